@@ -1,0 +1,1 @@
+//! What a guest is to the daemon: a connection and its lanes

@@ -1,0 +1,1 @@
+//! The daemon: guests, domains, control socket

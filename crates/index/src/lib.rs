@@ -1,0 +1,1 @@
+//! The SD tree: a lock-free index of page contents

@@ -1,0 +1,1 @@
+//! PageONE: periods, workers, planner, canonical store

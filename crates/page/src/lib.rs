@@ -1,0 +1,1 @@
+//! Kernels over one page: zero, equal, digest

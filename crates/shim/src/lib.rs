@@ -1,0 +1,1 @@
+//! The preload library that puts an unmodified VMM's memory under management

@@ -1,0 +1,1 @@
+//! A managed address space: regions, fault handlers, the merge primitive

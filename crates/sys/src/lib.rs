@@ -1,0 +1,1 @@
+//! The only crate that speaks to Linux directly

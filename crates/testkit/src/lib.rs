@@ -1,0 +1,1 @@
+//! Fault points, oracles and guests for tests
