@@ -1,1 +1,3 @@
-//! A managed address space: regions, fault handlers, the merge primitive
+//! A managed address space: regions, fault handlers, the merge primitive.
+
+pub mod wire;

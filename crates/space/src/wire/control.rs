@@ -1,0 +1,107 @@
+//! The control connection: who a guest is, what it has, and when it leaves.
+//!
+//! A stream of frames over the daemon's Unix socket. The shim's first four bytes are [`MAGIC`]
+//! (an operator's connection starts with `{` instead). Then frames, each a `u32` little-endian
+//! length, at most [`FRAME_BYTES_MAX`], and a message in postcard form. File descriptors travel
+//! with the first byte of the frame that needs them (`SCM_RIGHTS`).
+//!
+//! ```text
+//! shim                                  daemon
+//!  | MAGIC, Hello (+ store fds held)  ->  |
+//!  |  <- Welcome (+ store fd) | Refused   |
+//!  | RegionAdded …                    ->  |
+//!  |  <- OpenLane (+ socket, window)      |   as often as the daemon has work for more
+//!  |  <- Release                          |   `bindery unmanage`: undo everything, step aside
+//!  | Released                         ->  |
+//! ```
+
+use bindery_units::{HostAddress, PageRange};
+use serde::{Deserialize, Serialize};
+
+/// The first bytes of a shim's control connection.
+pub const MAGIC: [u8; 4] = *b"BNDY";
+
+/// The protocol's version. Both sides must have the same one.
+pub const VERSION: u32 = 1;
+
+/// The longest frame either side accepts, in bytes.
+pub const FRAME_BYTES_MAX: u32 = 64 * 1024;
+
+/// The most store descriptors that a `Hello` may carry: stores of daemons that ended.
+pub const STORES_MAX: usize = 8;
+
+/// Names one store among those a shim knows. Zero is never a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct StoreId(pub u8);
+
+/// How a region was backed before it was put under management.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backing {
+    /// Anonymous private memory.
+    Anonymous,
+    /// A memfd mapped shared, of which the VMM was the only user.
+    SharedMemfd,
+}
+
+/// A managed region: where it is in the guest's process and which pages of the space it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Region {
+    /// Its pages in the space. Regions never overlap and start at multiples of 512 pages.
+    pub pages: PageRange,
+    /// Where it begins in the process, page-aligned.
+    pub address: HostAddress,
+    /// What it was before.
+    pub backing: Backing,
+}
+
+/// From the shim to the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromShim {
+    /// The first message. Carries one descriptor for each of `stores`, in order.
+    Hello {
+        /// [`VERSION`] of the shim.
+        version: u32,
+        /// Drawn once per process: tells a guest that comes back from a new one.
+        instance: u64,
+        /// The guest's name, if `bindery run --name` gave one.
+        name: Option<String>,
+        /// The domain asked for, within those of the process's user.
+        domain: Option<String>,
+        /// The command of the process, for `ps`.
+        command: String,
+        /// Stores that pages of this guest are still mapped from.
+        stores: Vec<StoreId>,
+    },
+    /// A region came under management.
+    RegionAdded(Region),
+    /// A region is no longer managed; its pages are private and stay so.
+    RegionRemoved(PageRange),
+    /// Everything was given back; the shim will close the connection.
+    Released,
+}
+
+/// From the daemon to the shim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromDaemon {
+    /// The guest is taken. Carries one descriptor: the domain's store, read-only.
+    Welcome {
+        /// What the daemon calls the guest.
+        guest: u32,
+        /// The domain's secret, under which pages are digested.
+        digest_key: [u8; 32],
+        /// How the shim is to call the store in [`lane`](super::lane) messages. Differs from all
+        /// that the shim named in its `Hello`.
+        store: StoreId,
+        /// How many slots the store's file can ever have.
+        slots: u32,
+    },
+    /// The guest is not taken; why, for the VMM's log. The shim does not try again.
+    Refused {
+        /// What happened and what to do.
+        reason: String,
+    },
+    /// Start one more lane. Carries two descriptors: its socket and its window.
+    OpenLane,
+    /// Unmerge everything and step aside (`bindery unmanage`).
+    Release,
+}

@@ -1,0 +1,219 @@
+//! Lanes: the daemon asks, a thread of the guest's process works and answers.
+//!
+//! One request is outstanding at a time. A request is one 64-byte [`Request`] on the lane's
+//! `SOCK_SEQPACKET` socket, with its array (if any) at the start of the window; an answer is one
+//! 64-byte [`Answer`], with its array at [`ANSWER_OFFSET`]. The window is a memfd of
+//! [`WINDOW_BYTES`] made by the daemon, sealed against shrinking, and mapped by both.
+//!
+//! All integers are little-endian and naturally aligned; unused fields are zero.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The shared window of a lane, in bytes.
+pub const WINDOW_BYTES: usize = 1 << 20;
+
+/// Where the answer's array begins in the window. The request's array is before it.
+pub const ANSWER_OFFSET: usize = 128 * 1024;
+
+/// The most pages that one `Digest` request may name: their answers fit the window.
+pub const DIGEST_PAGES_MAX: usize = 32 * 1024;
+
+/// The most pages that one `Fetch` request may name.
+pub const FETCH_PAGES_MAX: usize = (WINDOW_BYTES - ANSWER_OFFSET) / 4096 - 1;
+
+/// The most runs of one `Merge` request.
+pub const MERGE_RUNS_MAX: usize = 8 * 1024;
+
+/// The most pages that all runs of one `Merge` request may have together.
+pub const MERGE_PAGES_MAX: usize = 512 * 1024;
+
+/// The longest single run: bounds how long a guest's thread can wait for a page in transit.
+pub const RUN_PAGES_MAX: u32 = 64;
+
+/// What a [`Request`] asks for.
+pub mod op {
+    /// Which pages of `first..first+count` were written since the last scan (and write-protect
+    /// them again)? Answer: [`PageSpan`](super::PageSpan)s, ascending; `resume_at` if the window
+    /// was full. Also drains breaks first, see `BREAKS`.
+    pub const SCAN: u32 = 1;
+    /// Which merged pages were written (broken) or discarded since asked last? Answer: [`Lost`](super::Lost)s;
+    /// `more` is non-zero while there are more.
+    pub const LOST: u32 = 2;
+    /// Digest the pages named (`u32` each). Answer: one [`PageDigest`](super::PageDigest) each.
+    pub const DIGEST: u32 = 3;
+    /// Give the bytes of the pages named (`u32` each, at most
+    /// [`FETCH_PAGES_MAX`](super::FETCH_PAGES_MAX)). Answer: one flag byte each (1 given, 0
+    /// absent), padded to 4096 bytes, then 4096 bytes for each page named.
+    pub const FETCH: u32 = 4;
+    /// Merge the runs named ([`Run`](super::Run) each) with store `store`. Answer: one
+    /// [`outcome`](super::outcome) byte for each page, in the order of the runs.
+    pub const MERGE: u32 = 5;
+    /// Make all merged pages of `first..first+count` private again. Answer: `count` pages done, and
+    /// `resume_at` when it stopped after a bounded amount of work.
+    pub const UNMERGE: u32 = 6;
+    /// Which pages of `first..first+count` are merged, and with what? Answer:
+    /// [`MergedSpan`](super::MergedSpan)s, ascending; `resume_at` if the window was full.
+    pub const REPORT: u32 = 7;
+    /// Join mappings that breaks left apart in `first..first+count`. Answer: `count` mappings saved.
+    pub const MEND: u32 = 8;
+}
+
+/// How an [`Answer`] ended.
+pub mod status {
+    /// Done.
+    pub const DONE: u32 = 0;
+    /// The request made no sense to the shim (a length, an index, an unknown operation).
+    pub const REFUSED: u32 = 1;
+    /// The kernel refused something that retrying will not change; `errno` says what.
+    pub const FAILED: u32 = 2;
+}
+
+/// What became of one page of a `Merge` request.
+pub mod outcome {
+    /// The page is now the slot's (or, for a run of zeros, the kernel's zero page).
+    pub const MERGED: u8 = 1;
+    /// Its bytes are not those expected; it was left as it is.
+    pub const DIFFERENT: u8 = 2;
+    /// The kernel would not move it now (pinned, shared by fork, absent): try in a later period.
+    pub const BUSY: u8 = 3;
+    /// There is no room for more mappings in the process.
+    pub const NO_MAPPINGS: u8 = 4;
+    /// It was merged already, with this very slot.
+    pub const ALREADY: u8 = 5;
+    /// It can never be merged (locked memory, a page that was copied inside a mapping of the
+    /// store, a page no longer managed).
+    pub const NEVER: u8 = 6;
+}
+
+/// A question to a lane.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct Request {
+    /// One of [`op`].
+    pub op: u32,
+    /// For `MERGE`: which store.
+    pub store: u32,
+    /// For ranges: the first page.
+    pub first: u32,
+    /// For ranges: how many pages. For arrays: how many elements.
+    pub count: u32,
+    /// Zero.
+    pub unused: [u32; 12],
+}
+
+/// A lane's answer.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct Answer {
+    /// One of [`status`].
+    pub status: u32,
+    /// The kernel's error number, for `FAILED`.
+    pub errno: u32,
+    /// How many elements the array has, or how many pages were done.
+    pub count: u32,
+    /// Non-zero if there is more to come: ask again.
+    pub more: u32,
+    /// Where to go on, if `more`.
+    pub resume_at: u32,
+    /// Mappings that the process has now, as the shim counts them.
+    pub mappings: u32,
+    /// Mappings it may have before merging stops, reserve already taken off.
+    pub mappings_max: u32,
+    /// Pages brought back by breaks since the process came under management (wraps).
+    pub breaks: u32,
+    /// CPU time of the lane's thread so far, in nanoseconds.
+    pub lane_cpu_ns: u64,
+    /// CPU time of the shim's fault handlers so far, in nanoseconds.
+    pub handler_cpu_ns: u64,
+    /// The longest transit since the last answer, in nanoseconds: the longest that a guest's
+    /// thread can have waited for a page.
+    pub transit_max_ns: u64,
+    /// Zero.
+    pub unused: u64,
+}
+
+/// A run of consecutive pages.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct PageSpan {
+    /// The first page.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// A merged page that its guest wrote to or discarded. The shim maps `slot` for it no more.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct Lost {
+    /// The page.
+    pub page: u32,
+    /// The slot it was mapped from.
+    pub slot: u32,
+    /// The store of that slot.
+    pub store: u32,
+    /// 1: broken by a write; 2: discarded (`MADV_DONTNEED`); 3: unmerged on request.
+    pub cause: u32,
+}
+
+/// What a page holds.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct PageDigest {
+    /// 0: nothing (absent or no longer managed); 1: only zeros; 2: something, see `digest`.
+    pub kind: u64,
+    /// The 128-bit digest, for kind 2.
+    pub digest: [u64; 2],
+}
+
+/// Consecutive pages to be merged with consecutive slots.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct Run {
+    /// The first page.
+    pub page: u32,
+    /// How many, at most [`RUN_PAGES_MAX`].
+    pub count: u32,
+    /// The slot of the first page.
+    pub slot: u32,
+    /// 0: with slots of the store; 1: all are expected to be zero, `slot` does not matter.
+    pub zero: u32,
+}
+
+/// Consecutive pages that are merged with consecutive slots of one store.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct MergedSpan {
+    /// The first page.
+    pub page: u32,
+    /// How many.
+    pub count: u32,
+    /// The slot of the first page.
+    pub slot: u32,
+    /// The store.
+    pub store: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Request>() == 64 && size_of::<Answer>() == 64);
+    assert!(DIGEST_PAGES_MAX * 4 <= ANSWER_OFFSET);
+    assert!(ANSWER_OFFSET + DIGEST_PAGES_MAX * size_of::<PageDigest>() <= WINDOW_BYTES);
+    assert!(MERGE_RUNS_MAX * size_of::<Run>() <= ANSWER_OFFSET);
+    assert!(ANSWER_OFFSET + MERGE_PAGES_MAX <= WINDOW_BYTES);
+    assert!(FETCH_PAGES_MAX * 4 <= ANSWER_OFFSET);
+    assert!(ANSWER_OFFSET + 4096 * (1 + FETCH_PAGES_MAX) <= WINDOW_BYTES);
+};
