@@ -1,1 +1,3 @@
-//! The only crate that speaks to Linux directly
+//! The only crate that speaks to Linux directly.
+
+pub mod socket;

@@ -1,0 +1,310 @@
+//! Unix sockets that carry descriptors.
+//!
+//! Two kinds: streams for control connections, `SOCK_SEQPACKET` pairs for lanes. Everything made
+//! here is close-on-exec, and no send raises `SIGPIPE`: the shim may not disturb its host's
+//! signals. The calls go to the kernel directly (rustix's raw backend), so that they never come
+//! back through the symbols that the shim interposes.
+//!
+//! Calls block unless the socket was made non-blocking or a flag says otherwise; calls interrupted
+//! by a signal are repeated.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect as connect_to, listen as listen_on, recvmsg, sendmsg, socket_with,
+    socketpair,
+};
+
+/// The most descriptors that one message may carry.
+pub const FDS_MAX: usize = 8;
+
+/// The most descriptors that [`wait_any_readable`] takes: it may run where nothing may be
+/// allocated.
+pub const WAIT_MAX: usize = 8;
+
+/// Who is at the other end of a connection, as the kernel saw it when the connection was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its process, in our PID namespace.
+    pub pid: i32,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+}
+
+/// Connects to the stream socket at `path`. Blocks while the listener's backlog is full.
+///
+/// # Errors
+/// The kernel's: `NotFound` and `ConnectionRefused` mean that nobody listens there;
+/// `InvalidInput` that the path is longer than a socket's address (107 bytes).
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let socket = stream()?;
+    let address = address_of(path)?;
+    repeat(|| connect_to(&socket, &address))?;
+    Ok(socket)
+}
+
+/// Binds a stream socket to `path` and listens there, with up to `backlog` connections waiting.
+///
+/// # Errors
+/// The kernel's: `AddrInUse` if the path exists (a live listener or one left behind; try
+/// [`connect`] to tell them apart).
+pub fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+    let socket = stream()?;
+    bind(&socket, &address_of(path)?)?;
+    listen_on(&socket, backlog)?;
+    Ok(socket)
+}
+
+/// Takes the next connection of a listener.
+///
+/// # Errors
+/// The kernel's, and `WouldBlock` for a non-blocking listener without one.
+pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
+    repeat(|| accept_with(&listener, SocketFlags::CLOEXEC))
+}
+
+/// Two connected sockets that keep message boundaries: the two ends of a lane.
+///
+/// # Errors
+/// The kernel's, when descriptors or memory are short.
+pub fn seqpacket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Two connected stream sockets: a control connection within one process.
+///
+/// # Errors
+/// The kernel's, when descriptors or memory are short.
+pub fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Sends one message, or as much of a stream's bytes as the kernel takes at once, and with its
+/// first byte the descriptors. Returns the bytes taken.
+///
+/// # Errors
+/// `BrokenPipe` or `ConnectionReset` if the other end is gone; `WouldBlock` on a non-blocking
+/// socket that is full; otherwise the kernel's.
+///
+/// # Panics
+/// With more than [`FDS_MAX`] descriptors, or with descriptors and no byte to carry them.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    transmit(socket.as_fd(), bytes, fds, SendFlags::NOSIGNAL)
+}
+
+/// [`send`], but never blocks: `WouldBlock` if the kernel takes nothing now.
+///
+/// # Errors
+/// Those of [`send`].
+///
+/// # Panics
+/// Those of [`send`].
+pub fn send_now(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    transmit(socket.as_fd(), bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+}
+
+/// Sends all of `bytes` over a stream, with its first byte the descriptors.
+///
+/// # Errors
+/// Those of [`send`]. `TimedOut` if the other end took nothing for `patience`. After an error the
+/// stream may have been left in the middle of a message and is of no further use.
+///
+/// # Panics
+/// Those of [`send`].
+pub fn send_all(
+    socket: impl AsFd,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    patience: Duration,
+) -> io::Result<()> {
+    let (mut rest, mut fds) = (bytes, fds);
+    while !rest.is_empty() {
+        match send_now(&socket, rest, fds) {
+            Ok(taken) => {
+                rest = &rest[taken..];
+                fds = &[];
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if !wait_writable(&socket, patience)? {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn transmit(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<usize> {
+    assert!(fds.len() <= FDS_MAX, "a message carries at most {FDS_MAX} descriptors");
+    assert!(fds.is_empty() || !bytes.is_empty(), "descriptors travel with a byte");
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    repeat(|| {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            let pushed = control.push(SendAncillaryMessage::ScmRights(fds));
+            assert!(pushed, "the space was measured for {FDS_MAX} descriptors");
+        }
+        sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)
+    })
+}
+
+/// Receives one message, or what a stream has, into `bytes`; descriptors that came with it are
+/// added to `fds`, close-on-exec. Returns the bytes received; 0 is the end of the connection.
+///
+/// # Errors
+/// `InvalidData` if the peer's message was longer than `bytes`, or if descriptors were lost: more
+/// than [`FDS_MAX`], or no room in our table of open files (those that did come are closed).
+/// `WouldBlock` on a non-blocking socket with nothing to read; otherwise the kernel's.
+pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = repeat(|| {
+        recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    // The space rounds up to whole words and may hold one descriptor more: count them.
+    let mut received = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            received.extend(rights);
+        }
+    }
+    if message.flags.contains(ReturnFlags::CTRUNC) || received.len() > FDS_MAX {
+        return Err(invalid("descriptors were lost: the peer sent too many, or RLIMIT_NOFILE"));
+    }
+    if message.flags.contains(ReturnFlags::TRUNC) {
+        return Err(invalid("the peer's message is longer than any that is agreed on"));
+    }
+    fds.append(&mut received);
+    Ok(message.bytes)
+}
+
+/// Who is at the other end of a connected Unix socket.
+///
+/// # Errors
+/// The kernel's, if `socket` is not a Unix socket.
+pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // Not rustix: its type has no room for pid 0, which is what the kernel answers for a peer in a
+    // PID namespace that we cannot see.
+    // SAFETY: both pointers are to live locals, and `bytes` is the first one's size.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut bytes,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Peer { pid: credentials.pid, uid: credentials.uid, gid: credentials.gid })
+}
+
+/// Waits until one of `fds` has something to read or is in error, for at most `patience` (`None`:
+/// for ever). Sets `ready[i]` for `fds[i]` and returns how many are ready: 0 after `patience`.
+///
+/// # Errors
+/// The kernel's, when memory is short.
+///
+/// # Panics
+/// If the slices differ in length or have more than [`WAIT_MAX`] elements.
+pub fn wait_any_readable(
+    fds: &[BorrowedFd<'_>],
+    ready: &mut [bool],
+    patience: Option<Duration>,
+) -> io::Result<usize> {
+    assert_eq!(fds.len(), ready.len(), "one answer for each descriptor");
+    assert!(!fds.is_empty() && fds.len() <= WAIT_MAX, "1..={WAIT_MAX} descriptors");
+    let mut polled: [_; WAIT_MAX] =
+        std::array::from_fn(|i| PollFd::from_borrowed_fd(fds[i.min(fds.len() - 1)], PollFlags::IN));
+    let polled = &mut polled[..fds.len()];
+    let count = wait(polled, patience)?;
+    for (ready, polled) in ready.iter_mut().zip(polled) {
+        *ready = !polled.revents().is_empty();
+    }
+    Ok(count)
+}
+
+/// Waits until `socket` has something to read, its end included, for at most `patience`. Returns
+/// false after `patience`.
+///
+/// # Errors
+/// The kernel's, when memory is short.
+pub fn wait_readable(socket: impl AsFd, patience: Duration) -> io::Result<bool> {
+    let polled = PollFd::new(&socket, PollFlags::IN);
+    Ok(wait(&mut [polled], Some(patience))? > 0)
+}
+
+/// Waits until `socket` takes bytes or is in error, for at most `patience`. Returns false after
+/// `patience`.
+///
+/// # Errors
+/// The kernel's, when memory is short.
+pub fn wait_writable(socket: impl AsFd, patience: Duration) -> io::Result<bool> {
+    let polled = PollFd::new(&socket, PollFlags::OUT);
+    Ok(wait(&mut [polled], Some(patience))? > 0)
+}
+
+fn wait(polled: &mut [PollFd<'_>], patience: Option<Duration>) -> io::Result<usize> {
+    let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = left.map(|left| Timespec {
+            tv_sec: left.as_secs().min(i64::MAX as u64) as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        match poll(polled, timeout.as_ref()) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+fn stream() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
+fn address_of(path: &Path) -> io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new(path).map_err(|error| match error {
+        Errno::NAMETOOLONG => io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{} is too long for a socket's address: 107 bytes at most", path.display()),
+        ),
+        error => error.into(),
+    })
+}
+
+fn repeat<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+fn invalid(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests;
