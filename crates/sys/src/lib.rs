@@ -1,3 +1,14 @@
-//! The only crate that speaks to Linux directly.
+//! The only crate that speaks to Linux directly: system calls in, plain values and owned
+//! descriptors out.
+//!
+//! One module for each thing that the kernel offers. Functions that change memory which the caller
+//! does not own through Rust's rules are `unsafe` and say what the caller must hold; everything
+//! else is safe. No policy lives here, no logging, no retry.
 
+pub mod lock;
+pub mod mapping;
+pub mod pagemap;
+pub mod process;
 pub mod socket;
+pub mod thread;
+pub mod userfault;

@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    accept_with, bind, connect as connect_to, listen as listen_on, recvmsg, sendmsg, socket_with,
-    socketpair,
+    accept_with, bind, connect as connect_to, listen as listen_on, recv, recvmsg, sendmsg,
+    socket_with, socketpair,
 };
 
 /// The most descriptors that one message may carry.
@@ -192,6 +192,16 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> i
     }
     fds.append(&mut received);
     Ok(message.bytes)
+}
+
+/// What a stream has, into the start of `bytes`, without taking it: bytes and descriptors are still
+/// there for [`receive`]. Blocks until there is something; 0 is the end of the connection.
+///
+/// # Errors
+/// Those of [`receive`], descriptors apart.
+pub fn peek(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<usize> {
+    let (_, count) = repeat(|| recv(&socket, &mut *bytes, RecvFlags::PEEK))?;
+    Ok(count)
 }
 
 /// Who is at the other end of a connected Unix socket.

@@ -139,3 +139,17 @@ fn waiting_ends_with_what_is_ready_or_with_patience() {
     assert_eq!(wait_any_readable(&fds, &mut ready, None).unwrap(), 2);
     assert_eq!(ready, [true, true]);
 }
+
+#[test]
+fn a_peek_leaves_bytes_and_descriptors() {
+    let (a, b) = stream_pair().unwrap();
+    send(&a, b"BNDYrest", &[file_with("kept").as_fd()]).unwrap();
+    let mut first = [0; 4];
+    assert_eq!(peek(&b, &mut first).unwrap(), 4);
+    assert_eq!(&first, b"BNDY");
+
+    let (mut bytes, mut received) = ([0; 16], Vec::new());
+    assert_eq!(receive(&b, &mut bytes, &mut received).unwrap(), 8);
+    assert_eq!(received.len(), 1);
+    assert_eq!(contents(received.remove(0)), "kept");
+}
