@@ -1,1 +1,3 @@
 //! Benchmarks beside their rivals
+
+pub mod harness;
