@@ -9,5 +9,7 @@
 //! Neither side trusts the other's bytes: every length and index is checked by who reads it, and
 //! arrays are copied out of the shared window before they are looked at.
 
+pub mod channel;
 pub mod control;
+pub mod frame;
 pub mod lane;
