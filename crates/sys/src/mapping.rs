@@ -1,0 +1,187 @@
+//! Mappings of this process: owned ones, and the few operations on memory that somebody else owns.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    ptr,
+};
+
+use bindery_units::HostAddress;
+
+/// A mapping that is unmapped when it is dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    address: HostAddress,
+    bytes: usize,
+}
+
+// Raw calls: symbols such as `mmap` may be interposed by a preload library in the same process,
+// which must never see these.
+fn raw_mmap(
+    address: usize,
+    bytes: usize,
+    protection: i32,
+    flags: i32,
+    file: i32,
+    offset: u64,
+) -> io::Result<HostAddress> {
+    // SAFETY: whether the mapping may replace another is for the (unsafe) callers that pass
+    // MAP_FIXED to say; otherwise the kernel picks unused addresses.
+    let result =
+        unsafe { libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, file, offset) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(HostAddress(result as usize)) }
+}
+
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+impl Mapping {
+    /// Private anonymous memory, zero, readable and writable, not reserved against swap.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn anonymous(bytes: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let address = raw_mmap(0, bytes, READ_WRITE, flags, -1, 0)?;
+        Ok(Self { address, bytes })
+    }
+
+    /// A file mapped shared and readable; writable too if `writable`.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn shared(file: BorrowedFd<'_>, bytes: usize, writable: bool) -> io::Result<Self> {
+        let protection = if writable { READ_WRITE } else { libc::PROT_READ };
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let address = raw_mmap(0, bytes, protection, flags, file.as_raw_fd(), 0)?;
+        Ok(Self { address, bytes })
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub const fn address(&self) -> HostAddress {
+        self.address
+    }
+
+    /// How long it is, in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A pointer to its first byte.
+    #[must_use]
+    pub const fn as_ptr(&self) -> *mut u8 {
+        self.address.0 as *mut u8
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and nothing borrowed from it outlives it.
+        let result = unsafe { libc::syscall(libc::SYS_munmap, self.address.0, self.bytes) };
+        assert!(result == 0, "an owned mapping can be unmapped");
+    }
+}
+
+/// Puts a private, writable mapping of a file's pages in place of what is at `start`.
+///
+/// # Safety
+/// The range must be the caller's to replace.
+///
+/// # Errors
+/// As mmap(2); `ENOMEM` if the process has too many mappings, and then nothing has changed.
+pub unsafe fn replace_with_file(
+    start: HostAddress,
+    bytes: usize,
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    raw_mmap(start.0, bytes, READ_WRITE, flags, file.as_raw_fd(), offset_bytes).map(drop)
+}
+
+/// Puts a shared, writable mapping of a file's pages in place of what is at `start`.
+///
+/// # Safety
+/// The range must be the caller's to replace.
+///
+/// # Errors
+/// As mmap(2).
+pub unsafe fn replace_with_shared_file(
+    start: HostAddress,
+    bytes: usize,
+    file: BorrowedFd<'_>,
+    offset_bytes: u64,
+) -> io::Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    raw_mmap(start.0, bytes, READ_WRITE, flags, file.as_raw_fd(), offset_bytes).map(drop)
+}
+
+/// Puts fresh, absent, anonymous memory in place of what is at `start`.
+///
+/// # Safety
+/// The range must be the caller's to replace.
+///
+/// # Errors
+/// As mmap(2); `ENOMEM` if the process has too many mappings, and then nothing has changed.
+pub unsafe fn replace_with_anonymous(start: HostAddress, bytes: usize) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    raw_mmap(start.0, bytes, READ_WRITE, flags, -1, 0).map(drop)
+}
+
+/// Moves the mapping of `source` over what is at `destination`, pages and all, atomically.
+///
+/// # Safety
+/// Both ranges must be the caller's; the source is unmapped afterwards.
+///
+/// # Errors
+/// As mremap(2); `ENOMEM` if the process has too many mappings, and then the destination may have
+/// been left as it was or not: see mremap(2).
+pub unsafe fn remap_over(
+    source: HostAddress,
+    destination: HostAddress,
+    bytes: usize,
+) -> io::Result<()> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the caller's contract.
+    let result =
+        unsafe { libc::syscall(libc::SYS_mremap, source.0, bytes, bytes, flags, destination.0) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Unmaps a range that is not a [`Mapping`].
+///
+/// # Safety
+/// The range must be the caller's.
+///
+/// # Errors
+/// As munmap(2).
+pub unsafe fn unmap(start: HostAddress, bytes: usize) -> io::Result<()> {
+    // SAFETY: the caller's contract.
+    let result = unsafe { libc::syscall(libc::SYS_munmap, start.0, bytes) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Gives the kernel advice on a range, `MADV_*`.
+///
+/// # Safety
+/// Advice such as `MADV_DONTNEED` discards content: the range must be the caller's.
+///
+/// # Errors
+/// As madvise(2).
+pub unsafe fn advise(start: HostAddress, bytes: usize, advice: i32) -> io::Result<()> {
+    // SAFETY: the caller's contract.
+    let result = unsafe { libc::syscall(libc::SYS_madvise, start.0, bytes, advice) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Copies a page between memory that others may write meanwhile: a racing byte is either the old
+/// or the new one.
+///
+/// # Safety
+/// `source` must be readable and `destination` writable for 4096 bytes each, both aligned to 8.
+pub unsafe fn copy_page(source: *const u8, destination: *mut u8) {
+    // SAFETY: the caller's contract. Not a reference, so no claim is made that the bytes stand
+    // still while they are copied.
+    unsafe { ptr::copy_nonoverlapping(source, destination, bindery_units::PAGE_BYTES) };
+}
