@@ -7,7 +7,9 @@
 
 pub mod lock;
 pub mod mapping;
+pub mod memfd;
 pub mod pagemap;
+pub mod pidfd;
 pub mod process;
 pub mod socket;
 pub mod thread;

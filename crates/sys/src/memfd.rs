@@ -1,0 +1,104 @@
+//! Memory that is a file: made by one process, mapped by others.
+//!
+//! All files made here are close-on-exec, can never be executed, and are sealed against changing
+//! size, so that a mapping of them never raises `SIGBUS` and a reader never meets their end.
+
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
+
+/// Makes a memfd of `bytes` zeros, none of them allocated. `name` is for `/proc/PID/maps`.
+///
+/// # Errors
+/// The kernel's, when descriptors or memory are short; `FileTooLarge` above `RLIMIT_FSIZE`.
+pub fn create(name: &str, bytes: u64) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
+    let file = memfd_create(name, flags)?;
+    ftruncate(&file, bytes)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(File::from(file))
+}
+
+/// Takes the right to write from everybody who opens the file anew (by `/proc/PID/fd`), its owner
+/// included, and the right to open it at all from everybody else. Root is not stopped.
+///
+/// # Errors
+/// The kernel's.
+pub fn forbid_reopening_for_write(file: &File) -> io::Result<()> {
+    file.set_permissions(Permissions::from_mode(0o400))
+}
+
+/// A second description of the same file that can be read and mapped privately, never written,
+/// punched, or mapped shared and writable.
+///
+/// # Errors
+/// The kernel's, when descriptors are short or `/proc` is not mounted.
+pub fn reopen_read_only(file: &File) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Gives the memory of a range back; it reads as zeros afterwards, **in every mapping** that still
+/// shows it. Whole pages only.
+///
+/// # Errors
+/// The kernel's.
+pub fn punch(file: impl AsFd, offset_bytes: u64, bytes: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(fallocate(file, flags, offset_bytes, bytes)?)
+}
+
+/// The memory that the file holds now, in bytes.
+///
+/// # Errors
+/// The kernel's.
+pub fn allocated_bytes(file: &File) -> io::Result<u64> {
+    // st_blocks counts 512 bytes whatever the block size, see stat(2).
+    Ok(file.metadata()?.blocks() * 512)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::fs::FileExt;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn holes_hold_no_memory_and_read_as_zeros() {
+        let file = create("test", 64 * MIB).unwrap();
+        assert_eq!(allocated_bytes(&file).unwrap(), 0);
+        file.write_all_at(&[7; 3 * 4096], 4096).unwrap();
+        assert_eq!(allocated_bytes(&file).unwrap(), 3 * 4096);
+        punch(&file, 2 * 4096, 4096).unwrap();
+        assert_eq!(allocated_bytes(&file).unwrap(), 2 * 4096);
+        let mut bytes = [1; 2];
+        file.read_exact_at(&mut bytes, 2 * 4096 - 1).unwrap();
+        assert_eq!(bytes, [7, 0]);
+    }
+
+    #[test]
+    fn the_size_cannot_change() {
+        let file = create("test", MIB).unwrap();
+        assert!(file.set_len(0).is_err() && file.set_len(2 * MIB).is_err());
+    }
+
+    #[test]
+    fn a_read_only_description_cannot_write_or_punch() {
+        let file = create("test", MIB).unwrap();
+        forbid_reopening_for_write(&file).unwrap();
+        file.write_all_at(b"canonical", 0).unwrap();
+        let mut shared = reopen_read_only(&file).unwrap();
+        let mut bytes = [0; 9];
+        shared.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"canonical");
+        assert!(shared.write(b"x").is_err());
+        assert!(punch(&shared, 0, 4096).is_err());
+        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o400);
+    }
+}

@@ -1,0 +1,104 @@
+//! The life of another process, held by a descriptor: a number of a process may be given to a new
+//! one, a descriptor never changes what it means.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::socket::wait_readable;
+
+/// The process at the other end of a Unix socket.
+#[derive(Debug)]
+pub struct PeerProcess {
+    /// `None`: it had ended when it was asked for.
+    descriptor: Option<OwnedFd>,
+}
+
+impl PeerProcess {
+    /// The process that connected `socket` (`SO_PEERPIDFD`, Linux 6.5).
+    ///
+    /// # Errors
+    /// The kernel's, when descriptors are short or `socket` is not a connected Unix socket.
+    pub fn of(socket: impl AsFd) -> io::Result<Self> {
+        let mut descriptor: libc::c_int = -1;
+        let mut bytes = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: both pointers are to live locals, and `bytes` is the first one's size.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERPIDFD,
+                (&raw mut descriptor).cast(),
+                &raw mut bytes,
+            )
+        };
+        if result != 0 {
+            let error = io::Error::last_os_error();
+            // Before Linux 6.16 the kernel has nothing to give for a process that was reaped.
+            let reaped = [libc::ESRCH, libc::EINVAL].map(Some).contains(&error.raw_os_error());
+            return if reaped { Ok(Self { descriptor: None }) } else { Err(error) };
+        }
+        // SAFETY: the kernel has just made this descriptor for us (close-on-exec), nobody else
+        // knows it.
+        Ok(Self { descriptor: Some(unsafe { OwnedFd::from_raw_fd(descriptor) }) })
+    }
+
+    /// Whether all threads of the process have ended: none of its mappings exist any more, but for
+    /// those of processes that it forked. One system call, never blocks.
+    ///
+    /// # Errors
+    /// The kernel's, when memory is short.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        self.wait_ended(Duration::ZERO)
+    }
+
+    /// Waits for the end of the process for at most `patience`. Returns false after `patience`.
+    ///
+    /// # Errors
+    /// The kernel's, when memory is short.
+    pub fn wait_ended(&self, patience: Duration) -> io::Result<bool> {
+        match &self.descriptor {
+            Some(descriptor) => wait_readable(descriptor, patience),
+            None => Ok(true),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::{accept, connect, listen, stream_pair};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn our_own_end_is_alive() {
+        let (one, _other) = stream_pair().unwrap();
+        assert!(!PeerProcess::of(&one).unwrap().has_ended().unwrap());
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_seen() {
+        // Only a process other than ours can end: this very test, run again as the child.
+        if let Ok(path) = std::env::var("BINDERY_TEST_PEER") {
+            let _socket = connect(path.as_ref()).unwrap();
+            let _ = io::stdin().read_line(&mut String::new());
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = listen(&path, 1).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "pidfd::tests::the_end_of_a_process_is_seen"])
+            .env("BINDERY_TEST_PEER", &path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let process = PeerProcess::of(accept(&listener).unwrap()).unwrap();
+        assert!(!process.has_ended().unwrap());
+        child.kill().unwrap();
+        assert!(process.wait_ended(Duration::from_secs(10)).unwrap());
+        child.wait().unwrap();
+        assert!(process.has_ended().unwrap());
+    }
+}
