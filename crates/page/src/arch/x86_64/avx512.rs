@@ -1,0 +1,28 @@
+//! AVX-512: 64 bytes, one cache line, at a time.
+
+use std::arch::x86_64::{__m512i, _mm512_or_si512, _mm512_test_epi64_mask, _mm512_xor_si512};
+
+use crate::vector::Vector;
+
+super::super::instantiate!("avx512", __m512i, || is_x86_feature_detected!("avx512f"), "avx512f");
+
+// SAFETY: every bit pattern is a vector of integers, and 64 divides the page.
+unsafe impl Vector for __m512i {
+    #[inline(always)]
+    unsafe fn or(self, other: Self) -> Self {
+        // SAFETY: AVX-512F is enabled, by the method's contract.
+        unsafe { _mm512_or_si512(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn xor(self, other: Self) -> Self {
+        // SAFETY: AVX-512F is enabled, by the method's contract.
+        unsafe { _mm512_xor_si512(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn is_zero(self) -> bool {
+        // SAFETY: AVX-512F is enabled, by the method's contract.
+        unsafe { _mm512_test_epi64_mask(self, self) == 0 }
+    }
+}
