@@ -1,0 +1,194 @@
+//! The handshake: who is this, and is it taken?
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bindery_space::wire::channel::{Channel, Received};
+use bindery_space::wire::control::{FromDaemon, FromShim, STORES_MAX, StoreId, VERSION};
+use bindery_sys::pidfd::PeerProcess;
+use bindery_sys::socket::{Peer, peer};
+
+use crate::guest::Parts;
+use crate::{ANSWER_PATIENCE, Guest, GuestError, Identity};
+
+/// The longest name of a guest or of a domain, in bytes.
+const NAME_BYTES_MAX: usize = 64;
+
+/// The most of a command that is kept, in characters.
+const COMMAND_CHARS_MAX: usize = 256;
+
+/// A shim that has said who it is and waits for an answer.
+#[derive(Debug)]
+pub struct Arrival {
+    channel: Channel<FromDaemon, FromShim>,
+    process: PeerProcess,
+    /// Who connected, as the kernel says.
+    pub peer: Peer,
+    /// The name asked for.
+    pub name: Option<String>,
+    /// The domain asked for, within those of the peer's user.
+    pub domain: Option<String>,
+    /// The command of the process, safe to print.
+    pub command: String,
+    /// Drawn by the shim once per process.
+    pub instance: u64,
+    /// Stores that pages of the guest are still mapped from.
+    pub stores: Vec<(StoreId, OwnedFd)>,
+}
+
+/// What a guest is given when it is taken.
+#[derive(Debug)]
+pub struct Welcome<'a> {
+    /// What the daemon calls it.
+    pub id: u32,
+    /// Its name, unique among the daemon's guests.
+    pub name: String,
+    /// Its domain.
+    pub domain: String,
+    /// The domain's secret.
+    pub digest_key: [u8; 32],
+    /// The domain's store, opened for reading only.
+    pub store: BorrowedFd<'a>,
+    /// How many slots the store can ever have.
+    pub slots: u32,
+}
+
+impl Guest {
+    /// Reads the first message of a shim whose [`MAGIC`](bindery_space::wire::control::MAGIC) was
+    /// taken off `stream`. Waits for it at most [`ANSWER_PATIENCE`].
+    ///
+    /// # Errors
+    /// [`GuestError`]: the connection is closed. A shim of another version is told why.
+    pub fn accept(stream: OwnedFd) -> Result<Arrival, GuestError> {
+        let unknown = |error| GuestError::Daemon { doing: "asking who connected", error };
+        let peer = peer(&stream).map_err(unknown)?;
+        let process = PeerProcess::of(&stream).map_err(unknown)?;
+        let mut channel = Channel::new(stream);
+        let (message, fds) = match channel.receive(ANSWER_PATIENCE)? {
+            Received::Message(message, fds) => (message, fds),
+            Received::Closed => return Err(GuestError::Gone),
+            Received::Nothing => return Err(stalled("to say who it is", ANSWER_PATIENCE)),
+        };
+        let FromShim::Hello { version, instance, name, domain, command, stores } = message else {
+            return Err(GuestError::nonsense("a connection that does not begin with Hello"));
+        };
+        let stores: Vec<_> = stores.into_iter().zip(fds).collect();
+        let command = printable(&command);
+        let arrival = Arrival { channel, process, peer, name, domain, command, instance, stores };
+        if version != VERSION {
+            let error = GuestError::Version { theirs: version };
+            arrival.refuse(error.to_string());
+            return Err(error);
+        }
+        match arrival.check() {
+            Ok(()) => Ok(arrival),
+            Err(error) => {
+                arrival.refuse(error.to_string());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Arrival {
+    fn check(&self) -> Result<(), GuestError> {
+        let names = [("name", &self.name), ("domain", &self.domain)];
+        for (what, name) in names {
+            if name.as_deref().is_some_and(|name| !is_name(name)) {
+                return Err(GuestError::nonsense(format!(
+                    "a {what} that is none: 1 to {NAME_BYTES_MAX} letters, digits and any of -_.:@"
+                )));
+            }
+        }
+        let ids: Vec<u8> = self.stores.iter().map(|(id, _)| id.0).collect();
+        let distinct = ids.iter().enumerate().all(|(at, id)| *id != 0 && !ids[..at].contains(id));
+        if !distinct || ids.len() > STORES_MAX {
+            return Err(GuestError::nonsense("stores that are named twice, or too many"));
+        }
+        Ok(())
+    }
+
+    /// Turns the guest away, and says why. Does not wait for it.
+    pub fn refuse(mut self, reason: impl Into<String>) {
+        let refused = FromDaemon::Refused { reason: reason.into() };
+        // It may have gone already: then nobody is there to be told.
+        if let Err(error) = self.channel.send(&refused, &[], Duration::ZERO) {
+            tracing::debug!(%error, pid = self.peer.pid, "a refused guest was not told why");
+        }
+    }
+
+    /// Takes the guest.
+    ///
+    /// # Errors
+    /// [`GuestError`] if it has gone meanwhile, or if descriptors are short.
+    pub fn welcome(mut self, welcome: Welcome<'_>) -> Result<Arc<Guest>, GuestError> {
+        let store = self.free_store_id();
+        let message = FromDaemon::Welcome {
+            guest: welcome.id,
+            digest_key: welcome.digest_key,
+            store,
+            slots: welcome.slots,
+        };
+        self.channel
+            .send(&message, &[welcome.store], ANSWER_PATIENCE)
+            .map_err(|error| GuestError::of_socket("welcoming a guest", error))?;
+        let doing = "watching a guest's connection";
+        let watch = self.channel.as_fd().try_clone_to_owned();
+        let watch = watch.map_err(|error| GuestError::Daemon { doing, error })?;
+        let identity = Identity {
+            id: welcome.id,
+            name: welcome.name,
+            domain: welcome.domain,
+            uid: self.peer.uid,
+            pid: self.peer.pid,
+            command: self.command,
+            instance: self.instance,
+        };
+        let (channel, process, stores) = (self.channel, self.process, self.stores);
+        Ok(Arc::new(Guest::new(Parts { identity, store, stores, process, channel, watch })))
+    }
+
+    /// The smallest id that names none of the stores that the guest has.
+    fn free_store_id(&self) -> StoreId {
+        let taken = |id: &u8| self.stores.iter().any(|(store, _)| store.0 == *id);
+        StoreId((1..=u8::MAX).find(|id| !taken(id)).expect("a guest has at most 8 stores"))
+    }
+}
+
+pub(crate) fn stalled(request: &'static str, patience: Duration) -> GuestError {
+    GuestError::Stalled { request, patience }
+}
+
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:@".contains(&byte);
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+/// A guest's words go to operators' terminals: no control character survives, nor one that
+/// changes the direction of writing.
+fn printable(text: &str) -> String {
+    let bidirectional = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let safe = |c: char| if c.is_control() || bidirectional(c) { '\u{fffd}' } else { c };
+    text.chars().take(COMMAND_CHARS_MAX).map(safe).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_safe_to_print() {
+        assert_eq!(printable("qemu -m 1G"), "qemu -m 1G");
+        assert_eq!(printable("a\x1b[2Jb\u{202e}\n"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}");
+        assert_eq!(printable(&"é".repeat(1000)).chars().count(), COMMAND_CHARS_MAX);
+    }
+
+    #[test]
+    fn names_are_plain() {
+        assert!(is_name("web-1.example:2@b_c"));
+        for bad in ["", "a b", "a/b", "ä", &"x".repeat(65)] {
+            assert!(!is_name(bad), "{bad}");
+        }
+    }
+}

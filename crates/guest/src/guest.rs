@@ -1,0 +1,195 @@
+//! A connected guest.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bindery_space::wire::channel::Channel;
+use bindery_space::wire::control::{FromDaemon, FromShim, Region, StoreId};
+use bindery_sys::pidfd::PeerProcess;
+use bindery_sys::socket::wait_readable;
+use std::os::fd::AsFd;
+
+use crate::{
+    ANSWER_PATIENCE, Connection, GuestError, Identity, Lane, LaneLease, LanePool, RegionChange,
+    RegionTable, SocketLane,
+};
+
+/// A process with a shim in it that has been welcomed.
+///
+/// Dropping it closes the connection and all lanes; the shim then tries to find a daemon again.
+pub struct Guest {
+    identity: Identity,
+    store: StoreId,
+    stores: Vec<(StoreId, OwnedFd)>,
+    process: PeerProcess,
+    control: Mutex<Control>,
+    /// The connection once more, to wait on without the lock.
+    watch: OwnedFd,
+    released: AtomicBool,
+    lanes: LanePool,
+}
+
+struct Control {
+    channel: Channel<FromDaemon, FromShim>,
+    regions: RegionTable,
+}
+
+/// What a guest is made of.
+pub(crate) struct Parts {
+    pub(crate) identity: Identity,
+    pub(crate) store: StoreId,
+    pub(crate) stores: Vec<(StoreId, OwnedFd)>,
+    pub(crate) process: PeerProcess,
+    pub(crate) channel: Channel<FromDaemon, FromShim>,
+    pub(crate) watch: OwnedFd,
+}
+
+impl Guest {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let control = Control { channel: parts.channel, regions: RegionTable::default() };
+        Self {
+            identity: parts.identity,
+            store: parts.store,
+            stores: parts.stores,
+            process: parts.process,
+            control: Mutex::new(control),
+            watch: parts.watch,
+            released: AtomicBool::new(false),
+            lanes: LanePool::default(),
+        }
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        // A panic under the lock cannot leave a message half taken in.
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stores of daemons that ended which the guest named, as it gave them.
+    #[must_use]
+    pub fn stores(&self) -> &[(StoreId, OwnedFd)] {
+        &self.stores
+    }
+
+    /// Waits until the guest says something on its control connection or closes it, for at most
+    /// `patience`, and takes it in. False if nothing came. Regions that come and go show in
+    /// [`Connection::regions`], the answer to [`Guest::release`] in [`Connection::has_released`].
+    ///
+    /// # Errors
+    /// [`GuestError`]: the connection is of no further use.
+    pub fn wait_events(&self, patience: Duration) -> Result<bool, GuestError> {
+        let doing = "waiting for a guest";
+        let comes = wait_readable(&self.watch, patience);
+        if !comes.map_err(|error| GuestError::Daemon { doing, error })? {
+            return Ok(false);
+        }
+        self.take_in().map(|()| true)
+    }
+
+    /// Reads all that came over the control connection. Never blocks.
+    fn take_in(&self) -> Result<(), GuestError> {
+        let mut control = self.control();
+        loop {
+            while let Some((message, _)) = control.channel.pop().map_err(frame_error)? {
+                self.apply(&mut control.regions, message)?;
+            }
+            // Looked at under the lock: another thread may have read what the caller waited for.
+            let readable = wait_readable(control.channel.as_fd(), Duration::ZERO);
+            if !readable.map_err(|error| GuestError::of_socket("reading a guest", error))? {
+                return Ok(());
+            }
+            if !control.channel.fill()? {
+                return Err(GuestError::Gone);
+            }
+        }
+    }
+
+    fn apply(&self, regions: &mut RegionTable, message: FromShim) -> Result<(), GuestError> {
+        match message {
+            FromShim::RegionAdded(region) => regions.add(region),
+            FromShim::RegionRemoved(range) => regions.remove(range),
+            FromShim::Released => {
+                // Release: pairs with the Acquire in `has_released`.
+                self.released.store(true, Ordering::Release);
+                Ok(())
+            }
+            FromShim::Hello { .. } => Err(GuestError::nonsense("Hello twice")),
+        }
+    }
+
+    fn send(
+        &self,
+        message: &FromDaemon,
+        fds: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(), GuestError> {
+        let sent = self.control().channel.send(message, fds, ANSWER_PATIENCE);
+        // A stream left in the middle of a message is of no further use: a time-out is fatal.
+        sent.map_err(|error| match error.kind() {
+            std::io::ErrorKind::TimedOut => GuestError::Gone,
+            _ => GuestError::of_socket("writing to a guest", error),
+        })
+    }
+
+    /// Asks the guest to give everything back and to step aside. Its answer comes later: wait with
+    /// [`Guest::wait_events`] until [`Connection::has_released`].
+    ///
+    /// # Errors
+    /// [`GuestError`] of a connection that failed.
+    pub fn release(&self) -> Result<(), GuestError> {
+        self.send(&FromDaemon::Release, &[])
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, GuestError> {
+        let doing = "opening a lane (is RLIMIT_NOFILE too low?)";
+        let opened = SocketLane::open();
+        let (lane, ends) = opened.map_err(|error| GuestError::Daemon { doing, error })?;
+        self.send(&FromDaemon::OpenLane, &[ends.socket.as_fd(), ends.window.as_fd()])?;
+        Ok(Box::new(lane))
+    }
+}
+
+impl Connection for Guest {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn store(&self) -> StoreId {
+        self.store
+    }
+
+    fn holds_other_stores(&self) -> bool {
+        !self.stores.is_empty()
+    }
+
+    fn regions(&self) -> Vec<Region> {
+        self.control().regions.regions()
+    }
+
+    fn changes(&self) -> Result<Vec<RegionChange>, GuestError> {
+        self.take_in()?;
+        Ok(self.control().regions.take_changes())
+    }
+
+    fn lane(&self) -> Result<LaneLease<'_>, GuestError> {
+        self.lanes.lease(|| self.open_lane())
+    }
+
+    fn settle(&self) -> Result<bool, GuestError> {
+        self.lanes.settle()
+    }
+
+    fn has_released(&self) -> bool {
+        // Acquire: pairs with the Release in `apply`; the regions' removal was taken in before.
+        self.released.load(Ordering::Acquire)
+    }
+
+    fn has_ended(&self) -> bool {
+        // If the kernel cannot say, what the process may map stays as it is.
+        self.process.has_ended().unwrap_or(false)
+    }
+}
+
+fn frame_error(error: bindery_space::wire::frame::FrameError) -> GuestError {
+    GuestError::nonsense(error.to_string())
+}

@@ -1,0 +1,161 @@
+//! What a lane does: one method for each request of [`wire::lane`](bindery_space::wire::lane).
+
+use bindery_space::wire::control::StoreId;
+use bindery_space::wire::lane::{FETCH_PAGES_MAX, Lost, MergedSpan, PageDigest, PageSpan, Run};
+use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
+
+use crate::GuestError;
+
+/// The most bytes that one fetch brings.
+pub const FETCH_BYTES_MAX: usize = FETCH_PAGES_MAX * PAGE_BYTES;
+
+/// Where to go on, if an answer did not cover the whole range.
+pub type Resume = Option<PageIndex>;
+
+/// A thread in a guest's process that works on its pages on request.
+///
+/// Every method blocks until the answer is there, at most [`ANSWER_PATIENCE`](crate::ANSWER_PATIENCE).
+/// What output vectors held before is gone. Whatever is returned has been checked: spans are within the
+/// range asked for, ascending and not empty; there are as many digests, flags and outcomes as pages
+/// asked for. On an error nothing is known about what the guest did, or will still do once it goes
+/// on.
+pub trait Lane: Send {
+    /// Which present pages of `range` were written since they were last scanned.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn scan(&mut self, range: PageRange, written: &mut Vec<PageSpan>)
+    -> Result<Resume, GuestError>;
+
+    /// Which merged pages were lost, each told once. True while there are more.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError>;
+
+    /// Digests pages: at most [`DIGEST_PAGES_MAX`](bindery_space::wire::lane::DIGEST_PAGES_MAX).
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn digest(&mut self, pages: &[u32], digests: &mut Vec<PageDigest>) -> Result<(), GuestError>;
+
+    /// Copies pages: at most [`FETCH_PAGES_MAX`].
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn fetch(&mut self, pages: &[u32], fetched: &mut Fetched) -> Result<(), GuestError>;
+
+    /// Merges runs with slots of `store`. The outcomes are in the order of the runs' pages.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn merge(
+        &mut self,
+        store: StoreId,
+        runs: &[Run],
+        outcomes: &mut Vec<u8>,
+    ) -> Result<(), GuestError>;
+
+    /// Makes merged pages of `range` private again, a bounded number of them.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn unmerge(&mut self, range: PageRange) -> Result<Unmerged, GuestError>;
+
+    /// Which pages of `range` are merged, and with what.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn report(
+        &mut self,
+        range: PageRange,
+        merged: &mut Vec<MergedSpan>,
+    ) -> Result<Resume, GuestError>;
+
+    /// Joins mappings that breaks left apart in `range`. Returns how many were saved.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn mend(&mut self, range: PageRange) -> Result<u32, GuestError>;
+
+    /// What the last answer said about the guest as a whole. The sums start anew.
+    fn gauges(&mut self) -> Gauges;
+
+    /// Whether an answer is outstanding that nobody waits for any more.
+    fn owes(&self) -> bool;
+
+    /// Takes an answer that came late and forgets it. Never blocks. True if the lane owes nothing
+    /// (any more) and can be used.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn settle(&mut self) -> Result<bool, GuestError>;
+}
+
+/// Pages that were copied out of a guest.
+#[derive(Debug, Default)]
+pub struct Fetched {
+    pub(crate) given: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Fetched {
+    /// Starts anew with room for `pages` pages, all absent.
+    pub fn reset(&mut self, pages: usize) {
+        self.given.clear();
+        self.given.resize(pages, 0);
+        self.bytes.resize(pages * PAGE_BYTES, 0);
+    }
+
+    /// The bytes of the `at`-th page that was asked for; `None` if it was absent.
+    ///
+    /// # Panics
+    /// If fewer pages were asked for.
+    #[must_use]
+    pub fn page(&self, at: usize) -> Option<&[u8; PAGE_BYTES]> {
+        (self.given[at] != 0).then(|| &self.bytes.as_chunks().0[at])
+    }
+
+    /// The bytes of the pages `first..first + count` of those asked for, one after the other,
+    /// zeros or older bytes where one was absent.
+    ///
+    /// # Panics
+    /// If fewer pages were asked for.
+    #[must_use]
+    pub fn bytes(&self, first: usize, count: usize) -> &[u8] {
+        &self.bytes[first * PAGE_BYTES..][..count * PAGE_BYTES]
+    }
+
+    /// Puts the bytes of the `at`-th page in place.
+    ///
+    /// # Panics
+    /// If fewer pages were asked for.
+    pub fn put(&mut self, at: usize, page: &[u8; PAGE_BYTES]) {
+        self.given[at] = 1;
+        self.bytes.as_chunks_mut().0[at] = *page;
+    }
+}
+
+/// What an unmerge request did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unmerged {
+    /// Pages that are private again.
+    pub pages: u32,
+    /// Where to go on, if the range is not done.
+    pub resume: Resume,
+}
+
+/// What a guest's process says about itself with each answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gauges {
+    /// Mappings that the process has.
+    pub mappings: u32,
+    /// Mappings that it may have before merging has to stop.
+    pub mappings_max: u32,
+    /// CPU time of this lane since the gauges were last taken, in nanoseconds.
+    pub lane_cpu_ns: u64,
+    /// CPU time of the process's fault handlers in all, in nanoseconds.
+    pub handler_cpu_ns: u64,
+    /// The longest transit since the gauges were last taken, in nanoseconds.
+    pub transit_max_ns: u64,
+}

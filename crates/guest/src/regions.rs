@@ -1,0 +1,193 @@
+//! Which pages of a guest are managed, as its shim tells, and what changed since asked last.
+
+use std::collections::BTreeMap;
+
+use bindery_space::wire::control::Region;
+use bindery_units::{PageIndex, PageRange};
+
+use crate::GuestError;
+
+/// Page indices of a guest are below this: 4 TiB. Bounds what a guest can make the daemon hold.
+pub const PAGES_MAX: u32 = 1 << 30;
+
+/// Regions begin at multiples of this many pages, so that no table of ours is shared by two.
+const REGION_ALIGN_PAGES: u32 = 512;
+
+/// The most regions of one guest. A VMM has a handful.
+const REGIONS_MAX: usize = 4096;
+
+/// The most changes that may wait to be taken: a guest that makes more in one period is not sane.
+const CHANGES_MAX: usize = 16 * REGIONS_MAX;
+
+/// A region came or went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionChange {
+    /// These pages are managed from now on.
+    Added(Region),
+    /// These pages are no longer managed, and private.
+    Removed(PageRange),
+}
+
+/// The managed regions of one guest. They never overlap.
+#[derive(Debug, Default)]
+pub struct RegionTable {
+    /// By first page.
+    regions: BTreeMap<u32, Region>,
+    changes: Vec<RegionChange>,
+}
+
+impl RegionTable {
+    /// Takes in what the shim says.
+    ///
+    /// # Errors
+    /// [`GuestError::Nonsense`] if the region overlaps another, is empty, misaligned or beyond
+    /// [`PAGES_MAX`], or if there are too many.
+    pub fn add(&mut self, region: Region) -> Result<(), GuestError> {
+        let range = checked(region.pages)?;
+        let aligned =
+            range.first.0.is_multiple_of(REGION_ALIGN_PAGES) && region.address.is_page_aligned();
+        if !aligned || self.overlapping(range).next().is_some() {
+            return Err(GuestError::nonsense(format!("a region of {range}, misaligned or taken")));
+        }
+        if self.regions.len() >= REGIONS_MAX {
+            return Err(GuestError::nonsense(format!("more than {REGIONS_MAX} regions")));
+        }
+        self.regions.insert(range.first.0, region);
+        self.note(RegionChange::Added(region))
+    }
+
+    /// Takes in that pages are no longer managed: any part of any regions.
+    ///
+    /// # Errors
+    /// [`GuestError::Nonsense`] if the range is none.
+    pub fn remove(&mut self, range: PageRange) -> Result<(), GuestError> {
+        let range = checked(range)?;
+        let hit: Vec<Region> = self.overlapping(range).collect();
+        for region in hit {
+            self.regions.remove(&region.pages.first.0);
+            let (old, end) = (region.pages, range.end());
+            let before = range.first.0.saturating_sub(old.first.0);
+            let after = old.end().0.saturating_sub(end.0);
+            for (first, count) in [(old.first, before), (end, after)] {
+                if count > 0 {
+                    let address = region.address.plus_pages(first.0 - old.first.0);
+                    let part = Region { pages: PageRange::new(first, count), address, ..region };
+                    self.regions.insert(first.0, part);
+                }
+            }
+        }
+        self.note(RegionChange::Removed(range))
+    }
+
+    /// All regions, ascending by page.
+    #[must_use]
+    pub fn regions(&self) -> Vec<Region> {
+        self.regions.values().copied().collect()
+    }
+
+    /// What changed since this was last called, in the order in which it happened.
+    pub fn take_changes(&mut self) -> Vec<RegionChange> {
+        std::mem::take(&mut self.changes)
+    }
+
+    fn overlapping(&self, range: PageRange) -> impl Iterator<Item = Region> + '_ {
+        // Regions do not overlap, so at most one that begins before the range reaches into it.
+        let before = self.regions.range(..range.first.0).next_back();
+        let within = self.regions.range(range.first.0..range.end().0);
+        let regions = before.into_iter().chain(within).map(|(_, region)| *region);
+        regions.filter(move |region| !region.pages.intersection(range).is_empty())
+    }
+
+    fn note(&mut self, change: RegionChange) -> Result<(), GuestError> {
+        if self.changes.len() >= CHANGES_MAX {
+            return Err(GuestError::nonsense("regions that come and go without end"));
+        }
+        self.changes.push(change);
+        Ok(())
+    }
+}
+
+/// A range as it came over the wire, if it is one.
+fn checked(range: PageRange) -> Result<PageRange, GuestError> {
+    let PageIndex(first) = range.first;
+    match first.checked_add(range.count) {
+        Some(end) if end <= PAGES_MAX && range.count > 0 => Ok(range),
+        _ => Err(GuestError::nonsense(format!("{} pages at page {first}", range.count))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bindery_space::wire::control::Backing;
+    use bindery_units::HostAddress;
+    use proptest::prelude::*;
+
+    const BASE: usize = 1 << 40;
+
+    fn region(first: u32, count: u32) -> Region {
+        let pages = PageRange { first: PageIndex(first), count };
+        let address = HostAddress(BASE + (first as usize) * 4096);
+        Region { pages, address, backing: Backing::Anonymous }
+    }
+
+    proptest! {
+        /// The table says what a set of pages would say.
+        #[test]
+        fn the_table_is_a_set_of_pages(
+            steps in prop::collection::vec((any::<bool>(), 0u32..8, 0u32..1500, 1u32..1200), 0..12)
+        ) {
+            let mut table = RegionTable::default();
+            let mut pages = std::collections::BTreeSet::new();
+            for (adds, block, offset, count) in steps {
+                if adds {
+                    let first = block * 512;
+                    let free = (first..first + count).all(|page| !pages.contains(&page));
+                    prop_assert_eq!(table.add(region(first, count)).is_ok(), free);
+                    if free {
+                        pages.extend(first..first + count);
+                    }
+                } else {
+                    let first = block * 512 + offset;
+                    table.remove(PageRange::new(PageIndex(first), count)).unwrap();
+                    pages.retain(|page| !(first..first + count).contains(page));
+                }
+                let told: Vec<u32> = table
+                    .regions()
+                    .iter()
+                    .flat_map(|region| region.pages.pages().map(|page| page.0))
+                    .collect();
+                prop_assert_eq!(told, pages.iter().copied().collect::<Vec<_>>());
+                for part in table.regions() {
+                    prop_assert_eq!(part.address.0, BASE + part.pages.first.at() * 4096);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let mut table = RegionTable::default();
+        for bad in [region(1, 4), region(0, 0), region(512, u32::MAX), region(PAGES_MAX, 1)] {
+            assert!(table.add(bad).is_err(), "{bad:?}");
+        }
+        let beyond = PageRange { first: PageIndex(u32::MAX), count: 2 };
+        assert!(table.remove(beyond).is_err());
+        assert!(table.take_changes().is_empty());
+    }
+
+    #[test]
+    fn changes_come_in_order_and_once() {
+        let mut table = RegionTable::default();
+        table.add(region(0, 10)).unwrap();
+        table.remove(region(0, 10).pages).unwrap();
+        table.add(region(0, 20)).unwrap();
+        let expected = [
+            RegionChange::Added(region(0, 10)),
+            RegionChange::Removed(region(0, 10).pages),
+            RegionChange::Added(region(0, 20)),
+        ];
+        assert_eq!(table.take_changes(), expected);
+        assert!(table.take_changes().is_empty());
+    }
+}

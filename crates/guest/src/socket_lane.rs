@@ -1,0 +1,253 @@
+//! A lane over a socket and a window: the daemon's end.
+//!
+//! The window is read and written by system calls, not by a mapping: one copy into memory that is
+//! ours alone, which has to be made anyway before anything in it may be looked at, and no
+//! reference to bytes that another process can change. A call costs 0.2 µs, a request thousands of
+//! pages.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use bindery_space::wire::control::StoreId;
+use bindery_space::wire::lane::{
+    ANSWER_OFFSET, Answer, DIGEST_PAGES_MAX, FETCH_PAGES_MAX, Lost, MERGE_PAGES_MAX,
+    MERGE_RUNS_MAX, MergedSpan, PageDigest, PageSpan, Request, Run, WINDOW_BYTES, op, status,
+};
+use bindery_sys::memfd;
+use bindery_sys::socket::{receive, send_now, seqpacket_pair, wait_readable};
+use bindery_units::{PAGE_BYTES, PageRange};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::accept::stalled;
+use crate::{ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, Resume, Unmerged, check};
+
+/// The most bytes that an answer's array can have.
+const ANSWER_BYTES_MAX: usize = WINDOW_BYTES - ANSWER_OFFSET;
+
+/// The daemon's end of a lane.
+#[derive(Debug)]
+pub struct SocketLane {
+    socket: OwnedFd,
+    window: File,
+    patience: Duration,
+    owes: bool,
+    gauges: Gauges,
+    /// The lane's CPU clock at its last answer, in nanoseconds.
+    cpu_seen_ns: u64,
+}
+
+/// The guest's end of a lane: what goes with `OpenLane`.
+#[derive(Debug)]
+pub struct LaneEnds {
+    /// Its socket.
+    pub socket: OwnedFd,
+    /// Its window.
+    pub window: File,
+}
+
+impl SocketLane {
+    /// Makes a lane; whoever gets the other end serves it.
+    ///
+    /// # Errors
+    /// The kernel's, when descriptors or memory are short.
+    pub fn open() -> io::Result<(Self, LaneEnds)> {
+        let (ours, theirs) = seqpacket_pair()?;
+        let window = memfd::create("bindery-lane", WINDOW_BYTES as u64)?;
+        let ends = LaneEnds { socket: theirs, window: window.try_clone()? };
+        let (patience, gauges) = (ANSWER_PATIENCE, Gauges::default());
+        Ok((Self { socket: ours, window, patience, owes: false, gauges, cpu_seen_ns: 0 }, ends))
+    }
+
+    /// The lane with another patience than [`ANSWER_PATIENCE`].
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    fn ask(
+        &mut self,
+        name: &'static str,
+        request: Request,
+        array: &[u8],
+    ) -> Result<Answer, GuestError> {
+        // Never settled here: whoever was stalled has to hear of it before the answer is forgotten.
+        if self.owes {
+            return Err(stalled(name, Duration::ZERO));
+        }
+        assert!(array.len() <= ANSWER_OFFSET, "a request's array ends before the answer's");
+        if !array.is_empty() {
+            self.window
+                .write_all_at(array, 0)
+                .map_err(|error| GuestError::Daemon { doing: "writing to a window", error })?;
+        }
+        send_now(&self.socket, request.as_bytes(), &[])
+            .map_err(|error| GuestError::of_socket("writing to a lane", error))?;
+        self.owes = true;
+        let doing = "waiting for a lane";
+        let comes = wait_readable(&self.socket, self.patience);
+        if !comes.map_err(|error| GuestError::Daemon { doing, error })? {
+            return Err(stalled(name, self.patience));
+        }
+        let answer = self.take_answer()?;
+        match answer.status {
+            status::DONE => Ok(answer),
+            status::REFUSED => Err(GuestError::Refused { request: name }),
+            status::FAILED => {
+                let error = io::Error::from_raw_os_error(answer.errno.cast_signed());
+                Err(GuestError::Failed { request: name, error })
+            }
+            _ => Err(GuestError::nonsense("an answer of no known status")),
+        }
+    }
+
+    fn take_answer(&mut self) -> Result<Answer, GuestError> {
+        let mut answer = Answer::default();
+        let mut fds = Vec::new();
+        let bytes = receive(&self.socket, answer.as_mut_bytes(), &mut fds)
+            .map_err(|error| GuestError::of_socket("reading from a lane", error))?;
+        if bytes == 0 {
+            return Err(GuestError::Gone);
+        }
+        if bytes != size_of::<Answer>() || !fds.is_empty() {
+            return Err(GuestError::nonsense(format!("an answer of {bytes} bytes")));
+        }
+        self.owes = false;
+        let gauges = &mut self.gauges;
+        gauges.mappings = answer.mappings;
+        gauges.mappings_max = answer.mappings_max;
+        gauges.handler_cpu_ns = answer.handler_cpu_ns;
+        gauges.transit_max_ns = gauges.transit_max_ns.max(answer.transit_max_ns);
+        // A clock that runs backwards is the guest's own affair.
+        gauges.lane_cpu_ns += answer.lane_cpu_ns.saturating_sub(self.cpu_seen_ns);
+        self.cpu_seen_ns = answer.lane_cpu_ns;
+        Ok(answer)
+    }
+
+    /// Copies `count` elements of the answer's array.
+    fn take_array<T>(
+        &self,
+        offset: usize,
+        count: usize,
+        into: &mut Vec<T>,
+    ) -> Result<(), GuestError>
+    where
+        T: FromBytes + IntoBytes + Immutable + Clone + Default,
+    {
+        into.resize(count, T::default());
+        let at = (ANSWER_OFFSET + offset) as u64;
+        let read = self.window.read_exact_at(into.as_mut_slice().as_mut_bytes(), at);
+        read.map_err(|error| GuestError::Daemon { doing: "reading a window", error })
+    }
+}
+
+/// How many elements of `T` an answer's array can have.
+const fn room_for<T>() -> usize {
+    ANSWER_BYTES_MAX / size_of::<T>()
+}
+
+fn about(op: u32, range: PageRange) -> Request {
+    Request { op, first: range.first.0, count: range.count, ..Request::default() }
+}
+
+fn of_pages(op: u32, pages: &[u32]) -> Request {
+    Request { op, count: pages.len() as u32, ..Request::default() }
+}
+
+impl Lane for SocketLane {
+    fn scan(
+        &mut self,
+        range: PageRange,
+        written: &mut Vec<PageSpan>,
+    ) -> Result<Resume, GuestError> {
+        let answer = self.ask("a scan", about(op::SCAN, range), &[])?;
+        self.take_array(0, check::count(&answer, room_for::<PageSpan>())?, written)?;
+        let resume = check::resume(&answer, range)?;
+        check::spans(written, range, resume)?;
+        Ok(resume)
+    }
+
+    fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError> {
+        let request = Request { op: op::LOST, ..Request::default() };
+        let answer = self.ask("which pages it lost", request, &[])?;
+        self.take_array(0, check::count(&answer, room_for::<Lost>())?, lost)?;
+        Ok(answer.more != 0)
+    }
+
+    fn digest(&mut self, pages: &[u32], digests: &mut Vec<PageDigest>) -> Result<(), GuestError> {
+        assert!(pages.len() <= DIGEST_PAGES_MAX, "a digest request of {} pages", pages.len());
+        let answer = self.ask("digests", of_pages(op::DIGEST, pages), pages.as_bytes())?;
+        self.take_array(0, check::exact_count(&answer, pages.len())?, digests)?;
+        check::digests(digests)
+    }
+
+    fn fetch(&mut self, pages: &[u32], fetched: &mut Fetched) -> Result<(), GuestError> {
+        assert!(pages.len() <= FETCH_PAGES_MAX, "a fetch request of {} pages", pages.len());
+        let answer = self.ask("pages", of_pages(op::FETCH, pages), pages.as_bytes())?;
+        let count = check::exact_count(&answer, pages.len())?;
+        self.take_array(0, count, &mut fetched.given)?;
+        self.take_array(PAGE_BYTES, count * PAGE_BYTES, &mut fetched.bytes)
+    }
+
+    fn merge(
+        &mut self,
+        store: StoreId,
+        runs: &[Run],
+        outcomes: &mut Vec<u8>,
+    ) -> Result<(), GuestError> {
+        let pages = check::pages_of(runs);
+        let fits = runs.len() <= MERGE_RUNS_MAX && pages <= MERGE_PAGES_MAX;
+        assert!(fits, "a merge request of {} runs, {pages} pages", runs.len());
+        let (op, store, count) = (op::MERGE, u32::from(store.0), runs.len() as u32);
+        let request = Request { op, store, count, ..Request::default() };
+        let answer = self.ask("to merge", request, runs.as_bytes())?;
+        self.take_array(0, check::exact_count(&answer, pages)?, outcomes)?;
+        check::outcomes(outcomes)
+    }
+
+    fn unmerge(&mut self, range: PageRange) -> Result<Unmerged, GuestError> {
+        let answer = self.ask("to unmerge", about(op::UNMERGE, range), &[])?;
+        let pages = check::count(&answer, range.count as usize)? as u32;
+        Ok(Unmerged { pages, resume: check::resume(&answer, range)? })
+    }
+
+    fn report(
+        &mut self,
+        range: PageRange,
+        merged: &mut Vec<MergedSpan>,
+    ) -> Result<Resume, GuestError> {
+        let answer = self.ask("what is merged", about(op::REPORT, range), &[])?;
+        self.take_array(0, check::count(&answer, room_for::<MergedSpan>())?, merged)?;
+        let resume = check::resume(&answer, range)?;
+        check::merged_spans(merged, range, resume)?;
+        Ok(resume)
+    }
+
+    fn mend(&mut self, range: PageRange) -> Result<u32, GuestError> {
+        Ok(self.ask("to mend", about(op::MEND, range), &[])?.count)
+    }
+
+    fn gauges(&mut self) -> Gauges {
+        let taken = self.gauges;
+        self.gauges.lane_cpu_ns = 0;
+        self.gauges.transit_max_ns = 0;
+        taken
+    }
+
+    fn owes(&self) -> bool {
+        self.owes
+    }
+
+    fn settle(&mut self) -> Result<bool, GuestError> {
+        if self.owes {
+            let doing = "looking at a lane";
+            let came = wait_readable(&self.socket, Duration::ZERO);
+            if came.map_err(|error| GuestError::Daemon { doing, error })? {
+                self.take_answer()?;
+            }
+        }
+        Ok(!self.owes)
+    }
+}

@@ -1,0 +1,275 @@
+//! The daemon's side against a shim made of a thread: one that behaves, one that is late, one that
+//! lies, and one that dies.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use bindery_guest::{Connection, Fetched, Guest, GuestError, Lane, LaneEnds, SocketLane, Welcome};
+use bindery_space::wire::channel::{Channel, Received};
+use bindery_space::wire::control::{Backing, FromDaemon, FromShim, Region, StoreId, VERSION};
+use bindery_space::wire::lane::{
+    ANSWER_OFFSET, Answer, PageDigest, PageSpan, Request, Run, op, outcome, status,
+};
+use bindery_sys::memfd;
+use bindery_sys::socket::{receive, send, stream_pair};
+use bindery_units::{HostAddress, PageIndex, PageRange};
+use zerocopy::IntoBytes;
+
+const SOON: Duration = Duration::from_secs(5);
+
+type ShimChannel = Channel<FromShim, FromDaemon>;
+
+fn hello(stores: Vec<StoreId>) -> FromShim {
+    FromShim::Hello {
+        version: VERSION,
+        instance: 42,
+        name: Some("web".into()),
+        domain: None,
+        command: "vmm\n--memory".into(),
+        stores,
+    }
+}
+
+fn region(first: u32, count: u32) -> Region {
+    Region {
+        pages: PageRange { first: PageIndex(first), count },
+        address: HostAddress(1 << 40),
+        backing: Backing::Anonymous,
+    }
+}
+
+fn next(channel: &mut ShimChannel) -> (FromDaemon, Vec<OwnedFd>) {
+    match channel.receive(SOON).unwrap() {
+        Received::Message(message, fds) => (message, fds),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn welcomed(stores: Vec<StoreId>) -> (Arc<Guest>, ShimChannel, (FromDaemon, Vec<OwnedFd>)) {
+    let (ours, theirs) = stream_pair().unwrap();
+    let mut shim = ShimChannel::new(theirs);
+    let held: Vec<File> = stores.iter().map(|_| memfd::create("old", 4096).unwrap()).collect();
+    let held: Vec<_> = held.iter().map(AsFd::as_fd).collect();
+    shim.send(&hello(stores), &held, SOON).unwrap();
+    let arrival = Guest::accept(ours).unwrap();
+    assert_eq!(arrival.name.as_deref(), Some("web"));
+    assert_eq!(arrival.peer.pid, std::process::id().cast_signed());
+    let store = memfd::create("store", 1 << 20).unwrap();
+    let (id, name, domain) = (7, "web".to_owned(), "all".to_owned());
+    let (digest_key, slots) = ([9; 32], 256);
+    let welcome = Welcome { id, name, domain, digest_key, store: store.as_fd(), slots };
+    let guest = arrival.welcome(welcome).unwrap();
+    let answer = next(&mut shim);
+    (guest, shim, answer)
+}
+
+/// Serves a lane with `answer` until it returns `None` or the daemon closes it.
+fn serve(
+    ends: LaneEnds,
+    mut answer: impl FnMut(Request, &File) -> Option<Answer> + Send + 'static,
+) -> JoinHandle<()> {
+    thread::spawn(move || {
+        let mut request = Request::default();
+        while receive(&ends.socket, request.as_mut_bytes(), &mut Vec::new()).unwrap_or(0) > 0 {
+            let Some(answer) = answer(request, &ends.window) else { return };
+            if send(&ends.socket, answer.as_bytes(), &[]).is_err() {
+                return;
+            }
+        }
+    })
+}
+
+fn put<T: IntoBytes + zerocopy::Immutable>(window: &File, array: &[T]) {
+    window.write_all_at(array.as_bytes(), ANSWER_OFFSET as u64).unwrap();
+}
+
+#[test]
+fn a_guest_is_welcomed_and_tells_its_regions() {
+    let (guest, mut shim, (message, fds)) = welcomed(vec![StoreId(1), StoreId(3)]);
+    let expected =
+        FromDaemon::Welcome { guest: 7, digest_key: [9; 32], store: StoreId(2), slots: 256 };
+    assert_eq!((message, fds.len()), (expected, 1));
+    assert!(guest.holds_other_stores() && guest.stores().len() == 2);
+    assert_eq!(guest.identity().command, "vmm\u{fffd}--memory");
+
+    assert!(!guest.wait_events(Duration::ZERO).unwrap());
+    shim.send(&FromShim::RegionAdded(region(512, 100)), &[], SOON).unwrap();
+    shim.send(&FromShim::RegionRemoved(region(550, 10).pages), &[], SOON).unwrap();
+    assert!(guest.wait_events(SOON).unwrap());
+    let pages: Vec<_> = guest.regions().iter().map(|region| region.pages).collect();
+    assert_eq!(pages, [region(512, 38).pages, region(560, 52).pages]);
+    assert_eq!(guest.changes().unwrap().len(), 2);
+
+    guest.release().unwrap();
+    assert_eq!(next(&mut shim).0, FromDaemon::Release);
+    shim.send(&FromShim::Released, &[], SOON).unwrap();
+    assert!(guest.wait_events(SOON).unwrap() && guest.has_released());
+    drop(shim);
+    assert!(matches!(guest.wait_events(SOON), Err(GuestError::Gone)));
+    assert!(!guest.has_ended(), "the process (this one) goes on");
+}
+
+#[test]
+fn lanes_are_opened_once_and_used_again() {
+    let (guest, mut shim, _) = welcomed(vec![]);
+    let lane = guest.lane().unwrap();
+    let (message, fds) = next(&mut shim);
+    assert_eq!((message, fds.len()), (FromDaemon::OpenLane, 2));
+    drop(lane);
+    let first = guest.lane().unwrap();
+    assert!(matches!(shim.receive(Duration::ZERO).unwrap(), Received::Nothing));
+    let _second = guest.lane().unwrap();
+    assert_eq!(next(&mut shim).0, FromDaemon::OpenLane);
+    drop(first);
+}
+
+#[test]
+fn what_is_not_a_shim_is_turned_away() {
+    let refused = |first: &FromShim| {
+        let (ours, theirs) = stream_pair().unwrap();
+        let mut shim = ShimChannel::new(theirs);
+        shim.send(first, &[], SOON).unwrap();
+        (Guest::accept(ours).unwrap_err(), shim)
+    };
+    let (error, _) = refused(&FromShim::Released);
+    assert!(matches!(error, GuestError::Nonsense { .. }), "{error}");
+
+    let FromShim::Hello { instance, name, domain, command, stores, .. } = hello(vec![]) else {
+        unreachable!()
+    };
+    let version = VERSION + 1;
+    let newer = FromShim::Hello { version, instance, name, domain, command, stores };
+    let (error, mut shim) = refused(&newer);
+    assert!(matches!(error, GuestError::Version { .. }), "{error}");
+    assert!(
+        matches!(next(&mut shim).0, FromDaemon::Refused { reason } if reason.contains("version"))
+    );
+}
+
+#[test]
+fn answers_come_back_as_they_were_given() {
+    let (mut lane, ends) = SocketLane::open().unwrap();
+    let shim = serve(ends, |request, window| {
+        let mut pages = vec![0_u32; request.count as usize];
+        window.read_exact_at(pages.as_mut_bytes(), 0).unwrap();
+        let mut answer = Answer { count: request.count, lane_cpu_ns: 500, ..Answer::default() };
+        match request.op {
+            op::SCAN => {
+                put(window, &[PageSpan { first: 3, count: 2 }]);
+                answer = Answer { count: 1, more: 1, resume_at: 9, ..answer };
+            }
+            op::DIGEST => {
+                let of = |page: &u32| PageDigest { kind: 2, digest: [u64::from(*page), 1] };
+                put(window, &pages.iter().map(of).collect::<Vec<_>>());
+            }
+            op::FETCH => {
+                put(window, &[1_u8, 0]);
+                window.write_all_at(&[5; 4096], ANSWER_OFFSET as u64 + 4096).unwrap();
+            }
+            op::MERGE => put(window, &[outcome::MERGED, outcome::DIFFERENT, outcome::BUSY]),
+            _ => answer.status = status::REFUSED,
+        }
+        if request.op == op::MERGE {
+            answer.count = 3;
+        }
+        Some(answer)
+    });
+    let range = PageRange::new(PageIndex(2), 20);
+    let mut spans = Vec::new();
+    assert_eq!(lane.scan(range, &mut spans).unwrap(), Some(PageIndex(9)));
+    assert_eq!(spans, [PageSpan { first: 3, count: 2 }]);
+    let mut digests = Vec::new();
+    lane.digest(&[8, 4], &mut digests).unwrap();
+    assert_eq!(digests.iter().map(|digest| digest.digest[0]).collect::<Vec<_>>(), [8, 4]);
+    let mut fetched = Fetched::default();
+    lane.fetch(&[1, 2], &mut fetched).unwrap();
+    assert_eq!((fetched.page(0), fetched.page(1)), (Some(&[5; 4096]), None));
+    let runs =
+        [Run { page: 1, count: 2, slot: 0, zero: 0 }, Run { page: 9, count: 1, slot: 5, zero: 0 }];
+    let mut outcomes = Vec::new();
+    lane.merge(StoreId(1), &runs, &mut outcomes).unwrap();
+    assert_eq!(outcomes, [outcome::MERGED, outcome::DIFFERENT, outcome::BUSY]);
+    assert!(matches!(lane.mend(range), Err(GuestError::Refused { .. })));
+    assert_eq!(lane.gauges().lane_cpu_ns, 500);
+    assert_eq!(lane.gauges().lane_cpu_ns, 0);
+    drop(lane);
+    shim.join().unwrap();
+}
+
+#[test]
+fn a_late_answer_is_owed_and_forgotten() {
+    let (lane, ends) = SocketLane::open().unwrap();
+    let mut lane = lane.with_patience(Duration::from_millis(30));
+    let mut late = true;
+    let shim = serve(ends, move |_, window| {
+        if std::mem::take(&mut late) {
+            thread::sleep(Duration::from_millis(300));
+        }
+        put(window, &[PageSpan { first: 0, count: 1 }]);
+        Some(Answer { count: 1, ..Answer::default() })
+    });
+    let (range, mut spans) = (PageRange::new(PageIndex(0), 4), Vec::new());
+    let start = Instant::now();
+    assert!(matches!(lane.scan(range, &mut spans), Err(GuestError::Stalled { .. })));
+    assert!(lane.owes() && !lane.settle().unwrap());
+    assert!(matches!(lane.scan(range, &mut spans), Err(GuestError::Stalled { .. })));
+    assert!(start.elapsed() < Duration::from_millis(200), "one wait, {:?}", start.elapsed());
+    while !lane.settle().unwrap() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(lane.scan(range, &mut spans).unwrap(), None);
+    drop(lane);
+    shim.join().unwrap();
+}
+
+#[test]
+fn lies_are_called_nonsense() {
+    let range = PageRange::new(PageIndex(10), 10);
+    let lies: [fn(&File) -> Answer; 5] = [
+        |_| Answer { count: u32::MAX, ..Answer::default() },
+        |_| Answer { status: 77, ..Answer::default() },
+        |_| Answer { more: 1, resume_at: 10, ..Answer::default() },
+        |window| {
+            put(window, &[PageSpan { first: 19, count: 2 }]);
+            Answer { count: 1, ..Answer::default() }
+        },
+        |window| {
+            put(window, &[PageSpan { first: 12, count: 1 }, PageSpan { first: 12, count: 1 }]);
+            Answer { count: 2, ..Answer::default() }
+        },
+    ];
+    for (number, lie) in lies.into_iter().enumerate() {
+        let (mut lane, ends) = SocketLane::open().unwrap();
+        let shim = serve(ends, move |_, window| Some(lie(window)));
+        let result = lane.scan(range, &mut Vec::new());
+        assert!(matches!(result, Err(GuestError::Nonsense { .. })), "{number}: {result:?}");
+        drop(lane);
+        shim.join().unwrap();
+    }
+}
+
+#[test]
+fn a_message_of_the_wrong_size_is_nonsense_and_death_is_gone() {
+    let (mut lane, ends) = SocketLane::open().unwrap();
+    let range = PageRange::new(PageIndex(0), 1);
+    let shim = thread::spawn(move || {
+        let mut request = Request::default();
+        receive(&ends.socket, request.as_mut_bytes(), &mut Vec::new()).unwrap();
+        send(&ends.socket, &[0; 65], &[]).unwrap();
+        receive(&ends.socket, request.as_mut_bytes(), &mut Vec::new()).unwrap();
+    });
+    let result = lane.mend(range);
+    assert!(matches!(result, Err(GuestError::Nonsense { .. })), "{result:?}");
+    drop(lane);
+    shim.join().unwrap();
+
+    let (mut lane, ends) = SocketLane::open().unwrap();
+    let shim = serve(ends, |_, _| None);
+    assert!(matches!(lane.mend(range), Err(GuestError::Gone)));
+    assert!(matches!(lane.mend(range), Err(GuestError::Stalled { .. } | GuestError::Gone)));
+    shim.join().unwrap();
+}
