@@ -103,6 +103,15 @@ impl Pagemap {
         Ok(Self(File::open("/proc/self/pagemap")?.into()))
     }
 
+    /// The page map of another process. To be scanned without protecting: that would hide pages
+    /// from whoever tracks writes over there.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such process; `PermissionDenied` without the right to trace it.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        Ok(Self(File::open(format!("/proc/{pid}/pagemap"))?.into()))
+    }
+
     /// Scans a range into `extents`, from its start until its end or until `extents` (at most
     /// [`EXTENTS_PER_CALL_MAX`] of it) is full.
     ///
