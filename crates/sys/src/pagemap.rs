@@ -146,7 +146,9 @@ impl Pagemap {
         };
         // SAFETY: the argument is the structure that the request expects, and `extents` is writable
         // for `room` elements. Protection delays writes and changes no content.
-        let found = unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_SCAN, &raw mut argument) };
+        let found = unsafe {
+            libc::syscall(libc::SYS_ioctl, self.0.as_raw_fd(), IOC_SCAN, &raw mut argument)
+        };
         if found < 0 {
             return Err(io::Error::last_os_error());
         }

@@ -310,8 +310,10 @@ impl Userfault {
     /// # Safety
     /// `argument` must be the structure that `request` expects, and the operation allowed.
     unsafe fn call<T>(&self, request: libc::c_ulong, argument: *mut T) -> io::Result<()> {
+        // A raw call: a preload library in this process may interpose `ioctl`, to see who else
+        // registers ranges.
         // SAFETY: the descriptor is a userfaultfd; the rest is the caller's contract.
-        match unsafe { libc::ioctl(self.0.as_raw_fd(), request, argument) } {
+        match unsafe { libc::syscall(libc::SYS_ioctl, self.0.as_raw_fd(), request, argument) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -338,12 +340,12 @@ fn open_context() -> io::Result<OwnedFd> {
     }
     let device = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?;
     // SAFETY: the request takes the flags of the new descriptor.
-    let descriptor = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, flags) };
+    let descriptor = unsafe { libc::syscall(libc::SYS_ioctl, device.as_raw_fd(), IOC_NEW, flags) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: as above.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
 }
 
 fn range(start: HostAddress, bytes: usize) -> RangeArg {
