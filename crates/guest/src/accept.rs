@@ -13,7 +13,7 @@ use crate::guest::Parts;
 use crate::{ANSWER_PATIENCE, Guest, GuestError, Identity};
 
 /// The longest name of a guest or of a domain, in bytes.
-const NAME_BYTES_MAX: usize = 64;
+pub const NAME_BYTES_MAX: usize = 64;
 
 /// The most of a command that is kept, in characters.
 const COMMAND_CHARS_MAX: usize = 256;
@@ -160,7 +160,10 @@ pub(crate) fn stalled(request: &'static str, patience: Duration) -> GuestError {
     GuestError::Stalled { request, patience }
 }
 
-fn is_name(name: &str) -> bool {
+/// Whether guests and domains may be called so: letters, digits and `-_.:@`, at most
+/// [`NAME_BYTES_MAX`] of them. Safe in a terminal, a path and a shell.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:@".contains(&byte);
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(allowed)
 }

@@ -30,7 +30,7 @@ mod pool;
 mod regions;
 mod socket_lane;
 
-pub use accept::{Arrival, Welcome};
+pub use accept::{Arrival, NAME_BYTES_MAX, Welcome, is_name};
 pub use connection::{Connection, Identity};
 pub use error::GuestError;
 pub use guest::Guest;
