@@ -1,3 +1,339 @@
 //! A managed address space: regions, fault handlers, the merge primitive.
+//!
+//! A [`Space`] is the managed memory of one process: of a VMM that the preload library was put
+//! into, or of one that links this crate. Its pages can be merged with slots of a canonical store
+//! and come back when they are written, while threads, devices and the kernel use them, and none of
+//! these can tell. [`entry`] has the states of a page and the transitions between them.
+//!
+//! ```text
+//!             guest RAM                            canonical store (memfd, read-only)
+//!  ...[anon][anon][store ][anon][store store]...   [slot][slot][slot][slot]...
+//!      \________/    \_________________|_____________/
+//!      userfaultfd 1: absent pages     userfaultfd 2: writes to mappings of the store,
+//!      (and asynchronous               synchronous: the writer waits until the page is private
+//!      write tracking)
+//! ```
+//!
+//! Two userfaultfd contexts, because asynchronous write protection is a property of a context.
+//!
+//! # Concurrency
+//! Ranges whose backing changes are *held* (`held`). Regions are read under a lock that is only
+//! written when the VMM maps or unmaps managed memory. The handlers never wait for a holder.
+//!
+//! # Forks, other users
+//! A child of fork has no managed memory: it sees ordinary copies. A second userfaultfd on the same
+//! memory (QEMU's post-copy and background snapshot) is refused by the kernel, so whoever wants one
+//! calls [`Space::release_range`] first.
 
+mod budget;
+mod discard;
+pub mod entry;
+mod handlers;
+mod held;
+mod manage;
+mod merge;
+mod region;
+mod restore;
+mod spare;
+mod store;
+mod transfer;
 pub mod wire;
+mod worker;
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use bindery_sys::{
+    mapping::Mapping,
+    pagemap::Pagemap,
+    userfault::{Userfault, feature},
+};
+use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
+pub use discard::ReleaseError;
+pub use manage::ManageError;
+pub use restore::Unmerged;
+pub use worker::Worker;
+
+use crate::{
+    budget::Budget,
+    entry::{SLOTS_MAX, STORE_MAX},
+    held::Held,
+    region::Regions,
+    store::StoreView,
+    wire::control::{Region, StoreId},
+};
+
+/// The managed memory of this process. There is one, and it lives as long as the process: threads
+/// of the guest depend on its handlers.
+#[derive(Debug)]
+pub struct Space {
+    core: Arc<Core>,
+}
+
+/// What the handlers, the lanes and the VMM's calls share.
+#[derive(Debug)]
+struct Core {
+    guest_faults: Userfault,
+    store_faults: Userfault,
+    pagemap: Pagemap,
+    regions: Regions,
+    held: Held,
+    stores: RwLock<[Option<Arc<StoreView>>; STORE_MAX as usize + 1]>,
+    budget: Budget,
+    /// A page of zeros, for copying.
+    zeros: Mapping,
+    breaks: AtomicU32,
+    absent_cpu_ns: AtomicU64,
+    break_cpu_ns: AtomicU64,
+}
+
+/// Why memory of this process cannot be managed at all.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// `userfaultfd` is not permitted.
+    #[error(
+        "userfaultfd is not permitted to this user: as root, run `sysctl vm.unprivileged_userfaultfd=1`, or give the user access to /dev/userfaultfd (chmod or an udev rule); until then this guest runs unmerged"
+    )]
+    NotPermitted(#[source] io::Error),
+    /// The kernel is too old or built without what is needed.
+    #[error(
+        "this kernel lacks what merging needs (userfaultfd with MOVE and asynchronous write protection: Linux 6.8 or later, CONFIG_USERFAULTFD=y): {0}; this guest runs unmerged"
+    )]
+    Unsupported(#[source] io::Error),
+    /// Memory, descriptors or threads ran out.
+    #[error("cannot set up memory management: {0}; this guest runs unmerged")]
+    Resources(#[source] io::Error),
+}
+
+/// Why a store cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// It is larger than an entry can tell slots apart, or its name is taken or out of range.
+    #[error(
+        "store {store} with {slots} slots does not fit: at most {SLOTS_MAX} slots, names 1 to {STORE_MAX}, each once"
+    )]
+    Nonsense {
+        /// Its name.
+        store: u8,
+        /// Its size.
+        slots: u32,
+    },
+    /// It cannot be mapped.
+    #[error("the store cannot be mapped: {0}")]
+    Map(#[source] io::Error),
+}
+
+impl Space {
+    /// Starts managing memory of this process: opens the userfaultfds, starts the two handlers.
+    /// They run until the process ends.
+    ///
+    /// # Errors
+    /// [`StartError`] says what to change.
+    pub fn start() -> Result<Arc<Self>, StartError> {
+        let guest = feature::PAGEFAULT_FLAG_WP
+            | feature::WP_UNPOPULATED
+            | feature::WP_ASYNC
+            | feature::MOVE;
+        let stores = feature::PAGEFAULT_FLAG_WP | feature::WP_HUGETLBFS_SHMEM;
+        let core = Arc::new(Core {
+            guest_faults: Userfault::open(guest).map_err(start_error)?,
+            store_faults: Userfault::open(stores).map_err(start_error)?,
+            pagemap: Pagemap::of_self().map_err(StartError::Resources)?,
+            regions: Regions::default(),
+            held: Held::new(),
+            stores: RwLock::new([const { None }; STORE_MAX as usize + 1]),
+            budget: Budget::new(),
+            zeros: Mapping::anonymous(PAGE_BYTES).map_err(StartError::Resources)?,
+            breaks: AtomicU32::new(0),
+            absent_cpu_ns: AtomicU64::new(0),
+            break_cpu_ns: AtomicU64::new(0),
+        });
+        handlers::start(&core).map_err(StartError::Resources)?;
+        Ok(Arc::new(Self { core }))
+    }
+
+    /// Takes a range under management: private anonymous memory, or a memfd mapped shared that is
+    /// still empty and that nobody else uses. The memory keeps its content and its address.
+    ///
+    /// # Errors
+    /// [`ManageError`]; the range is as it was.
+    pub fn manage(&self, address: HostAddress, bytes: usize) -> Result<Region, ManageError> {
+        let region = self.core.manage(address, bytes)?;
+        self.core.budget.refresh();
+        Ok(region.announced)
+    }
+
+    /// What is managed now.
+    #[must_use]
+    pub fn regions(&self) -> Vec<Region> {
+        self.core.regions.read().iter().map(|region| region.announced).collect()
+    }
+
+    /// Gives everything back: private memory, unwatched, as if it had never been managed. Takes
+    /// about a microsecond for each merged page.
+    ///
+    /// # Errors
+    /// [`ReleaseError`]: what could not be given back is still managed.
+    pub fn release(&self) -> Result<Vec<PageRange>, ReleaseError> {
+        self.release_range(HostAddress(0), usize::MAX)
+    }
+
+    /// Gives back every region that the range touches.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    pub fn release_range(
+        &self,
+        address: HostAddress,
+        bytes: usize,
+    ) -> Result<Vec<PageRange>, ReleaseError> {
+        let mut released = Vec::new();
+        for region in self.core.regions.overlapping(address, end_of(address, bytes)) {
+            self.core.release_region(&region)?;
+            released.push(region.pages());
+        }
+        Ok(released)
+    }
+
+    /// Throws away the managed pages of a range, as `madvise` with `advice` (`MADV_DONTNEED`,
+    /// `MADV_FREE`) would; what is not managed is left to the caller.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn discard(&self, address: HostAddress, bytes: usize, advice: i32) -> io::Result<()> {
+        self.core.discard(address, end_of(address, bytes), advice)
+    }
+
+    /// Whether any byte of a range is managed. Two loads where nothing near it is.
+    #[must_use]
+    pub fn overlaps(&self, address: HostAddress, bytes: usize) -> bool {
+        let end = end_of(address, bytes);
+        self.core.regions.may_overlap(address, end)
+            && !self.core.regions.overlapping(address, end).is_empty()
+    }
+
+    /// Forgets the managed pages of a range that its owner is about to unmap or replace. Waits for
+    /// work on them to end. Returns the pages forgotten.
+    pub fn forget(&self, address: HostAddress, bytes: usize) -> Vec<PageRange> {
+        self.core.forget(address, end_of(address, bytes))
+    }
+
+    /// Notes that the VMM advised `MADV_DONTFORK` (or its opposite), so that mappings made later get
+    /// it too. The caller gives the advice to the kernel itself.
+    pub fn note_fork_advice(&self, address: HostAddress, bytes: usize, dont_fork: bool) {
+        for region in self.core.regions.overlapping(address, end_of(address, bytes)) {
+            region.dont_fork.store(dont_fork, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes a store known: pages can be merged with its slots.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn attach_store(&self, id: StoreId, file: OwnedFd, slots: u32) -> Result<(), AttachError> {
+        let nonsense = AttachError::Nonsense { store: id.0, slots };
+        if id.0 == 0 || id.0 > STORE_MAX || slots > SLOTS_MAX {
+            return Err(nonsense);
+        }
+        let view = StoreView::map(id, file, slots).map_err(AttachError::Map)?;
+        let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
+        let place = &mut stores[id.0 as usize];
+        if place.as_ref().is_some_and(|old| old.pages_mapped.load(Ordering::Relaxed) > 0) {
+            return Err(nonsense);
+        }
+        *place = Some(Arc::new(view));
+        Ok(())
+    }
+
+    /// The stores that pages are merged with, with descriptors of theirs. Others are forgotten.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    pub fn stores_in_use(&self) -> io::Result<Vec<(StoreId, OwnedFd)>> {
+        let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
+        for place in stores.iter_mut() {
+            // Nobody merges while no daemon is connected, so zero stays zero.
+            if place.as_ref().is_some_and(|s| s.pages_mapped.load(Ordering::Relaxed) == 0) {
+                *place = None;
+            }
+        }
+        let in_use = stores.iter().flatten();
+        in_use.map(|store| Ok((store.id, store.file().try_clone_to_owned()?))).collect()
+    }
+
+    /// A lane's hands: a staging area and spare pages of its own.
+    ///
+    /// # Errors
+    /// When memory or mappings run out.
+    pub fn worker(&self) -> io::Result<Worker> {
+        Worker::new(Arc::clone(&self.core))
+    }
+
+    /// Waits until no page is in transit and keeps it so until [`resume`](Self::resume): for
+    /// `pthread_atfork`.
+    pub fn pause(&self) {
+        self.core.held.pause();
+    }
+
+    /// Ends a [`pause`](Self::pause).
+    pub fn resume(&self) {
+        self.core.held.resume();
+    }
+
+    /// CPU time of the two fault handlers so far, in nanoseconds. Up to 64 rounds late.
+    #[must_use]
+    pub fn handler_cpu_ns(&self) -> u64 {
+        self.core.absent_cpu_ns.load(Ordering::Relaxed)
+            + self.core.break_cpu_ns.load(Ordering::Relaxed)
+    }
+
+    /// Mappings of the process now, at worst, and how many merging may fill up to.
+    #[must_use]
+    pub fn mappings(&self) -> (u32, u32) {
+        (self.core.budget.now(), self.core.budget.max())
+    }
+
+    /// Pages that came back because they were written. Wraps.
+    #[must_use]
+    pub fn breaks(&self) -> u32 {
+        self.core.breaks.load(Ordering::Relaxed)
+    }
+}
+
+impl Core {
+    fn store(&self, id: StoreId) -> Option<Arc<StoreView>> {
+        let stores = self.stores.read().unwrap_or_else(PoisonError::into_inner);
+        stores.get(id.0 as usize)?.clone()
+    }
+
+    /// Wakes whoever waits for pages of a range, for whichever reason.
+    fn wake(&self, start: HostAddress, pages: u32) {
+        let bytes = pages as usize * PAGE_BYTES;
+        for faults in [&self.guest_faults, &self.store_faults] {
+            let woken = faults.wake(start, bytes);
+            assert!(woken.is_ok(), "waking a range of whole pages cannot fail");
+        }
+    }
+}
+
+fn end_of(address: HostAddress, bytes: usize) -> HostAddress {
+    HostAddress(address.0.saturating_add(bytes))
+}
+
+fn start_error(error: io::Error) -> StartError {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => StartError::NotPermitted(error),
+        Some(libc::EINVAL | libc::ENOSYS | libc::ENOENT | libc::ENODEV) => {
+            StartError::Unsupported(error)
+        }
+        _ => StartError::Resources(error),
+    }
+}

@@ -1,0 +1,173 @@
+//! What a space knows of one page: 32 bits.
+//!
+//! Absent, zero and private pages need no entry beyond zero: the kernel knows which they are. The
+//! tables are untouched memory until a page of theirs is merged, so a space in which nothing is
+//! merged pays nothing for them.
+//!
+//! ```text
+//!  31    29 28    26 25                                0
+//! +--------+--------+-----------------------------------+
+//! |  kind  | store  | slot                              |
+//! +--------+--------+-----------------------------------+
+//! ```
+//!
+//! | kind | backing | the daemon believes | becomes |
+//! |---|---|---|---|
+//! | `Private` | absent, zero page or anonymous | private | `Merged`, `Stray`, `Bound` |
+//! | `Merged` | the store's page, write-protected | merged | `Broken`, `Discarded`, `Unmerged`, `StrayLost`, `Merged` (another slot) |
+//! | `Broken`, `Discarded`, `Unmerged` | as `Private` | merged, until it asks what was lost | `Private` |
+//! | `StrayLost` | a private copy inside a mapping of the store | merged, until it asks | `Stray` |
+//! | `Stray` | the same | never to be merged | `Private` by a discard |
+//! | `Bound` | the store's page or a copy, not protected | merged | `Discarded` by a discard |
+//!
+//! Only the holder of a page ([`held`](crate::held)) changes its entry, but for one step: whoever
+//! reports a loss takes the `…Lost` marks away by compare-and-swap.
+
+use bindery_units::Slot;
+
+use crate::wire::control::StoreId;
+
+/// How a page is backed; see the table above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Absent, the zero page, or an anonymous page of the guest's own.
+    Private = 0,
+    /// A slot of a store, write-protected.
+    Merged = 1,
+    /// Private since a write.
+    Broken = 2,
+    /// Absent since a discard.
+    Discarded = 3,
+    /// Private since an unmerge.
+    Unmerged = 4,
+    /// Copied by the kernel inside the store's mapping; not reported yet.
+    StrayLost = 5,
+    /// Copied by the kernel inside the store's mapping.
+    Stray = 6,
+    /// In a mapping of the store that could not be protected.
+    Bound = 7,
+}
+
+const SLOT_BITS: u32 = 26;
+const STORE_BITS: u32 = 3;
+
+/// The number of slots that an entry can tell apart.
+pub const SLOTS_MAX: u32 = 1 << SLOT_BITS;
+
+/// The highest store that an entry can name.
+pub const STORE_MAX: u8 = (1 << STORE_BITS) - 1;
+
+/// One page's entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry(pub u32);
+
+impl Entry {
+    /// A page that is its guest's own.
+    pub const PRIVATE: Self = Self(0);
+
+    /// An entry of `kind` for a slot.
+    #[must_use]
+    pub fn new(kind: Kind, store: StoreId, slot: Slot) -> Self {
+        assert!(store.0 <= STORE_MAX && slot.0 < SLOTS_MAX, "stores and slots fit an entry");
+        Self((kind as u32) << 29 | u32::from(store.0) << SLOT_BITS | slot.0)
+    }
+
+    /// The same slot under another kind.
+    #[must_use]
+    pub fn with_kind(self, kind: Kind) -> Self {
+        Self::new(kind, self.store(), self.slot())
+    }
+
+    /// How the page is backed.
+    #[must_use]
+    pub const fn kind(self) -> Kind {
+        match self.0 >> 29 {
+            0 => Kind::Private,
+            1 => Kind::Merged,
+            2 => Kind::Broken,
+            3 => Kind::Discarded,
+            4 => Kind::Unmerged,
+            5 => Kind::StrayLost,
+            6 => Kind::Stray,
+            _ => Kind::Bound,
+        }
+    }
+
+    /// The store that the page is or was merged with.
+    #[must_use]
+    pub const fn store(self) -> StoreId {
+        StoreId((self.0 >> SLOT_BITS) as u8 & STORE_MAX)
+    }
+
+    /// The slot that the page is or was merged with.
+    #[must_use]
+    pub const fn slot(self) -> Slot {
+        Slot(self.0 & (SLOTS_MAX - 1))
+    }
+
+    /// Whether the page lies in an anonymous mapping, so that it can be moved and zero-filled.
+    #[must_use]
+    pub const fn is_anonymous(self) -> bool {
+        matches!(self.kind(), Kind::Private | Kind::Broken | Kind::Discarded | Kind::Unmerged)
+    }
+
+    /// Whether the daemon has yet to hear that the page left its slot.
+    #[must_use]
+    pub const fn is_lost(self) -> bool {
+        matches!(self.kind(), Kind::Broken | Kind::Discarded | Kind::Unmerged | Kind::StrayLost)
+    }
+
+    /// The entry once the daemon has heard of the loss.
+    #[must_use]
+    pub const fn reported(self) -> Self {
+        match self.kind() {
+            Kind::Broken | Kind::Discarded | Kind::Unmerged => Self::PRIVATE,
+            Kind::StrayLost => Self((Kind::Stray as u32) << 29),
+            _ => self,
+        }
+    }
+
+    /// The slot `pages` further on, for runs.
+    #[must_use]
+    pub fn plus(self, pages: u32) -> Self {
+        Self::new(self.kind(), self.store(), self.slot().plus(pages))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const KINDS: [Kind; 8] = [
+        Kind::Private,
+        Kind::Merged,
+        Kind::Broken,
+        Kind::Discarded,
+        Kind::Unmerged,
+        Kind::StrayLost,
+        Kind::Stray,
+        Kind::Bound,
+    ];
+
+    proptest! {
+        #[test]
+        fn entries_give_back_what_they_were_made_of(
+            kind in 0..8usize, store in 0..=STORE_MAX, slot in 0..SLOTS_MAX
+        ) {
+            let entry = Entry::new(KINDS[kind], StoreId(store), Slot(slot));
+            prop_assert_eq!(entry.kind(), KINDS[kind]);
+            prop_assert_eq!(entry.store(), StoreId(store));
+            prop_assert_eq!(entry.slot(), Slot(slot));
+            prop_assert!(!entry.reported().is_lost());
+        }
+    }
+
+    #[test]
+    fn an_untouched_table_says_private() {
+        assert_eq!(Entry(0).kind(), Kind::Private);
+        assert_eq!(Entry::PRIVATE.reported(), Entry::PRIVATE);
+    }
+}

@@ -1,0 +1,177 @@
+//! The two fault handlers: the only threads that a guest ever waits for.
+//!
+//! One serves absent pages of guest memory, with zeros. The other serves writes to merged pages, by
+//! bringing them back. Neither waits for anybody, allocates, logs, or touches guest memory; a page
+//! that is held is left to its holder, who wakes those that wait for it.
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bindery_sys::{
+    socket, thread,
+    userfault::{Fault, Userfault},
+};
+use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
+
+use crate::{Core, entry::Kind, region::Region, spare::Spare};
+
+/// Pages filled with zeros for one fault: the next ones are mostly touched soon after.
+const ZERO_FILL_PAGES: usize = 64;
+
+/// Neighbours brought back together when breaks march through a run.
+const BREAK_PAGES_MAX: u32 = 16;
+
+/// How often a handler publishes its CPU time: every so many rounds of faults.
+const CPU_ROUNDS: u32 = 64;
+
+/// A handler with nothing to do looks up now and then.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn start(core: &Arc<Core>) -> io::Result<()> {
+    let absent = Arc::clone(core);
+    thread::spawn_without_signals("bindery-absent", move || absent.serve_absent())?;
+    let breaks = Arc::clone(core);
+    let spare = Spare::new()?;
+    thread::spawn_without_signals("bindery-break", move || breaks.serve_breaks(spare))?;
+    Ok(())
+}
+
+type Faults = [MaybeUninit<Fault>; Userfault::READ_MAX];
+
+/// Calls `serve` for each fault of a context, for ever.
+fn serve(faults: &Userfault, cpu_time_ns: &AtomicU64, mut serve: impl FnMut(Fault)) {
+    let mut messages: Faults = [MaybeUninit::uninit(); Userfault::READ_MAX];
+    let mut rounds = 0u32;
+    loop {
+        let count = faults.read(&mut messages).unwrap_or(0);
+        for message in &messages[..count] {
+            // SAFETY: `read` filled so many.
+            serve(unsafe { message.assume_init() });
+        }
+        if count == 0 || rounds.is_multiple_of(CPU_ROUNDS) {
+            cpu_time_ns.store(thread::cpu_time().as_nanos() as u64, Ordering::Relaxed);
+        }
+        rounds = rounds.wrapping_add(1);
+        if count == 0 {
+            // An interrupted or failed wait is only another look.
+            let _ = socket::wait_readable(faults, PATIENCE);
+        }
+    }
+}
+
+impl Core {
+    fn serve_absent(&self) {
+        serve(&self.guest_faults, &self.absent_cpu_ns, |fault| self.fill(fault.address));
+    }
+
+    /// Fills an absent page, and the absent pages behind it, with zeros.
+    fn fill(&self, address: HostAddress) {
+        let regions = self.regions.read();
+        let region = regions.iter().find(|r| r.start() <= address && address < r.end());
+        let held = self.held.lock();
+        if held.covers(address) {
+            return;
+        }
+        let Some(region) = region else {
+            // Memory that is being given up: its owner's call answers for what it holds.
+            self.fill_single(address);
+            return;
+        };
+        if !region.entry(region.page(address)).is_anonymous() {
+            // It was merged while the fault was on its way to us.
+            self.wake(address, 1);
+            return;
+        }
+        let limit = address.plus(ZERO_FILL_PAGES * PAGE_BYTES).min(region.end());
+        let end = held.free_until(address, anonymous_until(region, address, limit));
+        // SAFETY: the pages are anonymous and not held, so an absent one is a zero one; the table of
+        // held ranges is locked, so it stays like that.
+        let filled = unsafe { self.guest_faults.zero(address, end.0 - address.0, true) };
+        if filled.is_err_and(|stopped| stopped.done == 0) {
+            self.fill_single(address);
+        }
+    }
+
+    /// One page, where a batch stops at once: the mapping ends behind it, or it is there already, or
+    /// it is marked as protected, which the zero page cannot replace and a page of zeros can.
+    fn fill_single(&self, address: HostAddress) {
+        // SAFETY: as for the batch.
+        let filled = unsafe { self.guest_faults.zero(address, PAGE_BYTES, true) };
+        let errno = filled.err().map(|stopped| stopped.errno);
+        if errno == Some(libc::EEXIST) {
+            let zeros = HostAddress(self.zeros.as_ptr() as usize);
+            // SAFETY: as for the batch; a page that is there is not replaced.
+            let _ = unsafe { self.guest_faults.copy(address, zeros, PAGE_BYTES) };
+        }
+        if errno.is_some() {
+            // Whoever waits looks again; if it is still absent we hear of it again.
+            self.wake(address, 1);
+        }
+    }
+
+    fn serve_breaks(&self, mut spare: Spare) {
+        let mut last = HostAddress(0);
+        let mut batch = 1;
+        serve(&self.store_faults, &self.break_cpu_ns, |fault| {
+            // A march through consecutive pages brings more and more of them back at once.
+            batch = if fault.address == last { (batch * 2).min(BREAK_PAGES_MAX) } else { 1 };
+            last = self.break_page(fault.address, batch, &mut spare);
+        });
+    }
+
+    /// Brings a written page back, with up to `batch` pages from it on. Returns the address after.
+    fn break_page(&self, address: HostAddress, batch: u32, spare: &mut Spare) -> HostAddress {
+        let regions = self.regions.read();
+        let Some(region) = regions.iter().find(|r| r.start() <= address && address < r.end())
+        else {
+            let _ = self.store_faults.write_protect(address, PAGE_BYTES, false);
+            self.wake(address, 1);
+            return address;
+        };
+        let page = region.page(address);
+        let wanted = PageRange::new(page, batch).intersection(region.pages());
+        let count = self.merged_run(region, wanted).count.max(1);
+        let batch_hold = self.held.try_hold(address, address.plus_pages(count));
+        let hold = batch_hold.or_else(|| self.held.try_hold(address, address.plus_pages(1)));
+        let Some(hold) = hold else { return address };
+        let run = self.merged_run(region, PageRange::new(page, hold.pages()));
+        match region.entry(page).kind() {
+            Kind::Merged => self.break_run(region, run, spare),
+            Kind::Stray | Kind::StrayLost => {
+                let _ = self.store_faults.write_protect(address, PAGE_BYTES, false);
+            }
+            _ => {}
+        }
+        let pages = hold.pages();
+        drop(hold);
+        self.wake(address, pages);
+        address.plus_pages(pages)
+    }
+
+    fn break_run(&self, region: &Region, run: PageRange, spare: &mut Spare) {
+        let single = PageRange::new(run.first, 1);
+        let restored = if self.restore(region, run, Kind::Broken, spare) {
+            run.count
+        } else if run.count > 1 && self.restore(region, single, Kind::Broken, spare) {
+            1
+        } else {
+            self.restore_by_kernel(region, run.first);
+            1
+        };
+        self.breaks.fetch_add(restored, Ordering::Relaxed);
+    }
+}
+
+/// The end of the pages from `start` on that are anonymous, at most `limit`.
+fn anonymous_until(region: &Region, start: HostAddress, limit: HostAddress) -> HostAddress {
+    let pages = region.pages_between(start, limit);
+    let end = pages.pages().find(|&page| !region.entry(page).is_anonymous());
+    end.map_or(limit, |page| region.address(page))
+}

@@ -1,0 +1,75 @@
+//! Spare pages: filled first, then moved into a guest's memory in one step.
+//!
+//! A page that leaves the store must be private anonymous memory again, and no thread may see it
+//! absent or empty on the way. So its content is copied into a spare page, and the spare page's
+//! mapping is moved over the guest's with `mremap`: atomic, and the page has its content from the
+//! first instant. Being present, it can be registered for faults afterwards at leisure.
+
+use std::io;
+
+use bindery_sys::mapping::{self, Mapping};
+use bindery_units::{HostAddress, PAGE_BYTES};
+
+/// Spare pages are mapped so many at a time.
+const CHUNK_PAGES: usize = 512;
+
+/// The most pages that can be restored in one step.
+pub(crate) const SPARE_PAGES_MAX: usize = 64;
+
+/// A stock of spare pages, for one thread.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    /// Where the chunk begins. Pages are taken from its end, so that taking one cuts the mapping in
+    /// two and never in three.
+    start: HostAddress,
+    pages: usize,
+}
+
+impl Spare {
+    pub(crate) fn new() -> io::Result<Self> {
+        let mut spare = Self { start: HostAddress(0), pages: 0 };
+        spare.refill()?;
+        Ok(spare)
+    }
+
+    fn refill(&mut self) -> io::Result<()> {
+        let chunk = Mapping::anonymous(CHUNK_PAGES * PAGE_BYTES)?;
+        // SAFETY: the chunk is ours. A guest's memory is kept in 4 KiB pages where it is merged.
+        unsafe { mapping::advise(chunk.address(), chunk.bytes(), libc::MADV_NOHUGEPAGE)? };
+        self.release();
+        self.start = chunk.address();
+        self.pages = CHUNK_PAGES;
+        // The pieces leave one by one; what is left is unmapped by `release`.
+        std::mem::forget(chunk);
+        Ok(())
+    }
+
+    /// `count` consecutive spare pages, still in stock until [`taken`](Self::taken).
+    pub(crate) fn peek(&mut self, count: usize) -> io::Result<HostAddress> {
+        assert!(count <= SPARE_PAGES_MAX, "a restore is bounded");
+        if self.pages < count {
+            self.refill()?;
+        }
+        Ok(self.start.plus((self.pages - count) * PAGE_BYTES))
+    }
+
+    /// The pages that [`peek`](Self::peek) gave were moved elsewhere.
+    pub(crate) fn taken(&mut self, count: usize) {
+        self.pages -= count;
+    }
+
+    fn release(&mut self) {
+        if self.pages > 0 {
+            // SAFETY: what is left of the chunk is ours.
+            let result = unsafe { mapping::unmap(self.start, self.pages * PAGE_BYTES) };
+            assert!(result.is_ok(), "spare pages can be unmapped");
+            self.pages = 0;
+        }
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        self.release();
+    }
+}

@@ -1,0 +1,56 @@
+//! A guest's view of a canonical store: mapped read-only, and mapped into guests page by page.
+//!
+//! A slot's bytes never change while any guest maps it, which is the daemon's promise. What rests on
+//! it is that guest's own content only: a daemon that breaks it could as well read the guest's
+//! memory, being of the same user.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use bindery_sys::mapping::Mapping;
+use bindery_units::{PAGE_SHIFT, Slot};
+
+use crate::wire::control::StoreId;
+
+#[derive(Debug)]
+pub(crate) struct StoreView {
+    pub(crate) id: StoreId,
+    file: OwnedFd,
+    mapping: Mapping,
+    slots: u32,
+    /// Pages of this process whose entry is `Merged` or `Bound` with this store.
+    pub(crate) pages_mapped: AtomicU32,
+}
+
+impl StoreView {
+    pub(crate) fn map(id: StoreId, file: OwnedFd, slots: u32) -> io::Result<Self> {
+        let mapping = Mapping::shared(file.as_fd(), (slots as usize) << PAGE_SHIFT, false)?;
+        Ok(Self { id, file, mapping, slots, pages_mapped: AtomicU32::new(0) })
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(crate) fn has(&self, slot: Slot, count: u32) -> bool {
+        slot.0 < self.slots && count <= self.slots - slot.0
+    }
+
+    /// The slot's bytes: 4096, page-aligned, readable, unchanging while a page is merged with it.
+    pub(crate) fn page(&self, slot: Slot) -> *const u8 {
+        assert!(slot.0 < self.slots, "a slot is within its store");
+        self.mapping.as_ptr().wrapping_add(slot.at() << PAGE_SHIFT)
+    }
+
+    pub(crate) fn add_mapped(&self, pages: u32) {
+        self.pages_mapped.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove_mapped(&self, pages: u32) {
+        let before = self.pages_mapped.fetch_sub(pages, Ordering::Relaxed);
+        assert!(before >= pages, "no more pages leave a store than were mapped from it");
+    }
+}

@@ -1,0 +1,303 @@
+//! What one lane can do with a space.
+
+use std::{
+    io,
+    sync::{Arc, PoisonError},
+};
+
+use bindery_page::{DigestKey, Examined};
+use bindery_sys::{
+    mapping,
+    pagemap::{EXTENTS_PER_CALL_MAX, Extent, Query, category},
+};
+use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
+
+use crate::{
+    Core,
+    entry::{Entry, Kind},
+    merge::Target,
+    region::Region,
+    restore::Unmerged,
+    spare::Spare,
+    transfer::Staging,
+    wire::{
+        control::StoreId,
+        lane::{Lost, MergedSpan, PageDigest, PageSpan, RUN_PAGES_MAX, Run, outcome},
+    },
+};
+
+/// One thread's hands on the space: a staging area, spare pages and the room for a scan's answer.
+#[derive(Debug)]
+pub struct Worker {
+    core: Arc<Core>,
+    staging: Staging,
+    spare: Spare,
+    extents: Box<[Extent; EXTENTS_PER_CALL_MAX]>,
+    transit_max_ns: u64,
+}
+
+impl Worker {
+    pub(crate) fn new(core: Arc<Core>) -> io::Result<Self> {
+        let staging = Staging::new(&core.guest_faults)?;
+        let extents = Box::new([Extent::default(); EXTENTS_PER_CALL_MAX]);
+        Ok(Self { core, staging, spare: Spare::new()?, extents, transit_max_ns: 0 })
+    }
+
+    /// Which pages of `range` were written since the last scan, ascending, into `written` until it
+    /// has `max` elements. Protects them again. Returns where to go on if `written` became full.
+    ///
+    /// Pages that are absent, the zero page or merged are not looked at. About 2 ns for each
+    /// private page that was not written.
+    ///
+    /// # Errors
+    /// As `PAGEMAP_SCAN`.
+    pub fn scan(
+        &mut self,
+        range: PageRange,
+        written: &mut Vec<PageSpan>,
+        max: usize,
+    ) -> io::Result<Option<PageIndex>> {
+        let query = Query {
+            require: category::WRITTEN | category::PRESENT | category::ZERO,
+            invert: category::ZERO,
+            report: category::WRITTEN,
+            protect: true,
+        };
+        for part in self.core.parts(range) {
+            let region = &part.region;
+            let (mut at, end) = (region.address(part.pages.first), part.end_address());
+            while at < end {
+                if written.len() >= max {
+                    return Ok(Some(region.page(at)));
+                }
+                let room = (max - written.len()).min(EXTENTS_PER_CALL_MAX);
+                let extents = &mut self.extents[..room];
+                let scanned = self.core.pagemap.scan(at, end.0 - at.0, query, extents)?;
+                for extent in &extents[..scanned.extents] {
+                    let first = region.page(HostAddress(extent.start as usize)).0;
+                    written.push(PageSpan { first, count: extent.pages() as u32 });
+                }
+                at = scanned.resume_at;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Merged pages that came back since this was asked last, into `lost` until it has `max`
+    /// elements. Whether there are more.
+    pub fn lost(&mut self, lost: &mut Vec<Lost>, max: usize) -> bool {
+        let regions = self.core.regions.read().clone();
+        !regions.iter().all(|region| {
+            region.take_lost_groups(|pages| {
+                if lost.len() + pages.count as usize > max {
+                    return false;
+                }
+                for page in pages.pages() {
+                    let entry = region.entry(page);
+                    // A page that changed meanwhile left its mark again for the next time.
+                    if entry.is_lost() && region.report_loss(page, entry) {
+                        lost.push(describe(page, entry));
+                    }
+                }
+                true
+            })
+        })
+    }
+
+    /// Digests pages as they are now; a page that is written meanwhile gets some digest.
+    pub fn digest(&mut self, pages: &[u32], key: &DigestKey, digests: &mut Vec<PageDigest>) {
+        self.look(pages, |_, bytes| {
+            // SAFETY: `look` gives a page that is mapped and stays so: 4096 bytes, page-aligned.
+            digests.push(
+                match bytes.map(|bytes| unsafe { bindery_page::examine_at(bytes, key) }) {
+                    None => PageDigest::default(),
+                    Some(Examined::Zero) => PageDigest { kind: 1, digest: [0; 2] },
+                    Some(Examined::Content(digest)) => {
+                        PageDigest { kind: 2, digest: digest.to_words() }
+                    }
+                },
+            );
+        });
+    }
+
+    /// Copies pages out. `found` gets each page's bytes, or nothing where it is not managed.
+    pub fn copy(&mut self, pages: &[u32], mut found: impl FnMut(usize, Option<&[u8; PAGE_BYTES]>)) {
+        let mut copy = Box::new([0; PAGE_BYTES]);
+        self.look(pages, |at, bytes| match bytes {
+            None => found(at, None),
+            Some(bytes) => {
+                // SAFETY: `look` gives 4096 mapped bytes; the copy is ours.
+                unsafe { mapping::copy_page(bytes, copy.as_mut_ptr()) };
+                found(at, Some(&copy));
+            }
+        });
+    }
+
+    /// Calls `found` for each of `pages` with where its bytes are. They stay mapped during the call.
+    fn look(&self, pages: &[u32], mut found: impl FnMut(usize, Option<*const u8>)) {
+        let mut at = 0;
+        while at < pages.len() {
+            let Some(region) = self.core.regions.of(PageIndex(pages[at])) else {
+                found(at, None);
+                at += 1;
+                continue;
+            };
+            let _mapped = region.mapped.read().unwrap_or_else(PoisonError::into_inner);
+            // Somebody who unmaps waits for us, so let go now and then.
+            let batch = pages[at..].iter().take(LOOK_PAGES);
+            let gone = !self.core.regions.read().iter().any(|other| Arc::ptr_eq(other, &region));
+            let count = batch.take_while(|&&page| region.pages().contains(PageIndex(page))).count();
+            for &page in &pages[at..at + count] {
+                let bytes = region.address(PageIndex(page)).0 as *const u8;
+                found(at, (!gone).then_some(bytes));
+                at += 1;
+            }
+        }
+    }
+
+    /// Merges a run of pages with a run of slots or of zeros; one [`outcome`] each is appended.
+    pub fn merge(&mut self, store: StoreId, run: Run, outcomes: &mut Vec<u8>) {
+        let asked = outcomes.len();
+        outcomes.resize(asked + run.count as usize, outcome::NEVER);
+        let outcomes = &mut outcomes[asked..];
+        let Some(target) = self.target(store, run) else { return };
+        let pages = PageRange::new(PageIndex(run.page), run.count);
+        let core = Arc::clone(&self.core);
+        for part in core.parts(pages) {
+            let first = (part.pages.first.0 - run.page) as usize;
+            for piece in part.pages.pieces(RUN_PAGES_MAX) {
+                let skipped = piece.first.0 - run.page;
+                let outcomes = &mut outcomes
+                    [first + (piece.first.0 - part.pages.first.0) as usize..]
+                    [..piece.count as usize];
+                let target = match &target {
+                    None => Target::Zero,
+                    Some(store) => Target::Slots(store, Slot(run.slot).plus(skipped)),
+                };
+                // Nobody unmaps the region while its pages are in transit.
+                let _mapped = part.region.mapped.read().unwrap_or_else(PoisonError::into_inner);
+                if !core.is_current(&part.region) {
+                    continue;
+                }
+                let transit_ns = core.merge(&part.region, piece, target, &self.staging, outcomes);
+                self.transit_max_ns = self.transit_max_ns.max(transit_ns);
+            }
+        }
+    }
+
+    /// The store of a run that names one, `Some(None)` for zeros, nothing for nonsense.
+    #[expect(clippy::option_option, reason = "nonsense and zeros are different answers")]
+    fn target(&self, store: StoreId, run: Run) -> Option<Option<Arc<crate::store::StoreView>>> {
+        if run.page.checked_add(run.count).is_none() {
+            return None;
+        }
+        if run.zero != 0 {
+            return Some(None);
+        }
+        let store = self.core.store(store)?;
+        store.has(Slot(run.slot), run.count).then_some(Some(store))
+    }
+
+    /// Makes merged pages of `range` private again, at most about `budget_pages` of them.
+    pub fn unmerge(&mut self, range: PageRange, budget_pages: u32) -> Unmerged {
+        let mut done = Unmerged::default();
+        for part in self.core.parts(range) {
+            let _mapped = part.region.mapped.read().unwrap_or_else(PoisonError::into_inner);
+            if !self.core.is_current(&part.region) {
+                continue;
+            }
+            let budget = budget_pages.saturating_sub(done.pages);
+            let some = self.core.unmerge(&part.region, part.pages, budget, &mut self.spare);
+            done.pages += some.pages;
+            done.stuck += some.stuck;
+            if some.resume_at.is_some() {
+                done.resume_at = some.resume_at;
+                break;
+            }
+        }
+        done
+    }
+
+    /// Which pages of `range` are merged, ascending, into `spans` until it has `max` elements.
+    /// Returns where to go on if it became full.
+    pub fn report(
+        &self,
+        range: PageRange,
+        spans: &mut Vec<MergedSpan>,
+        max: usize,
+    ) -> Option<PageIndex> {
+        for part in self.core.parts(range) {
+            for page in part.pages.pages() {
+                let entry = part.region.entry(page);
+                if !matches!(entry.kind(), Kind::Merged | Kind::Bound) {
+                    continue;
+                }
+                let (store, slot) = (u32::from(entry.store().0), entry.slot().0);
+                let full = spans.len() >= max;
+                match spans.last_mut() {
+                    Some(last)
+                        if last.page + last.count == page.0
+                            && last.slot + last.count == slot
+                            && last.store == store =>
+                    {
+                        last.count += 1;
+                    }
+                    _ if full => return Some(page),
+                    _ => spans.push(MergedSpan { page: page.0, count: 1, slot, store }),
+                }
+            }
+        }
+        None
+    }
+
+    /// The longest that pages were in transit since this was asked last, in nanoseconds.
+    pub fn transit_max_ns(&mut self) -> u64 {
+        std::mem::take(&mut self.transit_max_ns)
+    }
+}
+
+/// Pages looked at before whoever unmaps them gets a turn.
+const LOOK_PAGES: usize = 512;
+
+fn describe(page: PageIndex, entry: Entry) -> Lost {
+    let cause = match entry.kind() {
+        Kind::Discarded => 2,
+        Kind::Unmerged => 3,
+        _ => 1,
+    };
+    Lost { page: page.0, slot: entry.slot().0, store: u32::from(entry.store().0), cause }
+}
+
+/// The part of a range that lies in one region.
+pub(crate) struct Part {
+    pub(crate) region: Arc<Region>,
+    pub(crate) pages: PageRange,
+}
+
+impl Part {
+    fn end_address(&self) -> HostAddress {
+        self.region.address(self.pages.first).plus_pages(self.pages.count)
+    }
+}
+
+impl Core {
+    /// The managed parts of a range, ascending.
+    pub(crate) fn parts(&self, range: PageRange) -> Vec<Part> {
+        let regions = self.regions.read();
+        let mut parts: Vec<Part> = regions
+            .iter()
+            .map(|region| Part {
+                region: Arc::clone(region),
+                pages: region.pages().intersection(range),
+            })
+            .filter(|part| !part.pages.is_empty())
+            .collect();
+        parts.sort_by_key(|part| part.pages.first);
+        parts
+    }
+
+    /// Whether a region was neither forgotten nor cut since it was looked up.
+    pub(crate) fn is_current(&self, region: &Arc<Region>) -> bool {
+        self.regions.read().iter().any(|other| Arc::ptr_eq(other, region))
+    }
+}
