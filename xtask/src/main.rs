@@ -1,1 +1,26 @@
-fn main() {}
+//! The project's own commands. Each does all of its set-up itself:
+//!
+//! ```text
+//! cargo xtask setup         fetch what tests and the demo need, and stop
+//! cargo xtask test          every test; --long for the long forms
+//! cargo xtask demo          boot guests and watch their memory shrink
+//! ```
+#![forbid(unsafe_code)]
+
+mod setup;
+
+use anyhow::Result;
+use clap::Parser;
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The project's own commands")]
+enum Task {
+    /// Fetch QEMU, guest kernels and userlands into target/kit. Changes nothing on the host.
+    Setup,
+}
+
+fn main() -> Result<()> {
+    match Task::parse() {
+        Task::Setup => setup::run().map(drop),
+    }
+}

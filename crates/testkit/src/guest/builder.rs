@@ -1,0 +1,248 @@
+//! A guest's hardware, as a QEMU command line.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{GuestError, GuestImage, Kit, Qemu, QemuGuest};
+
+/// Where QEMU takes the guest's memory from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MemoryBackend {
+    /// Private anonymous memory, QEMU's default.
+    #[default]
+    Anonymous,
+    /// `memory-backend-memfd,share=on`, as vhost-user set-ups have it.
+    MemfdShared,
+}
+
+/// Whether the host caches a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheMode {
+    /// `cache=none`: direct I/O from and to guest memory.
+    None,
+    /// `cache=writeback`, QEMU's default.
+    Writeback,
+}
+
+/// How QEMU does a disk's I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AioMode {
+    /// A pool of threads.
+    Threads,
+    /// `io_uring`.
+    IoUring,
+    /// Linux AIO; needs [`CacheMode::None`].
+    Native,
+}
+
+/// A virtio disk. The guest sees the first as `/dev/vda`.
+#[derive(Debug, Clone)]
+pub struct Drive {
+    /// The file behind it.
+    pub path: PathBuf,
+    /// `raw` or `qcow2`.
+    pub format: &'static str,
+    /// Whether the host caches it.
+    pub cache: CacheMode,
+    /// How its I/O is done.
+    pub aio: AioMode,
+}
+
+/// Describes a guest; [`GuestBuilder::spawn`] starts it.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct GuestBuilder {
+    kit: Kit,
+    image: GuestImage,
+    qemu: Qemu,
+    memory_mib: u32,
+    cpus: u32,
+    backend: MemoryBackend,
+    drives: Vec<Drive>,
+    free_page_reporting: Option<bool>,
+    launcher: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    incoming: Option<String>,
+    arguments: Vec<OsString>,
+}
+
+impl GuestBuilder {
+    pub(crate) fn new(kit: &Kit, image: &GuestImage) -> Self {
+        Self {
+            kit: kit.clone(),
+            image: image.clone(),
+            qemu: Qemu::V7,
+            memory_mib: 256,
+            cpus: 1,
+            backend: MemoryBackend::Anonymous,
+            drives: Vec::new(),
+            free_page_reporting: None,
+            launcher: Vec::new(),
+            environment: Vec::new(),
+            incoming: None,
+            arguments: Vec::new(),
+        }
+    }
+
+    /// The version of QEMU; 7.2 unless said otherwise.
+    pub const fn qemu(mut self, version: Qemu) -> Self {
+        self.qemu = version;
+        self
+    }
+
+    /// The guest's memory; 256 MiB unless said otherwise.
+    pub const fn memory_mib(mut self, memory_mib: u32) -> Self {
+        self.memory_mib = memory_mib;
+        self
+    }
+
+    /// The number of virtual CPUs; 1 unless said otherwise.
+    pub const fn cpus(mut self, cpus: u32) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// Where QEMU takes the guest's memory from.
+    pub const fn memory_backend(mut self, backend: MemoryBackend) -> Self {
+        self.backend = backend;
+        self
+    }
+
+    /// Adds a disk.
+    pub fn drive(mut self, drive: Drive) -> Self {
+        self.drives.push(drive);
+        self
+    }
+
+    /// Adds a balloon, with or without free-page reporting.
+    pub const fn balloon(mut self, free_page_reporting: bool) -> Self {
+        self.free_page_reporting = Some(free_page_reporting);
+        self
+    }
+
+    /// A command that starts QEMU, such as `bindery run --name x --`; QEMU's own command line
+    /// follows it.
+    pub fn launcher<S: Into<OsString>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
+        self.launcher = words.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Adds a variable to the environment of QEMU and its launcher.
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Waits for another QEMU's migration at `uri` instead of booting. All else must be as at the
+    /// source.
+    pub fn incoming(mut self, uri: impl Into<String>) -> Self {
+        self.incoming = Some(uri.into());
+        self
+    }
+
+    /// Adds words to QEMU's command line.
+    pub fn args<S: Into<OsString>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
+        self.arguments.extend(words.into_iter().map(Into::into));
+        self
+    }
+
+    /// Starts QEMU and returns at once; [`QemuGuest::wait_ready`] waits for the guest.
+    ///
+    /// # Errors
+    /// [`GuestError::Io`] when QEMU or the launcher cannot be started.
+    pub fn spawn(self) -> Result<QemuGuest, GuestError> {
+        // In /tmp by intent: a socket's path must fit into 108 bytes.
+        let directory = tempfile::Builder::new()
+            .prefix("bindery-guest-")
+            .tempdir()
+            .map_err(GuestError::io("creating a directory for the guest's sockets"))?;
+        let command = self.command(directory.path());
+        QemuGuest::start(command, directory)
+    }
+
+    fn command(&self, directory: &Path) -> Command {
+        let mut words = self.launcher.clone();
+        words.push(self.kit.qemu(self.qemu).into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command.env("LD_LIBRARY_PATH", self.kit.library_path(self.qemu));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        for firmware in self.kit.firmware(self.qemu) {
+            command.arg("-L").arg(firmware);
+        }
+        self.machine(&mut command);
+        self.connections(&mut command, directory);
+        self.devices(&mut command);
+        if let Some(uri) = &self.incoming {
+            command.args(["-incoming", uri]);
+        }
+        command.args(&self.arguments);
+        command
+    }
+
+    fn machine(&self, command: &mut Command) {
+        let memory_mib = self.memory_mib;
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        command.args(["-accel", "tcg,thread=multi"]);
+        command.args(["-m", &format!("{memory_mib}M"), "-smp", &self.cpus.to_string()]);
+        match self.backend {
+            MemoryBackend::Anonymous => command.args(["-machine", "pc"]),
+            MemoryBackend::MemfdShared => command.args([
+                "-object",
+                &format!("memory-backend-memfd,id=ram,size={memory_mib}M,share=on"),
+                "-machine",
+                "pc,memory-backend=ram",
+            ]),
+        };
+        command.arg("-kernel").arg(self.image.kernel());
+        command.arg("-initrd").arg(self.image.initramfs());
+        // A panic ends QEMU (-no-reboot), so that a waiting test hears of it.
+        command.args(["-append", "console=ttyS0 quiet panic=-1"]);
+    }
+
+    fn connections(&self, command: &mut Command, directory: &Path) {
+        let at = |name: &str| directory.join(name).display().to_string();
+        command.args(["-chardev", &format!("file,id=console,path={}", at("console.log"))]);
+        command.args(["-serial", "chardev:console"]);
+        command.args(["-qmp", &format!("unix:{},server=on,wait=off", at("qmp.sock"))]);
+        command.args(["-device", "virtio-serial-pci"]);
+        command.args([
+            "-chardev",
+            &format!("socket,id=agent,path={},server=on,wait=off", at("agent.sock")),
+        ]);
+        command.args(["-device", "virtserialport,chardev=agent,name=bindery.agent"]);
+        command.args(["-pidfile", &at("qemu.pid")]);
+    }
+
+    fn devices(&self, command: &mut Command) {
+        if let Some(reporting) = self.free_page_reporting {
+            let reporting = if reporting { "on" } else { "off" };
+            command.args([
+                "-device",
+                &format!("virtio-balloon-pci,id=balloon,free-page-reporting={reporting}"),
+            ]);
+        }
+        for (number, drive) in self.drives.iter().enumerate() {
+            let cache = match drive.cache {
+                CacheMode::None => "none",
+                CacheMode::Writeback => "writeback",
+            };
+            let aio = match drive.aio {
+                AioMode::Threads => "threads",
+                AioMode::IoUring => "io_uring",
+                AioMode::Native => "native",
+            };
+            command.args([
+                "-drive",
+                &format!(
+                    "if=none,id=disk{number},file={},format={},cache={cache},aio={aio}",
+                    drive.path.display(),
+                    drive.format,
+                ),
+                "-device",
+                &format!("virtio-blk-pci,drive=disk{number}"),
+            ]);
+        }
+    }
+}

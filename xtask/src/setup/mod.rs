@@ -1,0 +1,61 @@
+//! Fetches what guests need: two versions of QEMU, two kernels, busybox, two userlands.
+//!
+//! Packages come from Debian by the host's own apt, are verified by it, and are *unpacked* below
+//! `target/kit`: nothing is installed, nothing of the host's apt is changed, root is not needed,
+//! and both versions of QEMU run beside each other. Every part is marked when complete, so that a
+//! second run costs milliseconds and an interrupted one goes on where it stopped.
+
+mod apt;
+mod parts;
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use bindery_testkit::guest::{GuestImage, ImageKind, Kit, Qemu};
+
+use apt::PrivateApt;
+use parts::Part;
+
+/// Makes the kit complete and returns it.
+pub(crate) fn run() -> Result<Kit> {
+    let kit = Kit::of_checkout();
+    let missing: Vec<Part> =
+        Part::all().into_iter().filter(|part| !kit.is_complete(part.directory())).collect();
+    if !missing.is_empty() {
+        let start = Instant::now();
+        println!("Fetching into {} (nothing is installed on this machine):", kit.root().display());
+        for part in &missing {
+            println!("  {}", part.description());
+        }
+        let apt = PrivateApt::prepare(&kit.part("apt"))?;
+        for part in &missing {
+            part.fetch(&apt, &kit).with_context(|| format!("fetching {}", part.description()))?;
+        }
+        for version in Qemu::ALL {
+            println!("  {}", qemu_version(&kit, version)?);
+        }
+        println!("  done in {:.1} s", start.elapsed().as_secs_f64());
+    }
+    for kind in ImageKind::ALL {
+        GuestImage::of_kit(&kit, kind).with_context(|| format!("writing the {kind:?} image"))?;
+    }
+    Ok(kit)
+}
+
+/// Runs an unpacked QEMU: a library that its packages forgot shows here, not in a test.
+fn qemu_version(kit: &Kit, version: Qemu) -> Result<String> {
+    let output = Command::new(kit.qemu(version))
+        .arg("--version")
+        .env("LD_LIBRARY_PATH", kit.library_path(version))
+        .output()
+        .with_context(|| format!("starting {}", kit.qemu(version).display()))?;
+    ensure!(
+        output.status.success(),
+        "{} does not run:\n{}",
+        kit.qemu(version).display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}

@@ -1,0 +1,86 @@
+//! The parts of the kit and the packages that each is made of.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use bindery_testkit::guest::{COMPLETE_MARK, ImageKind, Kernel, Kit, Qemu};
+
+use super::apt::PrivateApt;
+
+const BACKPORTS: &str = "bookworm-backports";
+
+/// The package that depends on the newest cloud kernel of a suite. Cloud kernels have few drivers
+/// and boot in two seconds under TCG.
+const KERNEL: &str = "linux-image-cloud-amd64";
+
+/// The system emulator, and `qemu-img` for disks with snapshots.
+const QEMU: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
+
+/// One directory of the kit.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Part {
+    Busybox,
+    Kernel(Kernel),
+    Qemu(Qemu),
+    Userland(ImageKind),
+}
+
+impl Part {
+    pub(super) fn all() -> Vec<Self> {
+        let mut parts = vec![Self::Busybox];
+        parts.extend([Kernel::Stable, Kernel::Backports].map(Self::Kernel));
+        parts.extend(Qemu::ALL.map(Self::Qemu));
+        parts.extend(ImageKind::ALL.map(Self::Userland));
+        parts
+    }
+
+    pub(super) const fn directory(self) -> &'static str {
+        match self {
+            Self::Busybox => "busybox",
+            Self::Kernel(kernel) => kernel.directory(),
+            Self::Qemu(qemu) => qemu.directory(),
+            Self::Userland(kind) => kind.userland(),
+        }
+    }
+
+    pub(super) const fn description(self) -> &'static str {
+        match self {
+            Self::Busybox => "busybox, static, for the guests",
+            Self::Kernel(Kernel::Stable) => "a guest kernel: Debian 12's cloud kernel",
+            Self::Kernel(Kernel::Backports) => "a guest kernel: the cloud kernel of its backports",
+            Self::Qemu(Qemu::V7) => "QEMU 7.2 with its libraries",
+            Self::Qemu(Qemu::V10) => "QEMU 10 with its libraries, from backports",
+            Self::Userland(ImageKind::Server) => "a guest's userland: coreutils, bash, Python",
+            Self::Userland(ImageKind::Database) => "a guest's userland: Perl, SQLite, Lua, vim",
+        }
+    }
+
+    /// Unpacks the part beside its place and moves it there when it is whole.
+    pub(super) fn fetch(self, apt: &PrivateApt, kit: &Kit) -> Result<()> {
+        let place = kit.part(self.directory());
+        let beside = kit.part(&format!("{}.partial", self.directory()));
+        for leftover in [&place, &beside] {
+            if leftover.exists() {
+                std::fs::remove_dir_all(leftover)
+                    .with_context(|| format!("removing {}", leftover.display()))?;
+            }
+        }
+        let packages = self.unpack(apt, &beside)?;
+        std::fs::write(beside.join(COMPLETE_MARK), packages.join("\n"))?;
+        std::fs::rename(&beside, &place).with_context(|| format!("placing {}", place.display()))
+    }
+
+    fn unpack(self, apt: &PrivateApt, into: &Path) -> Result<Vec<String>> {
+        match self {
+            Self::Busybox => apt.unpack(&["busybox-static"], None, into),
+            Self::Kernel(kernel) => {
+                let release = matches!(kernel, Kernel::Backports).then_some(BACKPORTS);
+                let package = apt.first_dependency(KERNEL, release)?;
+                apt.unpack(&[&package], release, into)
+            }
+            Self::Qemu(Qemu::V7) => apt.unpack_closure(&QEMU, None, into),
+            Self::Qemu(Qemu::V10) => apt.unpack_closure(&QEMU, Some(BACKPORTS), into),
+            Self::Userland(kind) => apt.unpack(kind.packages(), None, into),
+        }
+    }
+}
