@@ -1,0 +1,245 @@
+//! The merge primitive, one transition at a time, looked at through the kernel's eyes.
+mod common;
+
+use bindery_page::DigestKey;
+use bindery_space::wire::lane::{Run, outcome};
+use bindery_sys::mapping;
+use bindery_units::{HostAddress, PAGE_BYTES, Slot};
+use common::{Bench, STORE, merged};
+
+/// How the kernel backs a page: (file's page, zero page, frame).
+fn backing(address: HostAddress) -> (bool, bool, u64) {
+    use bindery_sys::pagemap::{Extent, Pagemap, Query, category};
+    let mut extents = [Extent::default()];
+    let query = Query {
+        require: category::PRESENT,
+        report: category::FILE | category::ZERO,
+        ..Query::default()
+    };
+    let pagemap = Pagemap::of_self().expect("pagemap");
+    let found = pagemap.scan(address, PAGE_BYTES, query, &mut extents).expect("scan").extents;
+    assert_eq!(found, 1, "the page is present");
+    let mut entry = [0; 8];
+    let file = std::fs::File::open("/proc/self/pagemap").expect("pagemap");
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut entry, address.0 as u64 / 4096 * 8)
+        .expect("entry");
+    let frame = u64::from_ne_bytes(entry) & ((1 << 55) - 1);
+    let categories = extents[0].categories;
+    (categories & category::FILE != 0, categories & category::ZERO != 0, frame)
+}
+
+#[test]
+fn merged_pages_share_a_frame_and_part_when_written() {
+    let Some(bench) = Bench::new(256, 64) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..128 {
+        bench.fill(page, u64::from(page % 64) + 1);
+    }
+    for slot in 0..64 {
+        bench.fill_slot(Slot(slot), u64::from(slot) + 1);
+    }
+    assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
+    assert_eq!(bench.merge(&mut worker, 64, 64, Slot(0)), merged(64));
+    let (file, _, frame) = backing(bench.address(5));
+    assert!(file && frame == backing(bench.address(69)).2, "one frame for both");
+    assert!((0..128).all(|page| bench.holds(page, u64::from(page % 64) + 1)));
+
+    bench.fill(5, 77);
+    assert!(bench.holds(5, 77) && bench.holds(69, 6) && bench.holds(4, 5) && bench.holds(6, 7));
+    assert!(!backing(bench.address(5)).0, "a written page is anonymous again");
+    assert!(backing(bench.address(69)).0);
+    let mut lost = Vec::new();
+    assert!(!worker.lost(&mut lost, 1000));
+    let pages: Vec<_> = lost.iter().map(|l| (l.page, l.slot, l.store, l.cause)).collect();
+    assert_eq!(pages, [(bench.page(5).0, 5, 1, 1)]);
+    assert!(bench.space.breaks() >= 1);
+
+    // It can be merged again once it holds the slot's bytes again, and not before.
+    assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), [outcome::DIFFERENT]);
+    bench.fill(5, 6);
+    assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), merged(1));
+    assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), [outcome::ALREADY]);
+}
+
+#[test]
+fn zero_pages_become_the_kernels_in_place() {
+    let Some(bench) = Bench::new(64, 1) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    (0..64).for_each(|page| bench.fill(page, 0));
+    bench.fill(7, 1);
+    let mut outcomes = Vec::new();
+    let run = Run { page: bench.page(0).0, count: 64, slot: 0, zero: 1 };
+    worker.merge(STORE, run, &mut outcomes);
+    assert!(
+        (0..64)
+            .all(|page| outcomes[page]
+                == if page == 7 { outcome::DIFFERENT } else { outcome::MERGED })
+    );
+    assert!(backing(bench.address(6)).1 && !backing(bench.address(7)).1);
+    assert!(bench.holds(6, 0) && bench.holds(7, 1));
+    bench.fill(6, 3);
+    assert!(bench.holds(6, 3) && bench.holds(8, 0));
+}
+
+#[test]
+fn a_discarded_page_reads_zero_even_where_it_was_merged() {
+    let Some(bench) = Bench::new(64, 64) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..64 {
+        bench.fill(page, 9);
+        bench.fill_slot(Slot(page), 9);
+    }
+    assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
+    bench.space.discard(bench.address(10), 20 * PAGE_BYTES, libc::MADV_DONTNEED).expect("discard");
+    assert!((10..30).all(|page| bench.holds(page, 0)));
+    assert!(bench.holds(9, 9) && bench.holds(30, 9));
+    let mut lost = Vec::new();
+    worker.lost(&mut lost, 1000);
+    assert_eq!(lost.len(), 20);
+    assert!(lost.iter().all(|lost| lost.cause == 2));
+    bench.fill(12, 4);
+    assert!(bench.holds(12, 4));
+}
+
+#[test]
+fn a_scan_finds_what_was_written_and_nothing_else() {
+    let Some(bench) = Bench::new(2048, 1) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    (0..1024).for_each(|page| bench.fill(page, 1));
+    let mut written = Vec::new();
+    assert_eq!(worker.scan(bench.all(), &mut written, 4096).expect("scan"), None);
+    assert_eq!(written.iter().map(|span| span.count).sum::<u32>(), 1024);
+    written.clear();
+    worker.scan(bench.all(), &mut written, 4096).expect("scan");
+    assert_eq!(written, []);
+    // Every other page: more spans than one call to the kernel may return.
+    (0..1024).step_by(2).chain([2000]).for_each(|page| bench.fill(page, 2));
+    let mut resume = Some(bench.page(0));
+    while let Some(first) = resume {
+        let range = bindery_units::PageRange::new(first, bench.all().end().0 - first.0);
+        let room = written.len() + 100;
+        resume = worker.scan(range, &mut written, room).expect("scan");
+    }
+    let pages: Vec<_> = written.iter().flat_map(|s| s.first..s.first + s.count).collect();
+    let expected: Vec<_> =
+        (0..1024).step_by(2).chain([2000]).map(|page| bench.page(page).0).collect();
+    assert_eq!(pages, expected);
+}
+
+#[test]
+fn digests_tell_zero_from_content_and_equal_from_different() {
+    let Some(bench) = Bench::new(16, 1) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    let key = DigestKey::from_secret(&[7; 32]);
+    bench.fill(1, 5);
+    bench.fill(2, 5);
+    bench.fill(3, 6);
+    let pages: Vec<u32> = (0..4).map(|page| bench.page(page).0).chain([u32::MAX]).collect();
+    let mut digests = Vec::new();
+    worker.digest(&pages, &key, &mut digests);
+    let kinds: Vec<_> = digests.iter().map(|digest| digest.kind).collect();
+    assert_eq!(kinds, [1, 2, 2, 2, 0]);
+    assert!(digests[1] == digests[2] && digests[2] != digests[3]);
+}
+
+#[test]
+fn unmerging_and_releasing_leave_ordinary_memory() {
+    let Some(bench) = Bench::new(300, 300) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..300 {
+        bench.fill(page, u64::from(page) + 1);
+        bench.fill_slot(Slot(page), u64::from(page) + 1);
+    }
+    assert_eq!(bench.merge(&mut worker, 0, 300, Slot(0)), merged(300));
+    let some = worker.unmerge(bench.all(), 100);
+    assert!(some.pages >= 100 && some.pages < 300 && some.resume_at.is_some());
+    bench.space.release().expect("release");
+    assert!(bench.space.regions().is_empty());
+    assert!((0..300).all(|page| bench.holds(page, u64::from(page) + 1)));
+    assert!(!backing(bench.address(299)).0);
+    // Managed anew, it merges as before.
+    let again = bench.space.manage(bench.memory.address(), bench.memory.bytes()).expect("again");
+    assert_ne!(again.pages.first, bench.region.pages.first);
+}
+
+#[test]
+fn a_page_moves_to_another_slot_with_the_same_bytes_only() {
+    let Some(bench) = Bench::new(64, 128) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..64 {
+        bench.fill(page, 3);
+        bench.fill_slot(Slot(page), 3);
+        bench.fill_slot(Slot(64 + page), if page == 20 { 4 } else { 3 });
+    }
+    assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
+    let outcomes = bench.merge(&mut worker, 0, 64, Slot(64));
+    assert!(
+        (0..64).all(|p| outcomes[p] == if p == 20 { outcome::DIFFERENT } else { outcome::MERGED })
+    );
+    bindery_sys::memfd::punch(&bench.store, 0, 20 * PAGE_BYTES as u64).expect("punch");
+    assert!((0..64).all(|page| bench.holds(page, 3)));
+    let mut spans = Vec::new();
+    assert_eq!(worker.report(bench.all(), &mut spans, 100), None);
+    let slots: Vec<_> = spans.iter().map(|s| (s.slot, s.count)).collect();
+    assert_eq!(slots, [(64, 20), (20, 1), (85, 43)]);
+}
+
+#[test]
+fn locked_and_pinned_pages_are_left_alone() {
+    let Some(bench) = Bench::new(8, 8) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..8 {
+        bench.fill(page, 2);
+        bench.fill_slot(Slot(page), 2);
+    }
+    // SAFETY: locking changes no content.
+    assert_eq!(unsafe { libc::mlock(bench.words(2).cast(), PAGE_BYTES) }, 0);
+    let outcomes = bench.merge(&mut worker, 0, 8, Slot(0));
+    assert_eq!(outcomes[2], outcome::BUSY);
+    assert_eq!(outcomes.iter().filter(|&&o| o == outcome::MERGED).count(), 7);
+    assert!((0..8).all(|page| bench.holds(page, 2)));
+}
+
+#[test]
+fn memory_that_is_unmapped_is_forgotten() {
+    let Some(bench) = Bench::new(64, 64) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..64 {
+        bench.fill(page, 2);
+        bench.fill_slot(Slot(page), 2);
+    }
+    assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
+    let gone = bench.space.forget(bench.address(16), 16 * PAGE_BYTES);
+    assert_eq!(gone.iter().map(|range| range.count).sum::<u32>(), 16);
+    // SAFETY: the memory is this test's; nothing of it is used again.
+    unsafe { mapping::replace_with_anonymous(bench.address(16), 16 * PAGE_BYTES) }
+        .expect("replace");
+    assert!(bench.holds(16, 0) && bench.holds(15, 2) && bench.holds(32, 2));
+    assert_eq!(bench.merge(&mut worker, 20, 1, Slot(20)), [outcome::NEVER]);
+    bench.fill(40, 1);
+    assert!(bench.holds(40, 1));
+}
+
+#[test]
+fn shared_files_that_only_we_use_are_taken_over_and_given_back() {
+    use std::os::{fd::AsFd, unix::fs::FileExt};
+    let Some(space) = common::start() else { return };
+    let bytes = 128 * PAGE_BYTES;
+    let file = bindery_sys::memfd::create("ram", bytes as u64).expect("memfd");
+    let memory = mapping::Mapping::shared(file.as_fd(), bytes, true).expect("map");
+    let region = space.manage(memory.address(), bytes).expect("take over");
+    // SAFETY: the page is in the mapping.
+    unsafe { memory.as_ptr().add(5 * PAGE_BYTES).write_volatile(9) };
+    assert_eq!(region.pages.count, 128);
+    space.release().expect("give back");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 5 * PAGE_BYTES as u64).expect("read");
+    assert_eq!(byte, [9], "what was written is in the file again");
+    file.write_all_at(&[8], 0).expect("write");
+    // SAFETY: as above.
+    assert_eq!(unsafe { memory.as_ptr().read_volatile() }, 8, "and the mapping is the file's");
+
+    let second = mapping::Mapping::shared(file.as_fd(), bytes, true).expect("map");
+    let refused = space.manage(second.address(), bytes).expect_err("mapped twice");
+    assert!(refused.to_string().contains("more than once"), "{refused}");
+}
