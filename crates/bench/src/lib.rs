@@ -1,3 +1,4 @@
 //! Benchmarks beside their rivals
 
 pub mod harness;
+pub mod page;

@@ -31,6 +31,8 @@ pub enum Examined {
 pub struct Form {
     pub(crate) name: &'static str,
     pub(crate) is_detected: fn() -> bool,
+    /// Whether the form beats the ones listed after it, where it is detected.
+    pub(crate) is_preferred: fn() -> bool,
     pub(crate) is_zero: unsafe fn(*const u8) -> bool,
     pub(crate) is_zero_at: unsafe fn(*const u8) -> bool,
     pub(crate) equal: unsafe fn(*const u8, *const u8) -> bool,
@@ -45,16 +47,17 @@ struct Copied(MaybeUninit<[u8; PAGE_BYTES]>);
 const _: () = assert!(align_of::<Copied>() == VECTOR_ALIGN);
 
 impl Form {
-    /// The form that the functions of the crate use: the widest that this machine has.
+    /// The form that the functions of the crate use: the widest that pays on this machine.
     #[must_use]
     pub fn active() -> &'static Self {
         static ACTIVE: OnceLock<&'static Form> = OnceLock::new();
         ACTIVE.get_or_init(|| {
-            Self::available().next().expect("the portable form runs on every machine")
+            let mut preferred = Self::available().filter(|form| (form.is_preferred)());
+            preferred.next().expect("the portable form runs, and pays, on every machine")
         })
     }
 
-    /// All forms that this machine can run, the preferred one first, the portable one last.
+    /// All forms that this machine can run, the widest first, the portable one last.
     pub fn available() -> impl Iterator<Item = &'static Self> {
         arch::FORMS.iter().copied().filter(|form| (form.is_detected)())
     }

@@ -15,8 +15,8 @@
 //! # Layout
 //!
 //! The algorithms stand once, in `generic`, over a small `Vector` trait. `arch` instantiates them
-//! for each instruction set, which makes a [`Form`]; the best form that the machine has is chosen
-//! on first use. All forms give the same answers, digests included. From DRAM every form is bound
+//! for each instruction set, which makes a [`Form`]; the widest form that pays on the machine is
+//! chosen on first use. All forms give the same answers, digests included. From DRAM every form is bound
 //! by memory (`docs/decisions/0001-page-digest.md` has the numbers); the width pays for pages that
 //! are still in a cache.
 //!

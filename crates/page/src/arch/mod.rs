@@ -8,7 +8,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-/// Every form that this target can hold, the preferred one first.
+/// Every form that this target can hold, the widest first.
 pub(crate) static FORMS: &[&Form] = &[
     #[cfg(target_arch = "x86_64")]
     &x86_64::avx512::FORM,
@@ -19,14 +19,19 @@ pub(crate) static FORMS: &[&Form] = &[
     &portable::FORM,
 ];
 
-/// Instantiates the algorithms over `$vector` as `FORM`, which runs where `$is_detected`. The
-/// feature named, if any, is enabled in all of them.
+/// Instantiates the algorithms over `$vector` as `FORM`, which runs where `$is_detected`, and is
+/// to be preferred there where `$is_preferred`. The feature named, if any, is enabled in all of
+/// them.
 macro_rules! instantiate {
-    ($name:literal, $vector:ty, $is_detected:expr $(, $feature:literal)?) => {
+    (
+        $name:literal, $vector:ty, detected: $is_detected:expr, preferred: $is_preferred:expr
+        $(, feature: $feature:literal)?
+    ) => {
         /// The algorithms of `generic` over this module's vector.
         pub(crate) static FORM: crate::form::Form = crate::form::Form {
             name: $name,
             is_detected: $is_detected,
+            is_preferred: $is_preferred,
             is_zero: is_zero::<crate::vector::Owned>,
             is_zero_at: is_zero::<crate::vector::Shared>,
             equal: equal::<crate::vector::Owned>,

@@ -2,7 +2,7 @@
 
 use crate::vector::Vector;
 
-super::instantiate!("portable", u64, || true);
+super::instantiate!("portable", u64, detected: || true, preferred: || true);
 
 // SAFETY: every bit pattern is an integer, and eight divides the page. No instruction set beyond
 // the target's own is used, so the methods ask for nothing.

@@ -5,7 +5,13 @@ use std::arch::is_aarch64_feature_detected;
 
 use crate::vector::Vector;
 
-super::super::instantiate!("neon", uint32x4_t, || is_aarch64_feature_detected!("neon"), "neon");
+super::super::instantiate!(
+    "neon",
+    uint32x4_t,
+    detected: || is_aarch64_feature_detected!("neon"),
+    preferred: || true,
+    feature: "neon"
+);
 
 // SAFETY: every bit pattern is a vector of integers, and 16 divides the page.
 unsafe impl Vector for uint32x4_t {

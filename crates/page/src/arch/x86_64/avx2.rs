@@ -4,7 +4,13 @@ use std::arch::x86_64::{__m256i, _mm256_or_si256, _mm256_testz_si256, _mm256_xor
 
 use crate::vector::Vector;
 
-super::super::instantiate!("avx2", __m256i, || is_x86_feature_detected!("avx2"), "avx2");
+super::super::instantiate!(
+    "avx2",
+    __m256i,
+    detected: || is_x86_feature_detected!("avx2"),
+    preferred: || true,
+    feature: "avx2"
+);
 
 // SAFETY: every bit pattern is a vector of integers, and 32 divides the page.
 unsafe impl Vector for __m256i {
