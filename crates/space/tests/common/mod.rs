@@ -1,4 +1,5 @@
 //! A little daemon for tests: guest memory, a store, and the right to merge.
+#![allow(dead_code, reason = "each test file uses what it needs")]
 
 use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
 

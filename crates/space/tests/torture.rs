@@ -1,0 +1,401 @@
+//! Threads that write, add, read, discard, do direct I/O and reach in from outside, into memory that
+//! is merged, unmerged and moved between slots at full speed. Every page carries a sequence number
+//! in every word, so a lost or torn write shows at the next look.
+//!
+//! Merging here does not wait for pages to be equal: a merger copies what a page holds at that
+//! instant into a fresh slot and asks for the merge. So any page can be merged at any moment, also
+//! in the middle of a write. Slots that no page maps any more are punched at once, so that a page
+//! that still needs one reads zeros and is caught.
+//!
+//! `BINDERY_TORTURE_OPERATIONS=100000000 cargo test --release -p bindery-space --test torture` is the
+//! long form: so many verified operations, spread over every combination of settings.
+
+mod common;
+
+use std::{
+    fs::{File, OpenOptions},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, OpenOptionsExt},
+    },
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use bindery_space::wire::lane::{Run, outcome};
+use bindery_sys::memfd;
+use bindery_units::{PAGE_BYTES, PageRange, Slot};
+use common::{Bench, STORE};
+
+const PAGES: u32 = 2048;
+/// The last pages hold counters that are added to without any lock.
+const COUNTER_PAGES: u32 = 64;
+const LOCKED_PAGES: u32 = PAGES - COUNTER_PAGES;
+const SLOTS: u32 = 64 * 1024;
+const WORDS: usize = PAGE_BYTES / 8;
+const NO_SLOT: u32 = u32::MAX;
+/// Mergers work on blocks of this many pages, one merger a block at a time.
+const BLOCK_PAGES: u32 = 64;
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    mergers: u32,
+    writers: u32,
+    run_pages_max: u32,
+    unmerge: bool,
+    compact: bool,
+    direct: bool,
+}
+
+/// xorshift64*: see Vigna, "An experimental exploration of Marsaglia's xorshift generators".
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    fn below(&mut self, limit: u32) -> u32 {
+        (self.next() % u64::from(limit)) as u32
+    }
+}
+
+struct Torture {
+    bench: Bench,
+    settings: Settings,
+    /// What each page holds; its lock is the page's.
+    expected: Vec<Mutex<u64>>,
+    /// Which slot the daemon believes that each page maps.
+    slots: Vec<AtomicU32>,
+    free: Mutex<Vec<u32>>,
+    blocks: Vec<Mutex<()>>,
+    added: AtomicU64,
+    operations: AtomicU64,
+    merged: AtomicU64,
+    stop: AtomicBool,
+    file: Option<File>,
+}
+
+/// The word that a page of sequence number `sequence` holds everywhere.
+const fn pattern(sequence: u64) -> u64 {
+    sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+impl Torture {
+    fn page_bytes(&self, page: u32) -> &'static mut [u8] {
+        // SAFETY: the page is in the mapping, which outlives the threads; the page's lock is held.
+        unsafe { std::slice::from_raw_parts_mut(self.bench.words(page).cast(), PAGE_BYTES) }
+    }
+
+    fn verify(&self, page: u32, sequence: u64) {
+        let word = pattern(sequence);
+        for at in 0..WORDS {
+            // SAFETY: the page is in the mapping.
+            let found = unsafe { self.bench.words(page).add(at).read_volatile() };
+            assert_eq!(found, word, "page {page} word {at} of sequence {sequence}: lost or torn");
+        }
+    }
+
+    fn write(&self, page: u32, sequence: u64) {
+        self.bench.fill(page, pattern(sequence));
+    }
+
+    /// One verified operation on one page.
+    fn operate(&self, random: &mut Random, buffer: &mut Direct) {
+        let page = random.below(LOCKED_PAGES);
+        let mut expected = self.expected[page as usize].lock().expect("no writer failed");
+        self.verify(page, *expected);
+        let next = *expected + 1 + u64::from(random.below(1000));
+        match random.below(16) {
+            0..8 => {}
+            8..11 => {
+                self.write(page, next);
+                *expected = next;
+            }
+            11 => {
+                self.bench
+                    .space
+                    .discard(self.bench.address(page), PAGE_BYTES, libc::MADV_DONTNEED)
+                    .expect("discard");
+                *expected = 0;
+            }
+            12 => {
+                self.write_from_outside(page, next);
+                *expected = next;
+            }
+            13 => {
+                self.read_pipe(page, next);
+                *expected = next;
+            }
+            _ if self.settings.direct => self.direct(page, next, &mut expected, buffer),
+            _ => {}
+        }
+    }
+
+    /// The kernel writes the page on behalf of another process.
+    fn write_from_outside(&self, page: u32, sequence: u64) {
+        let words = [pattern(sequence); WORDS];
+        let local = libc::iovec { iov_base: words.as_ptr() as *mut _, iov_len: PAGE_BYTES };
+        let remote = libc::iovec { iov_base: self.bench.words(page).cast(), iov_len: PAGE_BYTES };
+        // SAFETY: both ranges are mapped; the page's lock is held.
+        let done = unsafe {
+            libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+        };
+        assert_eq!(done, PAGE_BYTES as isize, "{}", std::io::Error::last_os_error());
+    }
+
+    /// read(2) straight into the page.
+    fn read_pipe(&self, page: u32, sequence: u64) {
+        use std::io::{Read, Write};
+        let (mut reader, mut writer) = std::io::pipe().expect("pipe");
+        let words = pattern(sequence).to_ne_bytes().repeat(WORDS);
+        writer.write_all(&words).expect("a pipe holds a page");
+        reader.read_exact(self.page_bytes(page)).expect("read");
+    }
+
+    /// Direct I/O: the device writes the page, or reads it, while it may be merged.
+    fn direct(&self, page: u32, next: u64, expected: &mut u64, buffer: &mut Direct) {
+        let Some(file) = &self.file else { return };
+        let offset = u64::from(page) * PAGE_BYTES as u64;
+        if next.is_multiple_of(2) {
+            file.write_all_at(self.page_bytes(page), offset).expect("direct write");
+            file.read_exact_at(&mut buffer.0, offset).expect("direct read");
+            let word = pattern(*expected).to_ne_bytes();
+            assert!(buffer.0.chunks_exact(8).all(|found| found == word), "page {page} on disk");
+        } else {
+            buffer
+                .0
+                .chunks_exact_mut(8)
+                .for_each(|w| w.copy_from_slice(&pattern(next).to_ne_bytes()));
+            file.write_all_at(&buffer.0, offset).expect("direct write");
+            file.read_exact_at(self.page_bytes(page), offset).expect("direct read");
+            *expected = next;
+        }
+    }
+
+    fn writer(&self, seed: u64) {
+        let mut random = Random(seed);
+        let mut buffer = Box::new(Direct([0; PAGE_BYTES]));
+        while !self.stop.load(Ordering::Relaxed) {
+            self.operate(&mut random, &mut buffer);
+            for _ in 0..64 {
+                let page = LOCKED_PAGES + random.below(COUNTER_PAGES);
+                let word = random.below(WORDS as u32) as usize;
+                // SAFETY: the word is in the mapping, aligned, and only ever used atomically.
+                let counter = unsafe { &*self.bench.words(page).add(word).cast::<AtomicU64>() };
+                counter.fetch_add(1, Ordering::Relaxed);
+            }
+            self.added.fetch_add(64, Ordering::Relaxed);
+            // 64 additions, each verified by the sum, and the page's words.
+            self.operations.fetch_add(65, Ordering::Relaxed);
+        }
+    }
+
+    fn merger(&self, seed: u64) {
+        let mut random = Random(seed);
+        let mut worker = self.bench.space.worker().expect("worker");
+        let mut lost = Vec::new();
+        while !self.stop.load(Ordering::Relaxed) {
+            let block = random.below(PAGES / BLOCK_PAGES);
+            let _block = self.blocks[block as usize].lock().expect("no merger failed");
+            let count = 1 + random.below(self.settings.run_pages_max);
+            let first =
+                block * BLOCK_PAGES + random.below(BLOCK_PAGES - count.min(BLOCK_PAGES - 1));
+            let count = count.min((block + 1) * BLOCK_PAGES - first);
+            match random.below(16) {
+                0 if self.settings.unmerge => {
+                    let range = PageRange::new(self.bench.page(first), count);
+                    worker.unmerge(range, u32::MAX);
+                }
+                1 => self.merge_zero(&mut worker, first, count),
+                _ => self.merge(&mut worker, first, count),
+            }
+            worker.lost(&mut lost, 4096);
+            for lost in lost.drain(..) {
+                let page = lost.page - self.bench.page(0).0;
+                let believed = &self.slots[page as usize];
+                if believed
+                    .compare_exchange(lost.slot, NO_SLOT, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    self.release(&[lost.slot]);
+                }
+            }
+        }
+    }
+
+    fn merge_zero(&self, worker: &mut bindery_space::Worker, first: u32, count: u32) {
+        let mut outcomes = Vec::new();
+        let run = Run { page: self.bench.page(first).0, count, slot: 0, zero: 1 };
+        worker.merge(STORE, run, &mut outcomes);
+    }
+
+    fn merge(&self, worker: &mut bindery_space::Worker, first: u32, count: u32) {
+        let mapped = |page: u32| self.slots[page as usize].load(Ordering::Acquire) != NO_SLOT;
+        if !self.settings.compact && (first..first + count).any(mapped) {
+            return;
+        }
+        let Some(slot) = self.take_slots(count) else { return };
+        let pages: Vec<u32> = (first..first + count).map(|page| self.bench.page(page).0).collect();
+        worker.copy(&pages, |at, bytes| {
+            let bytes = bytes.expect("managed");
+            let offset = Slot(slot + at as u32).offset_bytes();
+            self.bench.store.write_all_at(bytes, offset).expect("store");
+        });
+        let outcomes = self.bench.merge(worker, first, count, Slot(slot));
+        let mut unused = Vec::new();
+        for (page, outcome) in (first..).zip(outcomes) {
+            let slot = slot + page - first;
+            if outcome == outcome::MERGED {
+                let before = self.slots[page as usize].swap(slot, Ordering::AcqRel);
+                unused.extend((before != NO_SLOT).then_some(before));
+                self.merged.fetch_add(1, Ordering::Relaxed);
+            } else {
+                unused.push(slot);
+            }
+        }
+        self.release(&unused);
+    }
+
+    /// Consecutive slots: the free list is kept in blocks of the longest run.
+    fn take_slots(&self, count: u32) -> Option<u32> {
+        let mut free = self.free.lock().expect("no merger failed");
+        free.sort_unstable();
+        let window = count as usize;
+        let at = free.windows(window).position(|w| w[window - 1] - w[0] == count - 1)?;
+        let first = free[at];
+        free.drain(at..at + window);
+        Some(first)
+    }
+
+    fn release(&self, slots: &[u32]) {
+        for &slot in slots {
+            memfd::punch(&self.bench.store, Slot(slot).offset_bytes(), PAGE_BYTES as u64)
+                .expect("punch");
+        }
+        self.free.lock().expect("no merger failed").extend_from_slice(slots);
+    }
+
+    fn check_counters(&self) {
+        let mut sum = 0;
+        for page in LOCKED_PAGES..PAGES {
+            for word in 0..WORDS {
+                // SAFETY: the word is in the mapping, and its writers have ended.
+                sum += unsafe { self.bench.words(page).add(word).read_volatile() };
+            }
+        }
+        assert_eq!(sum, self.added.load(Ordering::Relaxed), "additions were lost");
+    }
+}
+
+#[repr(align(4096))]
+struct Direct([u8; PAGE_BYTES]);
+
+fn direct_file(directory: &std::path::Path) -> Option<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(directory.join("direct"))
+        .inspect_err(|error| eprintln!("SKIPPED: direct I/O: {error}"))
+        .ok()?;
+    file.set_len(u64::from(PAGES) * PAGE_BYTES as u64).expect("length");
+    assert!(file.as_raw_fd() >= 0);
+    Some(file)
+}
+
+/// Runs until so many operations were verified. Returns how many pages were merged.
+fn torture(settings: Settings, operations: u64) -> Option<u64> {
+    let bench = Bench::new(PAGES as usize, SLOTS)?;
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory");
+    let torture = Arc::new(Torture {
+        bench,
+        settings,
+        expected: (0..LOCKED_PAGES).map(|_| Mutex::new(0)).collect(),
+        slots: (0..PAGES).map(|_| AtomicU32::new(NO_SLOT)).collect(),
+        free: Mutex::new((0..SLOTS / 8).collect()),
+        blocks: (0..PAGES / BLOCK_PAGES).map(|_| Mutex::new(())).collect(),
+        added: AtomicU64::new(0),
+        operations: AtomicU64::new(0),
+        merged: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        file: direct_file(directory.path()),
+    });
+    let mut threads = Vec::new();
+    for seed in 0..settings.writers {
+        let torture = Arc::clone(&torture);
+        threads.push(thread::spawn(move || torture.writer(u64::from(seed) * 7919 + 1)));
+    }
+    for seed in 0..settings.mergers {
+        let torture = Arc::clone(&torture);
+        threads.push(thread::spawn(move || torture.merger(u64::from(seed) * 104_729 + 3)));
+    }
+    let start = Instant::now();
+    let (mut last, mut last_moved) = (0, Instant::now());
+    while torture.operations.load(Ordering::Relaxed) < operations {
+        thread::sleep(Duration::from_millis(20));
+        assert!(
+            threads.iter().all(|thread| !thread.is_finished()),
+            "a thread failed: {settings:?}"
+        );
+        let now = torture.operations.load(Ordering::Relaxed);
+        if now != last {
+            (last, last_moved) = (now, Instant::now());
+        }
+        assert!(last_moved.elapsed() < Duration::from_secs(20), "nothing moves: {settings:?}");
+    }
+    torture.stop.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(|thread| thread.join().expect("verified"));
+    for (page, expected) in torture.expected.iter().enumerate() {
+        torture.verify(page as u32, *expected.lock().expect("ended"));
+    }
+    torture.check_counters();
+    let (done, merged) = (last, torture.merged.load(Ordering::Relaxed));
+    let breaks = torture.bench.space.breaks();
+    println!(
+        "{settings:?}: {done} operations, {merged} merges, {breaks} breaks in {:.1} s",
+        start.elapsed().as_secs_f64()
+    );
+    // The memory is unmapped by its owner now: said first, as any owner must.
+    torture.bench.space.forget(torture.bench.address(0), torture.bench.memory.bytes());
+    Some(merged)
+}
+
+#[test]
+fn nothing_is_lost_or_torn_in_any_combination_of_settings() {
+    let operations: u64 = std::env::var("BINDERY_TORTURE_OPERATIONS")
+        .map_or(2_000_000, |value| value.parse().expect("a number of operations"));
+    let mut combinations = Vec::new();
+    for mergers in [1, 2] {
+        for run_pages_max in [1, 8, 64] {
+            for unmerge in [false, true] {
+                for compact in [false, true] {
+                    for direct in [false, true] {
+                        combinations.push(Settings {
+                            mergers,
+                            writers: 3,
+                            run_pages_max,
+                            unmerge,
+                            compact,
+                            direct,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    let share = operations / combinations.len() as u64;
+    for settings in combinations {
+        let Some(merged) = torture(settings, share) else { return };
+        assert!(merged > 0, "merging went on: {settings:?}");
+    }
+}
