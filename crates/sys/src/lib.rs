@@ -5,6 +5,7 @@
 //! does not own through Rust's rules are `unsafe` and say what the caller must hold; everything
 //! else is safe. No policy lives here, no logging, no retry.
 
+pub mod event;
 pub mod lock;
 pub mod mapping;
 pub mod memfd;
@@ -12,5 +13,6 @@ pub mod pagemap;
 pub mod pidfd;
 pub mod process;
 pub mod socket;
+pub mod stderr;
 pub mod thread;
 pub mod userfault;

@@ -18,9 +18,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    accept_with, bind, connect as connect_to, listen as listen_on, recv, recvmsg, sendmsg,
-    socket_with, socketpair,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, accept_with, bind, connect as connect_to, listen as listen_on, recv, recvmsg,
+    sendmsg, socket_with, socketpair,
 };
 
 /// The most descriptors that one message may carry.
@@ -202,6 +202,15 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> i
 pub fn peek(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<usize> {
     let (_, count) = repeat(|| recv(&socket, &mut *bytes, RecvFlags::PEEK))?;
     Ok(count)
+}
+
+/// Ends a connection for all who hold a descriptor of it: waiting and later receives find its end,
+/// sends fail. What was received already can still be read.
+///
+/// # Errors
+/// The kernel's, if `socket` is not a connected socket.
+pub fn shutdown(socket: impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::shutdown(socket, Shutdown::Both)?)
 }
 
 /// Who is at the other end of a connected Unix socket.
