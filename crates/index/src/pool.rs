@@ -1,0 +1,300 @@
+//! Ids given out and taken back: what leaves and nodes are allocated from.
+//!
+//! Every thread works on one of a few shards. A shard has a free list (a Treiber stack threaded
+//! through the free slots themselves, so that it costs nothing) and a block of ids that nobody has
+//! used yet; blocks are cut off the arena, one after another. Only when both are empty and the
+//! arena is used up does a thread look into other shards; only when those are empty too is the pool
+//! full.
+//!
+//! Ids come back in two ways: at once if nobody else can have seen them
+//! ([`give_back`](Pool::give_back)), or through the [`shard`](Pool::shard) when every guard of now
+//! is gone. Garbage that waits holds its shard, and with it the arena, alive: it may outlive the
+//! index. Shards are counted one by one because threads would meet on a common count.
+//!
+//! The stack's head carries a tag that counts changes, against the ABA problem of a pop that was
+//! overtaken by a pop, a pop and a push.
+
+use std::sync::Arc;
+
+use crossbeam_utils::CachePadded;
+
+use crate::arena::{Arena, Row};
+use crate::epoch::SHARDS;
+use crate::primitive::{AtomicU64, Ordering};
+
+/// Ids that a shard takes from the arena at a time. 64 leaves are a kibibyte.
+#[cfg(not(loom))]
+const BLOCK: u32 = 64;
+#[cfg(loom)]
+const BLOCK: u32 = 2;
+
+/// Rows that hold slots, each slot with a number and with a word that is unused while it is free.
+pub(crate) trait Slots: Row + 'static {
+    /// Slots of a row.
+    const PER_ROW: u32;
+    /// Bits of an id that number the slot within its row.
+    const SLOT_BITS: u32;
+
+    /// The word of a free slot that may hold the link to the next free one.
+    fn free_link(&self, slot: u32) -> &AtomicU64;
+}
+
+/// The row of `id`, and the slot in it.
+#[inline]
+pub(crate) fn place_of<S: Slots>(id: u32) -> (u32, u32) {
+    (id >> S::SLOT_BITS, id & ((1 << S::SLOT_BITS) - 1))
+}
+
+/// The `ordinal`-th id: ids leave out the slot numbers that a row does not have.
+fn id_of<S: Slots>(ordinal: u32) -> u32 {
+    ((ordinal / S::PER_ROW) << S::SLOT_BITS) | (ordinal % S::PER_ROW)
+}
+
+/// One thread's part of a pool, or several threads'.
+pub(crate) struct Shard<S: Slots> {
+    /// tag:32 | id + 1:32, 0 for the empty list.
+    free: AtomicU64,
+    /// end:32 | next:32, ordinals that have never been used.
+    fresh: AtomicU64,
+    arena: Arc<Arena<S>>,
+}
+
+pub(crate) struct Pool<S: Slots> {
+    arena: Arc<Arena<S>>,
+    shards: Box<[Arc<CachePadded<Shard<S>>>]>,
+    /// The first ordinal that no shard has taken.
+    uncut: CachePadded<AtomicU64>,
+    /// Ordinals that may be used.
+    limit: u64,
+}
+
+impl<S: Slots> Pool<S> {
+    /// A pool of at most `limit` ids, not counting the first of all, which is never given out.
+    pub(crate) fn new(limit: u32) -> Self {
+        let ordinals = limit.checked_add(1).expect("ids are 30 bits");
+        let arena = Arc::new(Arena::new(ordinals.div_ceil(S::PER_ROW)));
+        let shard = || Shard {
+            free: AtomicU64::new(0),
+            fresh: AtomicU64::new(0),
+            arena: Arc::clone(&arena),
+        };
+        let shards = (0..SHARDS).map(|_| Arc::new(CachePadded::new(shard()))).collect();
+        let uncut = CachePadded::new(AtomicU64::new(1));
+        Self { arena, shards, uncut, limit: u64::from(ordinals) }
+    }
+
+    #[inline]
+    pub(crate) fn row(&self, row: u32) -> &S {
+        self.arena.get(row)
+    }
+
+    pub(crate) fn row_checked(&self, row: u32) -> Option<&S> {
+        self.arena.get_checked(row)
+    }
+
+    /// An id that nobody else has, or `None` if all are in use or no memory is left.
+    pub(crate) fn allocate(&self, shard: usize) -> Option<u32> {
+        let own = &self.shards[shard];
+        own.allocate().or_else(|| self.cut_block(own)).or_else(|| {
+            let others = self.shards.iter().cycle().skip(shard + 1).take(SHARDS - 1);
+            others.into_iter().find_map(|other| other.allocate())
+        })
+    }
+
+    /// Takes back an id that was never published.
+    pub(crate) fn give_back(&self, shard: usize, id: u32) {
+        self.shards[shard].take_back(id);
+    }
+
+    /// The shard, for a [`Shard::take_back`] that has to wait until nobody can be looking at the
+    /// id any more. That may be after the pool is gone.
+    pub(crate) fn shard(&self, shard: usize) -> Arc<CachePadded<Shard<S>>> {
+        Arc::clone(&self.shards[shard])
+    }
+
+    /// Ids that may be in use at once.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.limit as u32 - 1
+    }
+
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        let shards = SHARDS * size_of::<CachePadded<Shard<S>>>();
+        self.arena.allocated_bytes() + shards as u64
+    }
+
+    /// Cuts a block off the arena for `shard`, and allocates from it.
+    #[cold]
+    fn cut_block(&self, shard: &Shard<S>) -> Option<u32> {
+        // Relaxed: ordinals are numbers; what lies in their rows is published by `ensure`.
+        let mut start = self.uncut.load(Ordering::Relaxed);
+        let end = loop {
+            let end = (start + u64::from(BLOCK)).min(self.limit);
+            // Before the cut, so that a block that finds no memory stays where it is.
+            let rows = [start, end - 1].map(|ordinal| ordinal as u32 / S::PER_ROW);
+            if start == end || !rows.iter().all(|row| self.arena.ensure(*row)) {
+                return None;
+            }
+            match self.uncut.compare_exchange(start, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => break end,
+                Err(current) => start = current,
+            }
+        };
+        shard.stock(start as u32 + 1, end as u32);
+        Some(id_of::<S>(start as u32))
+    }
+}
+
+impl<S: Slots> Shard<S> {
+    fn allocate(&self) -> Option<u32> {
+        self.pop().or_else(|| self.take_fresh())
+    }
+
+    fn pop(&self) -> Option<u32> {
+        // Acquire, here and on failure: pairs with the Release of `take_back`, so that the link read
+        // below is the pushed one, and so that the slot's past is over before it is written anew.
+        let mut head = self.free.load(Ordering::Acquire);
+        loop {
+            let id = (head as u32).checked_sub(1)?;
+            // Relaxed: read after the Acquire above. If another thread has popped the slot
+            // meanwhile this is nonsense, and the tag makes the exchange fail.
+            let next = self.link(id).load(Ordering::Relaxed);
+            let popped = retag(head, next as u32);
+            match self.free.compare_exchange_weak(head, popped, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => return Some(id),
+                Err(current) => head = current,
+            }
+        }
+    }
+
+    /// Makes the id free. Only when nobody can be looking at it any more.
+    pub(crate) fn take_back(&self, id: u32) {
+        // Relaxed: the exchange below reads it again if it was old.
+        let mut head = self.free.load(Ordering::Relaxed);
+        loop {
+            self.link(id).store(u64::from(head as u32), Ordering::Relaxed);
+            // Release: publishes the link and ends the slot's past; pairs with Acquire in `pop`.
+            match self.free.compare_exchange_weak(
+                head,
+                retag(head, id + 1),
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(current) => head = current,
+            }
+        }
+    }
+
+    fn take_fresh(&self) -> Option<u32> {
+        // Acquire: pairs with the Release of `stock`, after which the rows exist.
+        let mut block = self.fresh.load(Ordering::Acquire);
+        loop {
+            let (next, end) = (block as u32, (block >> 32) as u32);
+            if next == end {
+                return None;
+            }
+            match self.fresh.compare_exchange_weak(
+                block,
+                block + 1,
+                Ordering::Acquire,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Some(id_of::<S>(next)),
+                Err(current) => block = current,
+            }
+        }
+    }
+
+    /// Gives the shard the ordinals `next..end`, whose rows exist.
+    fn stock(&self, next: u32, end: u32) {
+        let block = u64::from(end) << 32 | u64::from(next);
+        let empty = self.fresh.load(Ordering::Relaxed);
+        // Release: the rows were ensured before; pairs with Acquire in `take_fresh`. Blocks of one
+        // pool are all different, so an empty one that came back cannot be mistaken for this one.
+        let stocked = empty as u32 == (empty >> 32) as u32
+            && self
+                .fresh
+                .compare_exchange(empty, block, Ordering::Release, Ordering::Relaxed)
+                .is_ok();
+        if !stocked {
+            // Another thread of this shard was faster: what it did not need goes to the free list.
+            (next..end).for_each(|ordinal| self.take_back(id_of::<S>(ordinal)));
+        }
+    }
+
+    fn link(&self, id: u32) -> &AtomicU64 {
+        let (row, slot) = place_of::<S>(id);
+        self.arena.get(row).free_link(slot)
+    }
+}
+
+/// The stack's head `id_plus_one`, with the tag after that of `head`.
+fn retag(head: u64, id_plus_one: u32) -> u64 {
+    ((head >> 32) + 1) << 32 | u64::from(id_plus_one)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    struct Pair([AtomicU64; 2]);
+
+    // SAFETY: zeroes are valid atomics, which have no drop glue.
+    unsafe impl Row for Pair {}
+
+    impl Slots for Pair {
+        const PER_ROW: u32 = 2;
+        const SLOT_BITS: u32 = 2;
+
+        fn free_link(&self, slot: u32) -> &AtomicU64 {
+            &self.0[slot as usize]
+        }
+    }
+
+    #[test]
+    fn every_id_is_given_out_once_and_never_the_first() {
+        let pool = Pool::<Pair>::new(1000);
+        let ids: HashSet<u32> = std::iter::from_fn(|| pool.allocate(0)).collect();
+        assert_eq!(ids.len(), 1000);
+        assert!(!ids.contains(&0));
+        assert!(ids.iter().all(|id| place_of::<Pair>(*id).1 < 2));
+    }
+
+    #[test]
+    fn what_one_shard_frees_another_finds_when_nothing_else_is_left() {
+        let pool = Pool::<Pair>::new(10);
+        let ids: Vec<u32> = std::iter::from_fn(|| pool.allocate(0)).collect();
+        pool.give_back(3, ids[4]);
+        pool.shard(5).take_back(ids[7]);
+        let again: HashSet<u32> = std::iter::from_fn(|| pool.allocate(1)).collect();
+        assert_eq!(again, HashSet::from([ids[4], ids[7]]));
+    }
+
+    #[test]
+    fn threads_never_share_an_id() {
+        let pool = Pool::<Pair>::new(64);
+        let rounds = if cfg!(miri) { 50 } else { 20_000 };
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for round in 0..rounds {
+                        // All on one shard, to collide.
+                        let Some(id) = pool.allocate(0) else { continue };
+                        let (row, slot) = place_of::<Pair>(id);
+                        let word = pool.row(row).free_link(slot);
+                        let mark = (thread << 32 | round) + 1;
+                        word.store(mark, Ordering::Relaxed);
+                        std::hint::spin_loop();
+                        assert_eq!(word.load(Ordering::Relaxed), mark);
+                        pool.give_back(0, id);
+                    }
+                });
+            }
+        });
+        assert_eq!(std::iter::from_fn(|| pool.allocate(0)).count(), 64);
+    }
+}
