@@ -2,11 +2,17 @@
 //! demo.
 //!
 //! * [`guest`] boots unmodified QEMU guests under TCG and speaks to them.
+//! * [`machine`] measures memory and CPU time, and puts back settings that it changed.
+//! * [`kvm`] runs a tiny guest under KVM in memory that the caller gives it.
+//! * [`fault`] has the Nth call of an operation fail.
 //! * [`skipped!`] says loudly that a test cannot run here.
 //!
 //! Everything here leaves the machine as it found it: guards restore what they change when they
 //! are dropped, and only processes that were started here are ended.
 
+pub mod fault;
 pub mod guest;
+pub mod kvm;
+pub mod machine;
 #[doc(hidden)]
 pub mod skip;

@@ -94,10 +94,9 @@ fn memfd_guests_migrate_and_save_themselves() {
     let mut source = builder().spawn().unwrap();
     source.wait_ready(BOOT).unwrap_or_else(|error| panic!("{error}"));
     source.check("echo kept > /tmp/mark").unwrap();
-    let mut monitor = source.qmp().unwrap();
-    monitor.savevm("one").unwrap();
+    source.qmp().unwrap().savevm("one").unwrap();
     source.check("echo lost > /tmp/mark").unwrap();
-    monitor.loadvm("one").unwrap();
+    source.qmp().unwrap().loadvm("one").unwrap();
     assert_eq!(source.check("cat /tmp/mark").unwrap(), "kept\n");
 
     let uri = format!("unix:{}", directory.path().join("migrate.sock").display());
@@ -108,7 +107,7 @@ fn memfd_guests_migrate_and_save_themselves() {
         assert!(destination.is_running() && std::time::Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(50));
     }
-    monitor.migrate(&uri, Duration::from_secs(120)).unwrap();
+    source.qmp().unwrap().migrate(&uri, Duration::from_secs(120)).unwrap();
     source.shut_down();
     assert_eq!(destination.check("cat /tmp/mark").unwrap(), "kept\n");
     assert_eq!(destination.kernel_complaints().unwrap(), Vec::<String>::new());

@@ -41,6 +41,7 @@ pub struct QemuGuest {
     child: Child,
     directory: TempDir,
     channel: Option<Channel>,
+    qmp: Option<Qmp>,
     started: Instant,
 }
 
@@ -61,7 +62,7 @@ impl QemuGuest {
             .stderr(second)
             .spawn()
             .map_err(GuestError::io(format!("starting {}", program.display())))?;
-        Ok(Self { child, directory, channel: None, started: Instant::now() })
+        Ok(Self { child, directory, channel: None, qmp: None, started: Instant::now() })
     }
 
     /// Waits until the guest runs commands; returns how long that took since QEMU was started.
@@ -162,12 +163,17 @@ impl QemuGuest {
         self.text("console.log")
     }
 
-    /// Opens a connection to QEMU's monitor; QEMU serves one at a time.
+    /// The connection to QEMU's monitor, opened at first use. QEMU serves one at a time, so the
+    /// guest keeps it.
     ///
     /// # Errors
     /// [`GuestError::Qmp`] when nobody answers.
-    pub fn qmp(&self) -> Result<Qmp, GuestError> {
-        Ok(Qmp::connect(&self.path("qmp.sock"))?)
+    pub fn qmp(&mut self) -> Result<&mut Qmp, GuestError> {
+        let qmp = match self.qmp.take() {
+            Some(qmp) => qmp,
+            None => Qmp::connect(&self.path("qmp.sock"))?,
+        };
+        Ok(self.qmp.insert(qmp))
     }
 
     /// The pid of QEMU itself, once it has written its pid file, whoever started it.
@@ -192,7 +198,7 @@ impl QemuGuest {
 
     /// Has QEMU quit and waits for it and its launcher, ten seconds at most, then ends them.
     pub fn shut_down(mut self) {
-        if let Ok(mut qmp) = self.qmp() {
+        if let Ok(qmp) = self.qmp() {
             // The answer may get lost with the socket.
             let _ = qmp.execute("quit", &serde_json::json!({}));
         }

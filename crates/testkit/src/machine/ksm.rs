@@ -1,0 +1,192 @@
+//! Kernel samepage merging: its settings, its counters, and what its thread costs.
+//!
+//! Concurrency: the settings are the whole machine's. A [`KsmGuard`] holds a lock on the `run` file
+//! while it lives, so that two test processes take turns instead of spoiling each other's figures.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::SettingGuard;
+use super::cpu::schedstat_time;
+use super::setting::{SettingError, read, write};
+
+const DIRECTORY: &str = "/sys/kernel/mm/ksm";
+
+/// What KSM is set to. `None` leaves a value as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KsmSettings {
+    /// The rest between two batches, in milliseconds.
+    pub sleep_millisecs: Option<u64>,
+    /// The size of a batch.
+    pub pages_to_scan: Option<u64>,
+    /// Whether pages that never merged are scanned more seldom (since Linux 6.7).
+    pub smart_scan: Option<bool>,
+    /// Whether zero pages become the kernel's zero page.
+    pub use_zero_pages: Option<bool>,
+}
+
+impl KsmSettings {
+    /// As fast as it goes: no rest, and a million pages in a batch.
+    #[must_use]
+    pub const fn full_speed() -> Self {
+        Self {
+            sleep_millisecs: Some(0),
+            pages_to_scan: Some(1_000_000),
+            smart_scan: None,
+            use_zero_pages: None,
+        }
+    }
+
+    fn values(self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("sleep_millisecs", self.sleep_millisecs),
+            ("pages_to_scan", self.pages_to_scan),
+            ("smart_scan", self.smart_scan.map(u64::from)),
+            ("use_zero_pages", self.use_zero_pages.map(u64::from)),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+    }
+}
+
+/// KSM running with the given settings; as it was before, with nothing left merged that was not,
+/// when dropped.
+#[derive(Debug)]
+pub struct KsmGuard {
+    before: String,
+    // Dropped after `run` is put back, in this order.
+    _settings: Vec<SettingGuard>,
+    _lock: File,
+}
+
+impl KsmGuard {
+    /// Sets KSM and starts it. Waits while another process holds a guard.
+    ///
+    /// # Errors
+    /// [`SettingError`] without root, or on a kernel without KSM or one of the settings.
+    pub fn start(settings: KsmSettings) -> Result<Self, SettingError> {
+        let run = path("run");
+        let guard = Self::prepare(settings)?;
+        write(&run, "1")?;
+        Ok(guard)
+    }
+
+    /// As [`Self::start`], but KSM is stopped: nothing else on the machine merges meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn stopped() -> Result<Self, SettingError> {
+        let guard = Self::prepare(KsmSettings::default())?;
+        write(&path("run"), "0")?;
+        Ok(guard)
+    }
+
+    /// Stops scanning and keeps what is merged.
+    ///
+    /// # Errors
+    /// [`SettingError`] when the kernel refuses.
+    pub fn pause(&self) -> Result<(), SettingError> {
+        write(&path("run"), "0")
+    }
+
+    /// Goes on after [`Self::pause`].
+    ///
+    /// # Errors
+    /// [`SettingError`] when the kernel refuses.
+    pub fn resume(&self) -> Result<(), SettingError> {
+        write(&path("run"), "1")
+    }
+
+    fn prepare(settings: KsmSettings) -> Result<Self, SettingError> {
+        let run = path("run");
+        let lock = File::open(&run)
+            .and_then(|file| {
+                flock(&file, FlockOperation::LockExclusive)?;
+                Ok(file)
+            })
+            .map_err(SettingError::locking(&run))?;
+        let before = read(&run)?;
+        let settings = settings
+            .values()
+            .map(|(name, value)| SettingGuard::set(path(name), value))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { before, _settings: settings, _lock: lock })
+    }
+}
+
+impl Drop for KsmGuard {
+    fn drop(&mut self) {
+        // 2 unmerges everything and stops. What was merged before, if KSM ran, is merged again.
+        let restored = write(&path("run"), "2").and_then(|()| write(&path("run"), &self.before));
+        if let Err(error) = restored {
+            eprintln!("KSM is left changed: {error}");
+        }
+    }
+}
+
+/// KSM's own counters. In pages, but for the two last.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct KsmCounters {
+    /// Pages that are shared.
+    pub pages_shared: u64,
+    /// Pages that are saved by that.
+    pub pages_sharing: u64,
+    /// Pages that are the only one of their kind.
+    pub pages_unshared: u64,
+    /// Pages that change too fast.
+    pub pages_volatile: u64,
+    /// Pages looked at so far.
+    pub pages_scanned: u64,
+    /// Pages merged with the kernel's zero page.
+    pub ksm_zero_pages: u64,
+    /// Times that all memory was looked at.
+    pub full_scans: u64,
+    /// Bytes saved less bytes of metadata; negative when KSM costs more than it saves.
+    pub general_profit: i64,
+}
+
+impl KsmCounters {
+    /// Reads them all. A counter that this kernel does not have is zero.
+    ///
+    /// # Errors
+    /// [`SettingError`] on a kernel without KSM.
+    pub fn read() -> Result<Self, SettingError> {
+        read(&path("run"))?;
+        let text = |name: &str| read(&path(name)).unwrap_or_default();
+        let number = |name: &str| text(name).parse().unwrap_or_default();
+        Ok(Self {
+            pages_shared: number("pages_shared"),
+            pages_sharing: number("pages_sharing"),
+            pages_unshared: number("pages_unshared"),
+            pages_volatile: number("pages_volatile"),
+            pages_scanned: number("pages_scanned"),
+            ksm_zero_pages: number("ksm_zero_pages"),
+            full_scans: number("full_scans"),
+            general_profit: text("general_profit").parse().unwrap_or_default(),
+        })
+    }
+}
+
+/// The CPU time that KSM's kernel thread has used since boot.
+///
+/// # Errors
+/// An error of kind `NotFound` when there is no such thread.
+pub fn ksmd_cpu_time() -> std::io::Result<Duration> {
+    for entry in std::fs::read_dir("/proc")? {
+        let process = entry?.path();
+        // A kernel thread has no executable; a process that took the name has one.
+        let named =
+            std::fs::read_to_string(process.join("comm")).is_ok_and(|name| name == "ksmd\n");
+        if named && std::fs::read_link(process.join("exe")).is_err() {
+            return schedstat_time(&process.join("schedstat"));
+        }
+    }
+    Err(std::io::Error::new(std::io::ErrorKind::NotFound, "this kernel runs no ksmd"))
+}
+
+fn path(name: &str) -> PathBuf {
+    Path::new(DIRECTORY).join(name)
+}

@@ -1,0 +1,135 @@
+//! Memory of the machine and of processes.
+
+use std::collections::HashMap;
+use std::io;
+
+use bindery_units::ByteCount;
+
+/// The machine's memory at one moment, from `/proc/meminfo`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemorySnapshot {
+    /// All of it.
+    pub total: ByteCount,
+    /// Used by nobody.
+    pub free: ByteCount,
+    /// What new programs could have without swapping.
+    pub available: ByteCount,
+    /// Anonymous pages.
+    pub anonymous: ByteCount,
+    /// Shared memory: tmpfs and memfds.
+    pub shared: ByteCount,
+    /// The kernel's own structures, mappings among them.
+    pub slab: ByteCount,
+    /// Page tables.
+    pub page_tables: ByteCount,
+}
+
+impl MemorySnapshot {
+    /// Reads it now.
+    ///
+    /// # Errors
+    /// What `/proc` answers.
+    pub fn take() -> io::Result<Self> {
+        let fields = fields("/proc/meminfo")?;
+        let field = |name: &str| fields.get(name).copied().unwrap_or_default();
+        Ok(Self {
+            total: field("MemTotal"),
+            free: field("MemFree"),
+            available: field("MemAvailable"),
+            anonymous: field("AnonPages"),
+            shared: field("Shmem"),
+            slab: field("Slab"),
+            page_tables: field("PageTables"),
+        })
+    }
+}
+
+/// A process's memory, from `/proc/PID/smaps_rollup`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Everything mapped and present.
+    pub rss: ByteCount,
+    /// The same, with each shared page divided by the number of its users.
+    pub pss: ByteCount,
+    /// The part of the Pss that is anonymous.
+    pub pss_anonymous: ByteCount,
+    /// The part of the Pss that belongs to files.
+    pub pss_file: ByteCount,
+    /// The part of the Pss that is shared memory.
+    pub pss_shared_memory: ByteCount,
+    /// Anonymous memory in huge pages.
+    pub huge: ByteCount,
+    /// Memory that KSM merged.
+    pub ksm: ByteCount,
+}
+
+impl ProcessMemory {
+    /// Reads it now. Costs a walk over the process's page tables, under its mmap lock.
+    ///
+    /// # Errors
+    /// What `/proc` answers, `NotFound` when the process has ended.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let fields = fields(&format!("/proc/{pid}/smaps_rollup"))?;
+        let field = |name: &str| fields.get(name).copied().unwrap_or_default();
+        Ok(Self {
+            rss: field("Rss"),
+            pss: field("Pss"),
+            pss_anonymous: field("Pss_Anon"),
+            pss_file: field("Pss_File"),
+            pss_shared_memory: field("Pss_Shmem"),
+            huge: field("AnonHugePages"),
+            ksm: field("KSM"),
+        })
+    }
+}
+
+/// The Pss of several processes together: with all users of a shared page among them, the memory
+/// that they use.
+///
+/// # Errors
+/// As [`ProcessMemory::of`].
+pub fn sum_pss(pids: impl IntoIterator<Item = u32>) -> io::Result<ByteCount> {
+    let mut sum = 0;
+    for pid in pids {
+        sum += ProcessMemory::of(pid)?.pss.0;
+    }
+    Ok(ByteCount(sum))
+}
+
+/// Drops the page cache's clean pages, so that two snapshots of the machine's free memory can be
+/// compared.
+///
+/// # Errors
+/// `PermissionDenied` without root.
+pub fn drop_caches() -> io::Result<()> {
+    std::fs::write("/proc/sys/vm/drop_caches", "3")
+}
+
+/// Lines of the form `Name:   123 kB`.
+fn fields(path: &str) -> io::Result<HashMap<String, ByteCount>> {
+    let parse = |line: &str| {
+        let (name, rest) = line.split_once(':')?;
+        let kib: u64 = rest.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+        Some((name.to_owned(), ByteCount(kib << 10)))
+    };
+    Ok(std::fs::read_to_string(path)?.lines().filter_map(parse).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_memory_shows_in_the_process() {
+        let pid = std::process::id();
+        let before = ProcessMemory::of(pid).unwrap();
+        let block = std::hint::black_box(vec![1_u8; 32 << 20]);
+        let after = ProcessMemory::of(pid).unwrap();
+        assert!(after.pss_anonymous.0 >= before.pss_anonymous.0 + (30 << 20));
+        assert!(sum_pss([pid]).unwrap().0 >= 30 << 20);
+        assert_eq!(block.len(), 32 << 20);
+        let machine = MemorySnapshot::take().unwrap();
+        assert!(machine.total.0 >= machine.free.0 && machine.free.0 > 0);
+        assert!(machine.anonymous.0 >= 30 << 20);
+    }
+}

@@ -1,0 +1,17 @@
+//! What tests and benchmarks measure of the machine, and the settings that they change.
+//!
+//! Everything is read from `/proc` and `/sys` (proc(5), `Documentation/admin-guide/mm/ksm.rst`).
+//! Guards write a setting and put the old value back when dropped, also on a panic; a process that
+//! is killed leaves the setting as it was last.
+
+mod cpu;
+mod frames;
+mod ksm;
+mod memory;
+mod setting;
+
+pub use cpu::{ThreadTime, process_cpu_time, thread_cpu_times};
+pub use frames::{FrameError, physical_frames};
+pub use ksm::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
+pub use memory::{MemorySnapshot, ProcessMemory, drop_caches, sum_pss};
+pub use setting::{MAX_MAP_COUNT, SettingError, SettingGuard};

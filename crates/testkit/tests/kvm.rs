@@ -1,0 +1,56 @@
+//! The tiny guest computes what it is asked to, in memory that is the caller's.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bindery_testkit::kvm::TinyGuest;
+use bindery_testkit::skipped;
+
+const PAGE: usize = 4096;
+
+#[repr(align(4096))]
+#[derive(Clone)]
+struct Page([u32; PAGE / 4]);
+
+fn guest(memory: &mut [Page]) -> Option<TinyGuest> {
+    if let Some(why) = TinyGuest::unavailable() {
+        skipped!("{why}");
+        return None;
+    }
+    // SAFETY: the slice is whole pages, outlives the guest in each test, and is read only between
+    // its runs.
+    let guest = unsafe { TinyGuest::new(memory.as_mut_ptr().cast(), size_of_val(memory)) };
+    Some(guest.unwrap_or_else(|error| panic!("{error}")))
+}
+
+#[test]
+fn fills_sums_and_increments() {
+    let mut memory = vec![Page([0; PAGE / 4]); 40];
+    let Some(mut guest) = guest(&mut memory) else { return };
+    guest.fill(3..37, 0x0102_0304).unwrap();
+    guest.increment(0..40, 4092, 5).unwrap();
+    assert_eq!(guest.sum(0).unwrap(), 5);
+    assert_eq!(guest.sum(36).unwrap(), 0x0102_0304_u32.wrapping_mul(1024) + 5);
+    drop(guest);
+    for (number, page) in memory.iter().enumerate() {
+        let word = if (3..37).contains(&number) { 0x0102_0304 } else { 0 };
+        assert!(page.0[..1023].iter().all(|&found| found == word), "page {number}");
+        assert_eq!(page.0[1023], word + 5, "page {number}");
+    }
+}
+
+#[test]
+fn runs_until_it_is_stopped() {
+    let mut memory = vec![Page([7; PAGE / 4]); 33];
+    let Some(mut guest) = guest(&mut memory) else { return };
+    let stop = AtomicBool::new(false);
+    let increments = std::thread::scope(|scope| {
+        let running = scope.spawn(|| guest.run_until(&stop, 8));
+        std::thread::sleep(Duration::from_millis(200));
+        stop.store(true, Ordering::Relaxed);
+        running.join().unwrap().unwrap()
+    });
+    drop(guest);
+    assert!(increments > 0);
+    assert!(memory.iter().all(|page| page.0[2] == 7 + increments && page.0[3] == 7));
+}
