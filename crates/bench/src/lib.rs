@@ -1,4 +1,5 @@
 //! Benchmarks beside their rivals
 
 pub mod harness;
+pub mod merge;
 pub mod page;

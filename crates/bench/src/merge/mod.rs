@@ -1,0 +1,132 @@
+//! `bindery bench merge`: PageONE's own measurement, beside kernel KSM on the same memory.
+//!
+//! Several processes fill memory with one of PageONE's two data sets ([`dataset`]); two thirds of
+//! each process's pages stand in the others too. Then they give it up for merging, by the same
+//! `madvise(MADV_MERGEABLE)`, either to the kernel with `sleep_millisecs=0 pages_to_scan=1000000`
+//! or to a Bindery daemon. Measured: the time and CPU time until 98% of all duplicates are merged,
+//! and the memory then used by the whole machine.
+//!
+//! CPU time is that of ksmd's thread, or of the daemon's process and of everything that happens in
+//! the guests' processes, which do nothing else meanwhile. It is read from the kernel, not asked of
+//! the contender. Contenders take turns round by round; every page is verified after every run.
+
+mod contender;
+pub mod dataset;
+pub mod process;
+
+use std::{cell::RefCell, fmt, path::PathBuf, time::Duration};
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+
+pub use self::contender::Engine;
+use self::dataset::{Content, Dataset};
+use crate::harness::{Contender, SampleSet, Table, interleave};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Interleaved rounds; medians are shown.
+    pub rounds: usize,
+    /// How many processes.
+    pub processes: u32,
+    /// Memory of each, in MiB.
+    pub process_mib: u32,
+    /// The mean length of the runs in which duplicates come, in pages: 1 scatters them.
+    pub extent_pages: Vec<u32>,
+    /// Worker counts of Bindery to compare.
+    pub workers: Vec<u32>,
+    /// The data sets.
+    pub contents: Vec<Content>,
+    /// Bindery's merge period.
+    pub period: Duration,
+    /// The `bindery` program to run.
+    pub program: PathBuf,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// One for each data set and run length.
+    pub cases: Vec<Case>,
+}
+
+/// One data set.
+#[derive(Debug, Serialize)]
+pub struct Case {
+    /// Its name.
+    pub content: Content,
+    /// The mean length of runs of duplicates.
+    pub extent_pages: u32,
+    /// Pages that are duplicates of others: the most that can be saved.
+    pub duplicates: u64,
+    /// The contenders' figures, KSM first.
+    pub samples: Vec<SampleSet>,
+}
+
+/// Measures.
+///
+/// # Errors
+/// If a process cannot be started, KSM is not there, a contender does not converge within two
+/// minutes, or a page does not hold what was written to it.
+pub fn run(options: &Options) -> Result<Report> {
+    ensure!(options.processes >= 2, "duplicates in other processes need at least two");
+    let mut cases = Vec::new();
+    for &extent_pages in &options.extent_pages {
+        for &content in &options.contents {
+            cases.push(measure(options, content, extent_pages)?);
+        }
+    }
+    Ok(Report { cases })
+}
+
+fn measure(options: &Options, content: Content, extent_pages: u32) -> Result<Case> {
+    let dataset = Dataset {
+        content,
+        pages: options.process_mib << 8,
+        extent_pages,
+        processes: options.processes,
+    };
+    let mut engines = vec![Engine::Ksm];
+    engines.extend(options.workers.iter().map(|&workers| Engine::Bindery {
+        workers,
+        period: options.period,
+        program: options.program.clone(),
+    }));
+    // The harness takes figures; what went wrong is kept beside it.
+    let failure = RefCell::new(None);
+    let mut runs: Vec<_> = engines
+        .iter()
+        .map(|engine| {
+            || {
+                contender::converge(engine, &dataset, &options.program).unwrap_or_else(|error| {
+                    failure.borrow_mut().get_or_insert(error);
+                    contender::nothing()
+                })
+            }
+        })
+        .collect();
+    let mut contenders: Vec<Contender<'_>> = engines
+        .iter()
+        .zip(&mut runs)
+        .map(|(engine, run)| Contender::new(engine.to_string(), run))
+        .collect();
+    let samples = interleave(options.rounds, &mut contenders);
+    if let Some(error) = failure.take() {
+        return Err(error);
+    }
+    Ok(Case { content, extent_pages, duplicates: dataset.duplicates(), samples: samples? })
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for case in &self.cases {
+            let title = format!(
+                "{}, duplicates in runs of about {} pages, {} duplicates",
+                case.content, case.extent_pages, case.duplicates
+            );
+            writeln!(f, "{}", Table::of_samples(title, &case.samples, 0))?;
+        }
+        Ok(())
+    }
+}
