@@ -2,6 +2,7 @@
 //! demo.
 //!
 //! * [`guest`] boots unmodified QEMU guests under TCG and speaks to them.
+//! * [`bindery`] runs a daemon on a private socket, as an operator would.
 //! * [`machine`] measures memory and CPU time, and puts back settings that it changed.
 //! * [`kvm`] runs a tiny guest under KVM in memory that the caller gives it.
 //! * [`fault`] has the Nth call of an operation fail.
@@ -10,6 +11,7 @@
 //! Everything here leaves the machine as it found it: guards restore what they change when they
 //! are dropped, and only processes that were started here are ended.
 
+pub mod bindery;
 pub mod fault;
 pub mod guest;
 pub mod kvm;

@@ -18,8 +18,14 @@ pub struct MemorySnapshot {
     pub anonymous: ByteCount,
     /// Shared memory: tmpfs and memfds.
     pub shared: ByteCount,
-    /// The kernel's own structures, mappings among them.
-    pub slab: ByteCount,
+    /// Files' pages, shared memory among them.
+    pub cached: ByteCount,
+    /// Pages of block devices.
+    pub buffers: ByteCount,
+    /// The kernel's own structures that it can give back.
+    pub slab_reclaimable: ByteCount,
+    /// The kernel's own structures, mappings among them, that it cannot.
+    pub slab_unreclaimable: ByteCount,
     /// Page tables.
     pub page_tables: ByteCount,
 }
@@ -38,9 +44,22 @@ impl MemorySnapshot {
             available: field("MemAvailable"),
             anonymous: field("AnonPages"),
             shared: field("Shmem"),
-            slab: field("Slab"),
+            cached: field("Cached"),
+            buffers: field("Buffers"),
+            slab_reclaimable: field("SReclaimable"),
+            slab_unreclaimable: field("SUnreclaim"),
             page_tables: field("PageTables"),
         })
+    }
+}
+
+impl MemorySnapshot {
+    /// What is used and cannot be taken back: all but free memory and caches of files. It counts
+    /// what no process shows: page tables, mappings, KSM's trees, memfds that nobody maps.
+    #[must_use]
+    pub const fn used(&self) -> ByteCount {
+        let files = self.cached.0.saturating_sub(self.shared.0) + self.buffers.0;
+        ByteCount(self.total.0.saturating_sub(self.free.0 + files + self.slab_reclaimable.0))
     }
 }
 
@@ -130,6 +149,6 @@ mod tests {
         assert_eq!(block.len(), 32 << 20);
         let machine = MemorySnapshot::take().unwrap();
         assert!(machine.total.0 >= machine.free.0 && machine.free.0 > 0);
-        assert!(machine.anonymous.0 >= 30 << 20);
+        assert!(machine.anonymous.0 >= 30 << 20 && machine.used().0 >= machine.anonymous.0);
     }
 }

@@ -1,0 +1,265 @@
+//! A `bindery` daemon of one's own, on a private socket, run as an operator would run it.
+//!
+//! Tests that need the programs as they are installed use this: the built `bindery` and the shim
+//! beside it. `cargo xtask test` builds both and names them in [`PROGRAM_VARIABLE`].
+//!
+//! Concurrency: any number of daemons may run beside each other; each has its own directory.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Names the `bindery` program to use.
+pub const PROGRAM_VARIABLE: &str = "BINDERY_PROGRAM";
+
+const POLL: Duration = Duration::from_millis(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Why the daemon could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum BinderyError {
+    /// The programs were not built.
+    #[error(
+        "no built bindery was found: run `cargo build --release -p bindery-cli -p bindery-shim`, \
+         or name the program in {PROGRAM_VARIABLE}"
+    )]
+    NotBuilt,
+    /// A file could not be made or the program not be started.
+    #[error("{context}: {source}")]
+    Io {
+        /// What was being done.
+        context: &'static str,
+        /// What the kernel answered.
+        source: io::Error,
+    },
+    /// The daemon ended, or did not listen in time.
+    #[error("the daemon did not come up:\n{log}")]
+    NotUp {
+        /// What it said.
+        log: String,
+    },
+    /// A command failed.
+    #[error("`bindery {command}` ended with {status}:\n{output}")]
+    Command {
+        /// The command.
+        command: String,
+        /// Its exit status.
+        status: String,
+        /// What it wrote.
+        output: String,
+    },
+}
+
+/// The built program.
+#[derive(Debug, Clone)]
+pub struct Bindery {
+    program: PathBuf,
+}
+
+impl Bindery {
+    /// What [`PROGRAM_VARIABLE`] names, or the release build beside the running program.
+    ///
+    /// # Errors
+    /// [`BinderyError::NotBuilt`].
+    pub fn locate() -> Result<Self, BinderyError> {
+        let named = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from);
+        let beside = || {
+            let program = std::env::current_exe().ok()?;
+            // target/debug/xtask, target/debug/deps/some_test: the target directory is above.
+            program
+                .ancestors()
+                .map(|above| above.join("release/bindery"))
+                .find(|path| path.exists())
+        };
+        named
+            .filter(|path| path.exists())
+            .or_else(beside)
+            .map(|program| Self { program })
+            .ok_or(BinderyError::NotBuilt)
+    }
+
+    /// The program's path.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Starts a daemon on a socket of its own and waits until it listens. `arguments` are those of
+    /// `bindery daemon`.
+    ///
+    /// # Errors
+    /// [`BinderyError::NotUp`] with what it said.
+    pub fn daemon(&self, arguments: &[&str]) -> Result<Daemon, BinderyError> {
+        let directory = tempfile::Builder::new()
+            .prefix("bindery-daemon-")
+            .tempdir()
+            .map_err(|source| BinderyError::Io { context: "the daemon's directory", source })?;
+        let mut daemon = Daemon {
+            bindery: self.clone(),
+            arguments: arguments.iter().map(Into::into).collect(),
+            directory,
+            child: None,
+        };
+        daemon.start()?;
+        Ok(daemon)
+    }
+}
+
+/// A running daemon; dropping it has it end, leaving guests as they are.
+#[derive(Debug)]
+pub struct Daemon {
+    bindery: Bindery,
+    arguments: Vec<OsString>,
+    directory: TempDir,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts it again after [`Self::kill`], on the same socket.
+    ///
+    /// # Errors
+    /// As [`Bindery::daemon`].
+    pub fn start(&mut self) -> Result<(), BinderyError> {
+        let failed = |context| move |source| BinderyError::Io { context, source };
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .map_err(failed("the daemon's log"))?;
+        let second = log.try_clone().map_err(failed("the daemon's log"))?;
+        let mut child = Command::new(&self.bindery.program)
+            .args(["daemon", "--socket"])
+            .arg(self.socket())
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(second)
+            .spawn()
+            .map_err(failed("starting bindery"))?;
+        let deadline = Instant::now() + START_TIMEOUT;
+        while UnixStream::connect(self.socket()).is_err() {
+            if Instant::now() >= deadline || !matches!(child.try_wait(), Ok(None)) {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(BinderyError::NotUp { log: self.log() });
+            }
+            std::thread::sleep(POLL);
+        }
+        self.child = Some(child);
+        Ok(())
+    }
+
+    /// Ends it at once, as `kill -9` does.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Its pid, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("bindery.sock")
+    }
+
+    /// Everything that it has written.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// The words before a VMM's command line that put its guest under this daemon; for
+    /// [`GuestBuilder::launcher`](crate::guest::GuestBuilder::launcher).
+    #[must_use]
+    pub fn launcher(&self, name: &str) -> Vec<OsString> {
+        let mut words = vec![self.bindery.program.clone().into_os_string()];
+        words.extend(["run", "--socket"].map(OsString::from));
+        words.push(self.socket().into_os_string());
+        words.extend(["--name", name, "--"].map(OsString::from));
+        words
+    }
+
+    /// Runs a command of the program against this daemon; returns what it prints.
+    ///
+    /// # Errors
+    /// [`BinderyError::Command`] when it fails.
+    pub fn command(&self, arguments: &[&str]) -> Result<String, BinderyError> {
+        let output = Command::new(&self.bindery.program)
+            .args(arguments)
+            .arg("--socket")
+            .arg(self.socket())
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|source| BinderyError::Io { context: "starting bindery", source })?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() {
+            return Ok(text(&output.stdout));
+        }
+        Err(BinderyError::Command {
+            command: arguments.join(" "),
+            status: output.status.to_string(),
+            output: text(&output.stdout) + &text(&output.stderr),
+        })
+    }
+
+    /// What `bindery status --json` says.
+    ///
+    /// # Errors
+    /// As [`Self::command`].
+    pub fn status(&self) -> Result<Value, BinderyError> {
+        self.json("status")
+    }
+
+    /// What `bindery ps --json` says: an array of guests.
+    ///
+    /// # Errors
+    /// As [`Self::command`].
+    pub fn guests(&self) -> Result<Value, BinderyError> {
+        self.json("ps")
+    }
+
+    fn json(&self, command: &str) -> Result<Value, BinderyError> {
+        let output = self.command(&[command, "--json"])?;
+        serde_json::from_str(&output).map_err(|error| BinderyError::Command {
+            command: format!("{command} --json"),
+            status: error.to_string(),
+            output,
+        })
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.directory.path().join("daemon.log")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        if let Some(pid) = Pid::from_raw(child.id().cast_signed()) {
+            // The child was not waited for yet, so the pid is still its own.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(POLL);
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
