@@ -19,8 +19,9 @@ use std::{cell::RefCell, fmt, path::PathBuf, time::Duration};
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-pub use self::contender::Engine;
+pub(crate) use self::contender::wait_until_merged;
 use self::dataset::{Content, Dataset};
+use crate::engine::Engine;
 use crate::harness::{Contender, SampleSet, Table, interleave};
 
 /// What to measure.

@@ -1,0 +1,92 @@
+//! A crowd of processes that hold a data set: the guests of the benchmarks.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{engine::Merger, merge::dataset::Dataset};
+
+/// All processes of a data set.
+pub(crate) struct Crowd(Vec<Guest>);
+
+impl Crowd {
+    /// Starts the processes and waits until their memory is filled.
+    pub(crate) fn start(merger: &Merger, dataset: &Dataset, program: &Path) -> Result<Self> {
+        let guests = (0..dataset.processes)
+            .map(|process| Guest::start(merger, dataset, process, program))
+            .collect::<Result<_>>()?;
+        let mut crowd = Self(guests);
+        crowd.0.iter_mut().try_for_each(|guest| guest.expect("filled"))?;
+        Ok(crowd)
+    }
+
+    /// Gives all memory up for merging.
+    pub(crate) fn merge(&mut self) -> Result<()> {
+        self.0.iter_mut().try_for_each(|guest| guest.ask("merge", "given up"))
+    }
+
+    /// Compares every page with what was written to it.
+    pub(crate) fn verify(&mut self) -> Result<()> {
+        self.0.iter_mut().try_for_each(|guest| guest.ask("verify", "verified"))
+    }
+
+    /// The processes.
+    pub(crate) fn pids(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().map(|guest| guest.process.id())
+    }
+}
+
+/// A process with memory to merge.
+struct Guest {
+    process: Child,
+    words: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Guest {
+    fn start(merger: &Merger, dataset: &Dataset, process: u32, program: &Path) -> Result<Self> {
+        let mut command = Command::new(program);
+        if let Merger::Bindery { socket, .. } = merger {
+            command.arg("run").arg("--socket").arg(socket);
+            command.args(["--name", &format!("guest{process}"), "--"]).arg(program);
+        }
+        let mut process = command
+            .args(["bench", "guest-process", "--content", &dataset.content.to_string()])
+            .args(["--pages", &dataset.pages.to_string()])
+            .args(["--extent-pages", &dataset.extent_pages.to_string()])
+            .args(["--processes", &dataset.processes.to_string()])
+            .args(["--process", &process.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let (Some(words), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {
+            unreachable!("both were asked for")
+        };
+        Ok(Self { process, words, answers: BufReader::new(answers) })
+    }
+
+    fn ask(&mut self, word: &str, answer: &str) -> Result<()> {
+        writeln!(self.words, "{word}")?;
+        self.expect(answer)
+    }
+
+    fn expect(&mut self, answer: &str) -> Result<()> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        ensure!(line.trim() == answer, "a guest's process said {line:?} instead of {answer:?}");
+        Ok(())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It is ours; nothing of it is needed any more.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,128 @@
+//! `bindery bench steady`: what it costs to keep merged memory that nobody writes up to date.
+//!
+//! The memory is merged first; then the CPU time of so many full scans is measured and divided.
+//! KSM runs with `smart_scan`, which passes over pages that did not merge before. Bindery asks the
+//! kernel what was written, and reads nothing.
+
+use std::{
+    fmt,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+
+use crate::{
+    crowd::Crowd,
+    engine::{Engine, Merger},
+    harness::{median, significant},
+    merge::{
+        dataset::{Content, Dataset},
+        wait_until_merged,
+    },
+};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Interleaved rounds.
+    pub rounds: usize,
+    /// How many processes.
+    pub processes: u32,
+    /// Memory of each, in MiB.
+    pub process_mib: u32,
+    /// Full scans measured a round.
+    pub scans: u64,
+    /// The `bindery` program to run.
+    pub program: PathBuf,
+}
+
+/// CPU time of a full scan of memory that is merged and not written.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Memory kept, in MiB.
+    pub memory_mib: u32,
+    /// KSM's, in microseconds, one for each round.
+    pub ksm_scan_cpu_us: Vec<f64>,
+    /// Bindery's, in microseconds, one for each round.
+    pub bindery_scan_cpu_us: Vec<f64>,
+    /// The median of KSM's over the median of Bindery's.
+    pub ratio: f64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// As [`merge::run`](crate::merge::run).
+pub fn run(options: &Options) -> Result<Report> {
+    let dataset = Dataset {
+        content: Content::Easy,
+        pages: options.process_mib << 8,
+        extent_pages: 64,
+        processes: options.processes,
+    };
+    let bindery = Engine::Bindery { workers: 1, period: PERIOD, program: options.program.clone() };
+    let (mut ksm_us, mut bindery_us) = (Vec::new(), Vec::new());
+    for _ in 0..options.rounds {
+        ksm_us.push(scan_cpu_us(&Engine::Ksm, &dataset, options)?);
+        bindery_us.push(scan_cpu_us(&bindery, &dataset, options)?);
+    }
+    let ratio = median(&ksm_us) / median(&bindery_us);
+    Ok(Report {
+        memory_mib: options.process_mib * options.processes,
+        ksm_scan_cpu_us: ksm_us,
+        bindery_scan_cpu_us: bindery_us,
+        ratio,
+    })
+}
+
+/// The daemon's merge period while it is measured.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Scans that end so late are given up.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn scan_cpu_us(engine: &Engine, dataset: &Dataset, options: &Options) -> Result<f64> {
+    let merger = Merger::start(engine)?;
+    let mut crowd = Crowd::start(&merger, dataset, &options.program)?;
+    crowd.merge()?;
+    wait_until_merged(&merger, dataset)?;
+    // KSM skips pages only after it has seen them several times (should_skip_rmap_item), and
+    // Bindery looks at pages for two periods: let both settle.
+    wait_for_scans(&merger, 8)?;
+    let (scans, cpu) = (merger.full_scans()?, merger.cpu_time(&crowd)?);
+    wait_for_scans(&merger, options.scans)?;
+    let (scans, cpu) = (merger.full_scans()? - scans, merger.cpu_time(&crowd)? - cpu);
+    merger.pause()?;
+    crowd.verify()?;
+    drop(crowd);
+    merger.stop()?;
+    Ok(cpu.as_secs_f64() * 1e6 / scans as f64)
+}
+
+fn wait_for_scans(merger: &Merger, scans: u64) -> Result<()> {
+    let (started, until) = (Instant::now(), merger.full_scans()? + scans);
+    while merger.full_scans()? < until {
+        ensure!(started.elapsed() < PATIENCE, "{scans} scans took longer than {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |values: &[f64]| {
+            let (low, high) = values
+                .iter()
+                .fold((f64::MAX, 0.0f64), |(low, high), &value| (low.min(value), high.max(value)));
+            let [middle, low, high] = [median(values), low, high].map(significant);
+            format!("{middle:>10} µs a scan  ({low} to {high})")
+        };
+        writeln!(f, "{} MiB merged and not written, CPU time of a full scan", self.memory_mib)?;
+        writeln!(f, "  KSM, smart_scan {}", line(&self.ksm_scan_cpu_us))?;
+        writeln!(f, "  Bindery         {}", line(&self.bindery_scan_cpu_us))?;
+        writeln!(f, "  KSM / Bindery   {:>10}", significant(self.ratio))
+    }
+}
