@@ -1,5 +1,6 @@
 //! The daemon's side against a shim made of a thread: one that behaves, one that is late, one that
 //! lies, and one that dies.
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

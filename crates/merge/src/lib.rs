@@ -1,1 +1,64 @@
-//! PageONE: periods, workers, planner, canonical store
+//! PageONE in user space: identical pages of running guests become one.
+//!
+//! An [`Engine`] works in periods. In each, every guest says which pages it wrote; pages that were
+//! not written for two periods are digested *in the guest's own process*, looked up in an index of
+//! all contents of the domain, and, when a content turns up again, copied to the domain's store
+//! and mapped from there by everybody who has it, after a comparison byte for byte under which
+//! nobody can write. Pages that stay unwritten are never read again.
+//!
+//! # What holds
+//! - **Domains share nothing** with each other: each has its own secret, index and store.
+//! - **A slot that may be mapped is never written, punched or given out again.** References are
+//!   taken before a guest is asked to map and given back when it has said that it does not
+//!   ([`Slots`](slots)); when it says nothing, they stay (`resync`); when its connection fails, they
+//!   stay until its process has ended.
+//! - **A guest that lies, stops or dies** disturbs no other: it is left alone, and whatever it said
+//!   about a content is checked by who depends on it.
+//! - **Metadata** stays below 32 bytes a managed page: 4 for its link and 0.5 for its writes, 1
+//!   where pages broke, 24 to 27 in the index if it is unique, 8 if it is canonical.
+//!
+//! # Concurrency
+//! One thread runs periods; each phase of a period spreads over as many workers as are wanted
+//! (`period` has the phases, `workers` the threads). A worker asks one guest at a time, over a lane
+//! of its own, so the work itself is done by as many threads in guests' processes.
+#![forbid(unsafe_code)]
+
+mod apply;
+mod domain;
+mod engine;
+mod entry;
+mod examine;
+mod extents;
+mod fill;
+mod headroom;
+mod links;
+mod member;
+mod observe;
+mod period;
+mod plan;
+mod pressure;
+mod resync;
+mod runs;
+mod settings;
+mod slots;
+mod stable;
+pub mod status;
+mod store;
+mod unmerge;
+mod workers;
+
+use std::sync::Arc;
+
+use bindery_guest::Connection;
+pub use domain::{DomainError, Grant};
+pub use engine::Engine;
+pub use pressure::{
+    DomainState, FULL_PAUSE, STORM_BREAKS_MIN, STORM_PAUSE_MAX, STORM_SHARE, Shortage,
+};
+pub use settings::{INDEX_KEYS_MAX, MAPPING_BYTES, PERIOD, STORE_SLOTS, Settings};
+pub use store::StoreError;
+pub use unmerge::{UnmergeError, Unmerging};
+pub use workers::WORKERS_MAX;
+
+/// A guest, or a model of one.
+pub type Connected = Arc<dyn Connection>;

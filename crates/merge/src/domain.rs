@@ -1,0 +1,298 @@
+//! A trust boundary: the guests in it share pages with each other and with nobody else.
+//!
+//! Each domain has its own secret, its own index and its own store. Nothing here reaches from one
+//! to another.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bindery_index::{Guard, Handle, Heads, Index, pin};
+use bindery_page::DigestKey;
+use bindery_units::{PageIndex, PageRange, Slot};
+
+use crate::links::Link;
+use crate::member::Member;
+use crate::plan::{Join, Seed};
+use crate::pressure::{Pressure, Shortage};
+use crate::settings::Settings;
+use crate::slots::{Slots, runs_of};
+use crate::status::{Counts, DomainStatus};
+use crate::store::{Store, StoreError};
+use crate::{Connected, MAPPING_BYTES};
+
+/// Why there is no new domain.
+#[derive(Debug, thiserror::Error)]
+pub enum DomainError {
+    /// No secret could be drawn.
+    #[error("cannot draw a domain's secret from the kernel's random source: {0}")]
+    Secret(getrandom::Error),
+    /// No store could be made.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What a domain's guests are given: the secret, and the store.
+#[derive(Debug)]
+pub struct Grant {
+    name: String,
+    secret: [u8; 32],
+    pub(crate) slots: u32,
+    pub(crate) index_keys: u32,
+    pub(crate) store: Store,
+}
+
+impl Grant {
+    pub(crate) fn new(name: &str, settings: &Settings) -> Result<Self, DomainError> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(DomainError::Secret)?;
+        let (slots, index_keys) = (settings.store_slots, settings.index_keys);
+        Ok(Self { name: name.to_owned(), secret, slots, index_keys, store: Store::create(slots)? })
+    }
+
+    /// The domain's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The secret under which pages of the domain are digested.
+    #[must_use]
+    pub fn digest_key(&self) -> [u8; 32] {
+        self.secret
+    }
+
+    /// The store, for reading.
+    #[must_use]
+    pub fn store(&self) -> BorrowedFd<'_> {
+        self.store.read_only()
+    }
+
+    /// How many slots the store can ever have.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+}
+
+/// What a round finds.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) seeds: Vec<Seed>,
+    pub(crate) joins: Vec<Join>,
+}
+
+/// A domain at work.
+pub(crate) struct Domain {
+    pub(crate) grant: Arc<Grant>,
+    pub(crate) key: DigestKey,
+    pub(crate) index: Index<Heads>,
+    pub(crate) slots: Slots,
+    pub(crate) members: BTreeMap<u32, Member>,
+    /// Guests whose connection failed. What they map must stay until their processes end, or come
+    /// back and map nothing of it any more.
+    pub(crate) departed: Vec<Member>,
+    next_member: u32,
+    /// Classes made in this round.
+    pub(crate) classes: AtomicU32,
+    pub(crate) found: Mutex<Found>,
+    /// Slots whose last reference was given back in this phase.
+    unmapped: Mutex<Vec<Slot>>,
+    pub(crate) shortage: Mutex<Option<Shortage>>,
+    pub(crate) pressure: Pressure,
+    pub(crate) backs_off: bool,
+    /// Breaks until the end of the last period.
+    pub(crate) breaks_seen: u64,
+    /// What guests that left had counted.
+    left: Counts,
+}
+
+impl Domain {
+    pub(crate) fn new(grant: Arc<Grant>, backs_off: bool) -> Self {
+        Self {
+            key: DigestKey::from_secret(&grant.secret),
+            index: Index::with_capacity(0, grant.index_keys, Heads),
+            slots: Slots::new(grant.slots),
+            grant,
+            members: BTreeMap::new(),
+            departed: Vec::new(),
+            next_member: 0,
+            classes: AtomicU32::new(0),
+            found: Mutex::default(),
+            unmapped: Mutex::default(),
+            shortage: Mutex::default(),
+            pressure: Pressure::default(),
+            backs_off,
+            breaks_seen: 0,
+            left: Counts::default(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, connection: Connected) {
+        let number = self.next_member;
+        self.next_member += 1;
+        self.members.insert(number, Member::new(number, connection));
+    }
+
+    /// Gives a reference back. What nobody maps any more is freed when the phase is over.
+    pub(crate) fn give_back(&self, slot: Slot) {
+        if self.slots.give_back(slot) {
+            locked(&self.unmapped).push(slot);
+        }
+    }
+
+    /// Links `page` to nothing, and gives back what it was linked to.
+    pub(crate) fn unlink(&self, member: &Member, page: PageIndex, guard: &Guard) {
+        match member.link(page, Link::None) {
+            Link::Candidate(leaf) => self.delete(leaf, guard),
+            Link::Merged(slot) => self.give_back(slot),
+            Link::None | Link::Zero => {}
+        }
+    }
+
+    /// Unlinks all pages of `range`.
+    pub(crate) fn unlink_range(&self, member: &Member, range: PageRange) {
+        let guard = pin();
+        for (page, _) in member.links.linked(range) {
+            self.unlink(member, page, &guard);
+        }
+    }
+
+    /// Deletes a leaf. Each is deleted once, by whoever holds the one link to it.
+    pub(crate) fn delete(&self, leaf: u32, guard: &Guard) {
+        let deleted = self.index.delete(Handle::from_bits(leaf), guard);
+        assert!(deleted, "a leaf lives as long as the page or the slot that is linked to it");
+    }
+
+    /// Notes what was short; the first thing in a period counts.
+    pub(crate) fn note_shortage(&self, shortage: Shortage) {
+        locked(&self.shortage).get_or_insert(shortage);
+    }
+
+    pub(crate) fn is_short(&self) -> bool {
+        locked(&self.shortage).is_some()
+    }
+
+    /// Frees the slots that nobody maps any more, and gives their memory back. Between phases only.
+    pub(crate) fn sweep(&mut self) {
+        let mut slots = std::mem::take(locked_mut(&mut self.unmapped));
+        slots.sort_unstable();
+        slots.dedup();
+        // A reference may have been taken again, and the slot be given back twice.
+        slots.retain(|slot| self.slots.references(*slot) == 0);
+        let guard = pin();
+        for slot in &slots {
+            self.delete(self.slots.leaf(*slot), &guard);
+        }
+        for run in runs_of(&slots) {
+            self.release(run);
+        }
+        guard.flush();
+    }
+
+    /// Frees slots that have no leaf (any more).
+    pub(crate) fn release(&mut self, run: bindery_units::SlotRange) {
+        if let Err(error) = self.grant.store.punch(run) {
+            tracing::warn!(%error, "memory of free slots is kept until they are used again");
+        }
+        self.slots.free(run);
+    }
+
+    /// Keeps the index as small as it may be and as wide as its keys ask for: see the crate's
+    /// documentation, "What holds".
+    pub(crate) fn reshape_for(&mut self, keys: u64) {
+        const ROOT_BITS_MAX: u32 = 28;
+        let wanted = keys.max(1).ilog2().min(ROOT_BITS_MAX);
+        let has = self.index.root_bits();
+        // Not for every key that comes or goes around a power of two.
+        if (wanted > has || wanted + 1 < has)
+            && let Err(error) = self.index.reshape(wanted)
+        {
+            tracing::warn!(%error, "the index keeps its shape: searches take longer");
+        }
+    }
+
+    /// Takes a member out: its pages are all private, or its process has ended.
+    pub(crate) fn forget(&mut self, mut member: Member) {
+        self.left += Counts {
+            pages_managed: 0,
+            pages_merged: 0,
+            zero_pages: 0,
+            pages_unshared: 0,
+            pages_volatile: 0,
+            pages_foreign: 0,
+            ..member.counts()
+        };
+        let range = member.links.range();
+        self.unlink_range(&member, range);
+        let state = member.state_mut();
+        for merge in state.in_flight.drain(..).chain(state.merges.drain(..)) {
+            self.give_back(merge.slot);
+        }
+    }
+
+    /// Merged pages that map the store, of all guests.
+    pub(crate) fn merged(&self) -> u64 {
+        self.members.values().chain(&self.departed).map(Member::merged).sum()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty() && self.departed.is_empty()
+    }
+
+    /// The sums over all guests, those that left included.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = self.left;
+        for member in self.members.values().chain(&self.departed) {
+            counts += member.counts();
+        }
+        counts
+    }
+
+    pub(crate) fn status(&self) -> DomainStatus {
+        let all = || self.members.values().chain(&self.departed);
+        let counts = self.counts();
+        let found = locked(&self.found);
+        let lists = found.seeds.capacity() * size_of::<Seed>()
+            + found.joins.capacity() * size_of::<Join>()
+            + size_of::<Self>();
+        let mappings: u64 = all().map(Member::merge_mappings).sum();
+        let metadata_bytes = self.index.memory().0
+            + (self.slots.memory_bytes() + lists) as u64
+            + all().map(Member::memory_bytes).sum::<u64>()
+            + mappings * MAPPING_BYTES;
+        let pages_shared = u64::from(self.slots.used());
+        let pages_sharing = counts.pages_merged.saturating_sub(pages_shared);
+        let saved = bindery_units::PageCount(pages_sharing + counts.zero_pages).bytes().0;
+        DomainStatus {
+            name: self.grant.name.clone(),
+            state: self.pressure.state(),
+            pages_shared,
+            pages_sharing,
+            general_profit: saved.cast_signed() - metadata_bytes.cast_signed(),
+            metadata_bytes,
+            store_bytes: self.grant.store.allocated_bytes(),
+            store_slots_max: u64::from(self.grant.slots),
+            index_keys: self.index.len(),
+            counts,
+            guests: all().map(Member::status).collect(),
+        }
+    }
+
+    /// Which class comes next in this round.
+    pub(crate) fn next_class(&self) -> u32 {
+        // Relaxed: a number that nobody else has; nothing is ordered by it.
+        self.classes.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Locks what workers fill together. Short, and never while a guest is asked anything.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("no worker panicked while it held a domain's list")
+}
+
+/// [`locked`], where nobody else can hold it.
+pub(crate) fn locked_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
+    mutex.get_mut().expect("no worker panicked while it held a domain's list")
+}

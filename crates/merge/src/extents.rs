@@ -1,0 +1,169 @@
+//! Which slots are free: long runs of them, for contents that guests hold side by side.
+
+use std::collections::BTreeMap;
+
+use bindery_units::{Slot, SlotRange};
+
+/// Free runs at least this long are filled before the file grows. Shorter ones would cut the runs
+/// of what is stored there, and wait until their neighbours are free as well.
+const REUSE_SLOTS_MIN: u32 = 64;
+
+/// Free and used slots of one store. Slots at and above the *frontier* were never used.
+#[derive(Debug)]
+pub(crate) struct Extents {
+    /// Free runs below the frontier, by first slot; no two touch.
+    free: BTreeMap<u32, u32>,
+    free_slots: u32,
+    frontier: u32,
+    limit: u32,
+}
+
+impl Extents {
+    /// All of `limit` slots are free.
+    pub(crate) fn new(limit: u32) -> Self {
+        Self { free: BTreeMap::new(), free_slots: 0, frontier: 0, limit }
+    }
+
+    /// Slots below this have been used.
+    pub(crate) fn frontier(&self) -> u32 {
+        self.frontier
+    }
+
+    /// Slots in use.
+    pub(crate) fn used(&self) -> u32 {
+        self.frontier - self.free_slots
+    }
+
+    /// Takes `count` slots, in as few runs as it can; fewer slots if the store is full.
+    ///
+    /// Long free runs first, then fresh slots, then what is left. When more slots below the
+    /// frontier are free than used, all free runs are taken before fresh slots: tables grow with
+    /// the frontier.
+    pub(crate) fn allocate(&mut self, count: u32) -> Vec<SlotRange> {
+        let reuse_all = self.free_slots > self.used().max(REUSE_SLOTS_MIN);
+        let mut taken = Vec::new();
+        let mut left = count;
+        left -= self.take_free(left, if reuse_all { 1 } else { REUSE_SLOTS_MIN }, &mut taken);
+        let fresh = left.min(self.limit - self.frontier);
+        if fresh > 0 {
+            taken.push(SlotRange::new(Slot(self.frontier), fresh));
+            self.frontier += fresh;
+            left -= fresh;
+        }
+        self.take_free(left, 1, &mut taken);
+        taken
+    }
+
+    /// Takes up to `count` slots from free runs of at least `least`. Returns how many.
+    fn take_free(&mut self, count: u32, least: u32, taken: &mut Vec<SlotRange>) -> u32 {
+        let mut left = count;
+        let long_enough = |run: &(&u32, &u32)| *run.1 >= least.min(count);
+        let runs: Vec<(u32, u32)> =
+            self.free.iter().filter(long_enough).map(|(first, length)| (*first, *length)).collect();
+        for (first, length) in runs {
+            if left == 0 {
+                break;
+            }
+            let part = length.min(left);
+            self.free.remove(&first);
+            if part < length {
+                self.free.insert(first + part, length - part);
+            }
+            self.free_slots -= part;
+            left -= part;
+            taken.push(SlotRange::new(Slot(first), part));
+        }
+        count - left
+    }
+
+    /// Gives back slots that were taken.
+    ///
+    /// # Panics
+    /// If one of them is free already.
+    pub(crate) fn release(&mut self, range: SlotRange) {
+        let (mut first, mut end) = (range.first.0, range.end().0);
+        assert!(end <= self.frontier, "{range:?} was never taken");
+        self.free_slots += range.count;
+        if let Some((before, length)) = self.free.range(..end).next_back() {
+            let (before, before_end) = (*before, before + length);
+            assert!(before_end <= first, "{range:?} is free already");
+            if before_end == first {
+                self.free.remove(&before);
+                first = before;
+            }
+        }
+        if let Some(length) = self.free.remove(&end) {
+            end += length;
+        }
+        if end == self.frontier {
+            self.frontier = first;
+            self.free_slots -= end - first;
+        } else {
+            self.free.insert(first, end - first);
+        }
+    }
+
+    /// Memory held, in bytes, roughly: a B-tree's nodes are at least half full.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.free.len() * 2 * size_of::<(u32, u32)>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        /// No slot is given twice, none is lost, and a store is full only when it is.
+        #[test]
+        fn slots_are_given_once(
+            steps in prop::collection::vec((any::<bool>(), 0u32..400, any::<usize>()), 1..60)
+        ) {
+            let limit = 1000;
+            let mut extents = Extents::new(limit);
+            let mut used = BTreeSet::new();
+            for (takes, count, seed) in steps {
+                if takes {
+                    let free = limit - used.len() as u32;
+                    let runs = extents.allocate(count);
+                    let given: u32 = runs.iter().map(|run| run.count).sum();
+                    prop_assert_eq!(given, count.min(free));
+                    for run in runs {
+                        for slot in run.first.0..run.end().0 {
+                            prop_assert!(slot < limit && used.insert(slot));
+                        }
+                    }
+                } else if !used.is_empty() {
+                    let (count, first) = (count.max(1), *used.iter().nth(seed % used.len()).unwrap());
+                    let end = (first..first + count).find(|slot| !used.contains(slot));
+                    let length = end.unwrap_or(first + count) - first;
+                    extents.release(SlotRange::new(Slot(first), length));
+                    used.retain(|slot| !(first..first + length).contains(slot));
+                }
+                prop_assert_eq!(extents.used() as usize, used.len());
+                let highest = used.last().map_or(0, |slot| slot + 1);
+                prop_assert_eq!(extents.frontier(), highest);
+            }
+        }
+    }
+
+    #[test]
+    fn scattered_free_slots_do_not_cut_runs() {
+        let mut extents = Extents::new(100_000);
+        extents.allocate(1000);
+        (0..500).for_each(|slot| extents.release(SlotRange::new(Slot(2 * slot), 1)));
+        let runs = extents.allocate(300);
+        assert_eq!(runs, [SlotRange::new(Slot(1000), 300)]);
+    }
+
+    #[test]
+    fn a_sparse_store_is_filled_before_it_grows() {
+        let mut extents = Extents::new(100_000);
+        extents.allocate(1000);
+        (0..249).for_each(|at| extents.release(SlotRange::new(Slot(4 * at), 3)));
+        extents.allocate(700);
+        assert_eq!(extents.frontier(), 1000);
+    }
+}

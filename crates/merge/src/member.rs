@@ -1,0 +1,271 @@
+//! One guest within its domain.
+//!
+//! # Concurrency
+//! A phase gives a member's [`State`] to one worker at a time (its lock says so); several may look
+//! at its links while pages are digested. A member whose [`Health`] is not [`Health::Well`] is
+//! skipped by every worker that has not begun with it.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bindery_guest::{Connection, GuestError, LaneLease};
+use bindery_space::wire::control::StoreId;
+use bindery_units::{PageIndex, PageRange};
+
+use crate::links::{Link, Links};
+use crate::runs::Merge;
+use crate::stable::Stable;
+use crate::status::{Counts, GuestState, GuestStatus};
+
+/// Whether work on a member goes on in this period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Health {
+    Well,
+    /// Something failed: no more in this period.
+    Failing,
+    /// It owes an answer: nothing until it has come.
+    Stalled,
+    /// Its connection is of no further use.
+    Lost,
+}
+
+/// A guest in a domain.
+pub(crate) struct Member {
+    /// Its number within the domain, never used again.
+    pub(crate) number: u32,
+    pub(crate) connection: Arc<dyn Connection>,
+    pub(crate) links: Links,
+    state: Mutex<State>,
+    health: AtomicU8,
+    digested: AtomicU64,
+    linked: [AtomicU64; 3],
+}
+
+/// What one worker at a time changes.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) stable: Stable,
+    /// Managed pages, ascending.
+    pub(crate) managed: Vec<PageRange>,
+    /// Stable pages of this period that are to be digested.
+    pub(crate) told: Vec<u32>,
+    /// Pages found to be zero in this round.
+    pub(crate) zeros: Vec<u32>,
+    /// Merges of this round. Each holds a reference of its slot.
+    pub(crate) merges: Vec<Merge>,
+    /// Merges of a request that was not answered. Each holds a reference of its slot until the
+    /// guest has said what it maps.
+    pub(crate) in_flight: Vec<Merge>,
+    pub(crate) doubt: Doubt,
+    /// Pages merged with a store of a daemon that ended.
+    pub(crate) foreign: BTreeSet<u32>,
+    /// Periods since such pages were reported.
+    pub(crate) foreign_periods: u32,
+    /// Left alone until told otherwise.
+    pub(crate) unmerged: bool,
+    pub(crate) mappings_short: bool,
+    pub(crate) unmended_breaks: u64,
+    pub(crate) counts: Counts,
+    pub(crate) mappings: u32,
+    pub(crate) mappings_min: Option<u32>,
+    pub(crate) mappings_max: u32,
+    pub(crate) transit_max_ns: u64,
+    pub(crate) lane_cpu_ns: u64,
+    pub(crate) handler_cpu_ns: u64,
+}
+
+impl State {
+    /// Whether a round has planned anything for the guest.
+    pub(crate) fn has_merges(&self) -> bool {
+        !self.zeros.is_empty() || !self.merges.is_empty()
+    }
+}
+
+/// What is not known because an answer never came.
+#[derive(Debug, Default)]
+pub(crate) struct Doubt {
+    /// What of these was written: all of it, then.
+    pub(crate) written: Vec<PageRange>,
+    /// Which pages are merged, and with what: it has to be asked.
+    pub(crate) merged: bool,
+}
+
+impl Member {
+    pub(crate) fn new(number: u32, connection: Arc<dyn Connection>) -> Self {
+        let merged = connection.holds_other_stores();
+        let doubt = Doubt { merged, ..Doubt::default() };
+        Self {
+            number,
+            connection,
+            links: Links::default(),
+            state: Mutex::new(State { doubt, ..State::default() }),
+            health: AtomicU8::new(Health::Well as u8),
+            digested: AtomicU64::new(0),
+            linked: Default::default(),
+        }
+    }
+
+    /// The state, for one worker.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // A worker that panics takes the engine down with it: there is no half-done state to save.
+        self.state.lock().expect("no worker panicked with a member's state")
+    }
+
+    pub(crate) fn state_mut(&mut self) -> &mut State {
+        self.state.get_mut().expect("no worker panicked with a member's state")
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        // Relaxed, here and below: a hint to stop early; phases order the rest.
+        match self.health.load(Ordering::Relaxed) {
+            health if health == Health::Well as u8 => Health::Well,
+            health if health == Health::Failing as u8 => Health::Failing,
+            health if health == Health::Stalled as u8 => Health::Stalled,
+            _ => Health::Lost,
+        }
+    }
+
+    pub(crate) fn set_health(&self, health: Health) {
+        self.health.store(health as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_well(&self) -> bool {
+        self.health() == Health::Well
+    }
+
+    /// How its shim calls the domain's store.
+    pub(crate) fn store(&self) -> StoreId {
+        self.connection.store()
+    }
+
+    /// A lane; if there is none to be had, the member is done with for this period.
+    pub(crate) fn lane(&self) -> Option<LaneLease<'_>> {
+        if !self.is_well() {
+            return None;
+        }
+        self.connection.lane().map_err(|error| self.note(&error)).ok()
+    }
+
+    /// Takes in that something failed.
+    pub(crate) fn note(&self, error: &GuestError) {
+        let guest = &self.connection.identity().name;
+        let health = match error {
+            GuestError::Stalled { .. } => Health::Stalled,
+            error if error.is_fatal() => Health::Lost,
+            _ => Health::Failing,
+        };
+        // Several workers may meet the same silence: one line is enough.
+        if self.is_well() {
+            tracing::warn!(%guest, %error, "a guest is left alone");
+        }
+        if self.health() != Health::Lost {
+            self.set_health(health);
+        }
+    }
+
+    /// Takes in what a lane's answers said about the process.
+    pub(crate) fn take_gauges(&self, lane: &mut LaneLease<'_>, state: &mut State) {
+        let gauges = lane.gauges();
+        if gauges.mappings_max > 0 {
+            state.mappings = gauges.mappings;
+            state.mappings_max = gauges.mappings_max;
+            let least = state.mappings_min.unwrap_or(u32::MAX);
+            state.mappings_min = Some(least.min(gauges.mappings));
+        }
+        state.transit_max_ns = state.transit_max_ns.max(gauges.transit_max_ns);
+        state.lane_cpu_ns += gauges.lane_cpu_ns;
+        state.handler_cpu_ns = state.handler_cpu_ns.max(gauges.handler_cpu_ns);
+    }
+
+    /// Takes in that `pages` were digested.
+    pub(crate) fn count_digested(&self, pages: usize) {
+        self.digested.fetch_add(pages as u64, Ordering::Relaxed);
+    }
+
+    /// Links `page`, keeps count, and returns what it was linked to.
+    pub(crate) fn link(&self, page: PageIndex, link: Link) -> Link {
+        let old = self.links.set(page, link);
+        for (link, gains) in [(old, false), (link, true)] {
+            let count = match link {
+                Link::None => continue,
+                Link::Candidate(_) => &self.linked[0],
+                Link::Merged(_) => &self.linked[1],
+                Link::Zero => &self.linked[2],
+            };
+            // Relaxed: figures for status; exact between phases.
+            if gains {
+                count.fetch_add(1, Ordering::Relaxed);
+            } else {
+                count.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        old
+    }
+
+    /// Pages that map a slot of the domain's store.
+    pub(crate) fn merged(&self) -> u64 {
+        self.linked[1].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let state = self.state();
+        let count = |at: usize| self.linked[at].load(Ordering::Relaxed);
+        Counts {
+            pages_managed: state.managed.iter().map(|range| u64::from(range.count)).sum(),
+            pages_unshared: count(0),
+            pages_merged: count(1),
+            zero_pages: count(2),
+            pages_foreign: state.foreign.len() as u64,
+            pages_digested: self.digested.load(Ordering::Relaxed),
+            guest_cpu_time_us: (state.lane_cpu_ns + state.handler_cpu_ns) / 1000,
+            ..state.counts
+        }
+    }
+
+    /// Mappings that merging has cost its process: those above the fewest it was ever seen with.
+    pub(crate) fn merge_mappings(&self) -> u64 {
+        let state = self.state();
+        u64::from(state.mappings - state.mappings_min.unwrap_or(state.mappings))
+    }
+
+    /// Memory held for it, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let state = self.state();
+        let lists = (state.told.capacity() + state.zeros.capacity()) * size_of::<u32>()
+            + (state.merges.capacity() + state.in_flight.capacity()) * size_of::<Merge>()
+            // A B-tree's nodes are at least half full.
+            + state.foreign.len() * 2 * size_of::<u32>();
+        let tables = self.links.memory_bytes() + state.stable.memory_bytes();
+        (size_of::<Self>() + lists + tables) as u64
+    }
+
+    pub(crate) fn status(&self) -> GuestStatus {
+        let identity = self.connection.identity().clone();
+        let counts = self.counts();
+        let metadata_bytes = self.memory_bytes();
+        let state = self.state();
+        GuestStatus {
+            id: identity.id,
+            name: identity.name,
+            domain: identity.domain,
+            pid: identity.pid,
+            uid: identity.uid,
+            command: identity.command,
+            state: match self.health() {
+                Health::Stalled => GuestState::Stalled,
+                Health::Lost => GuestState::Disconnected,
+                Health::Failing => GuestState::Failing,
+                Health::Well if state.unmerged => GuestState::Unmerged,
+                Health::Well if state.mappings_short => GuestState::MappingsShort,
+                Health::Well => GuestState::Merging,
+            },
+            counts,
+            mappings: state.mappings,
+            mappings_max: state.mappings_max,
+            transit_max_us: state.transit_max_ns / 1000,
+            metadata_bytes,
+        }
+    }
+}

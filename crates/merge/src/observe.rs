@@ -1,0 +1,224 @@
+//! The first phase: what did each guest lose and write since the last period?
+//!
+//! Losses first, then writes: a page that broke is reported as lost, and as written by the scan
+//! that follows or by the next one. In steady state these two requests are all that a guest is
+//! asked, and not one of its pages is read.
+
+use bindery_guest::{GuestError, LaneLease};
+use bindery_index::{Handle, pin};
+use bindery_space::wire::lane::{Lost, PageSpan};
+use bindery_units::{PageIndex, PageRange, Slot};
+
+use crate::domain::Domain;
+use crate::links::Link;
+use crate::member::{Member, State};
+use crate::resync::resynchronise;
+use crate::settings::{MEND_BREAKS, REHOME_PAGES, REHOME_PERIODS, SCAN_PAGES};
+use crate::stable::Telling;
+
+/// Causes of a loss, as lanes tell them.
+const BROKEN: u32 = 1;
+const DISCARDED: u32 = 2;
+
+/// Room for answers, used again for every guest.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    lost: Vec<Lost>,
+    spans: Vec<PageSpan>,
+    handles: Vec<Handle>,
+}
+
+/// Takes in what a guest lost and wrote; leaves its stable pages in [`State::told`].
+pub(crate) fn observe(domain: &Domain, member: &Member, scratch: &mut Scratch) {
+    let mut state = member.state();
+    let Some(mut lane) = member.lane() else { return };
+    if state.unmerged {
+        // What could not be brought back may still be lost.
+        if let Err(error) = settle_losses(domain, member, &mut lane, &mut state, scratch) {
+            member.note(&error);
+        }
+        return;
+    }
+    state.stable.begin_period();
+    let result = look(domain, member, &mut lane, &mut state, scratch);
+    member.take_gauges(&mut lane, &mut state);
+    // What was not scanned is not known to be stable.
+    let merges = domain.pressure.merges() && result.is_ok();
+    let telling = if merges { Telling::Now } else { Telling::Later };
+    let State { stable, told, counts, .. } = &mut *state;
+    counts.pages_volatile = stable.take_stable(telling, told);
+    if let Err(error) = result {
+        member.note(&error);
+    }
+}
+
+fn look(
+    domain: &Domain,
+    member: &Member,
+    lane: &mut LaneLease<'_>,
+    state: &mut State,
+    scratch: &mut Scratch,
+) -> Result<(), GuestError> {
+    for range in std::mem::take(&mut state.doubt.written) {
+        note_written(domain, member, state, range, &mut scratch.handles);
+    }
+    settle_losses(domain, member, lane, state, scratch)?;
+    bring_back_foreign(lane, state)?;
+    for region in state.managed.clone() {
+        for piece in region.pieces(SCAN_PAGES) {
+            scan(domain, member, lane, state, piece, scratch)?;
+        }
+    }
+    if state.unmended_breaks >= MEND_BREAKS {
+        state.unmended_breaks = 0;
+        for region in state.managed.clone() {
+            lane.mend(region)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes sure that what is linked as merged is merged.
+fn settle_losses(
+    domain: &Domain,
+    member: &Member,
+    lane: &mut LaneLease<'_>,
+    state: &mut State,
+    scratch: &mut Scratch,
+) -> Result<(), GuestError> {
+    if state.doubt.merged {
+        resynchronise(domain, member, lane, state)?;
+    }
+    take_losses(domain, member, lane, state, &mut scratch.lost)
+}
+
+/// Has pages made private that have been merged for long with the store of a daemon that ended:
+/// nobody else has their content, and each of them keeps that whole store in memory.
+fn bring_back_foreign(lane: &mut LaneLease<'_>, state: &mut State) -> Result<(), GuestError> {
+    if state.foreign.is_empty() {
+        return Ok(());
+    }
+    state.foreign_periods += 1;
+    if state.foreign_periods <= REHOME_PERIODS {
+        return Ok(());
+    }
+    let pages: Vec<u32> = state.foreign.iter().take(REHOME_PAGES as usize).copied().collect();
+    for run in pages.chunk_by(|a, b| *b == a + 1) {
+        // What this leaves out for want of time comes next time; what it does shows as lost.
+        lane.unmerge(PageRange::new(PageIndex(run[0]), run.len() as u32))?;
+    }
+    Ok(())
+}
+
+/// Takes in which merged pages a guest lost.
+pub(crate) fn take_losses(
+    domain: &Domain,
+    member: &Member,
+    lane: &mut LaneLease<'_>,
+    state: &mut State,
+    lost: &mut Vec<Lost>,
+) -> Result<(), GuestError> {
+    // Each page is lost once before it is merged again, so an honest guest comes to an end.
+    let mut left = 1024 + 2 * state.managed.iter().map(|range| u64::from(range.count)).sum::<u64>();
+    loop {
+        state.doubt.merged = true;
+        let more = lane.lost(lost)?;
+        state.doubt.merged = false;
+        for loss in lost.iter() {
+            take_loss(domain, member, state, *loss);
+        }
+        left = left.saturating_sub(lost.len().max(1) as u64);
+        match (more, left) {
+            (false, _) => return Ok(()),
+            (true, 0) => {
+                let what = "more pages lost than it has".to_owned();
+                return Err(GuestError::Nonsense { what });
+            }
+            (true, _) => {}
+        }
+    }
+}
+
+fn take_loss(domain: &Domain, member: &Member, state: &mut State, loss: Lost) {
+    let page = PageIndex(loss.page);
+    if loss.store == u32::from(member.store().0) {
+        // Something else is linked if the region went and came back meanwhile, or if the guest
+        // has reported the page since: then this is old news.
+        if member.links.get(page) != Link::Merged(Slot(loss.slot)) {
+            return;
+        }
+        domain.unlink(member, page, &pin());
+    } else {
+        if !state.foreign.remove(&loss.page) {
+            return;
+        }
+        domain.unlink(member, page, &pin());
+    }
+    match loss.cause {
+        BROKEN => {
+            state.counts.breaks += 1;
+            state.unmended_breaks += 1;
+            if domain.backs_off {
+                state.stable.note_break(page);
+            }
+        }
+        DISCARDED => {
+            state.counts.discards += 1;
+            state.stable.clear_breaks(page);
+        }
+        _ => {}
+    }
+}
+
+fn scan(
+    domain: &Domain,
+    member: &Member,
+    lane: &mut LaneLease<'_>,
+    state: &mut State,
+    piece: PageRange,
+    scratch: &mut Scratch,
+) -> Result<(), GuestError> {
+    state.counts.pages_scanned += u64::from(piece.count);
+    let mut rest = piece;
+    loop {
+        // A scan protects pages again: if its answer is lost, so is what it said.
+        state.doubt.written.push(rest);
+        let resume = lane.scan(rest, &mut scratch.spans)?;
+        state.doubt.written.pop();
+        for span in &scratch.spans {
+            let written = PageRange::new(PageIndex(span.first), span.count);
+            note_written(domain, member, state, written, &mut scratch.handles);
+        }
+        let Some(at) = resume else { return Ok(()) };
+        rest = PageRange::new(at, rest.end().0 - at.0);
+    }
+}
+
+/// Takes in that pages were written: nothing that was known of them holds any more, except that
+/// merged ones are lost only when their guest says so.
+pub(crate) fn note_written(
+    domain: &Domain,
+    member: &Member,
+    state: &mut State,
+    range: PageRange,
+    handles: &mut Vec<Handle>,
+) {
+    state.stable.note_written(range);
+    handles.clear();
+    for (page, link) in member.links.linked(range) {
+        match link {
+            Link::Candidate(leaf) => {
+                member.link(page, Link::None);
+                handles.push(Handle::from_bits(leaf));
+            }
+            Link::Zero => {
+                member.link(page, Link::None);
+            }
+            Link::Merged(_) | Link::None => {}
+        }
+    }
+    if !handles.is_empty() {
+        let deleted = domain.index.delete_many(handles, &pin());
+        assert!(deleted == handles.len() as u64, "a candidate's leaf lives as long as its link");
+    }
+}

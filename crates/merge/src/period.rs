@@ -1,0 +1,235 @@
+//! One period: every guest is observed, and what turned out stable goes from digest to merged in
+//! rounds.
+//!
+//! ```text
+//! admit     guests that came, went, or answered late          one thread
+//! observe   losses and writes of each guest                   a task a guest
+//! round:    examine  digests, index                           a task a batch of pages
+//!           plan     homes, slots                              one thread a domain
+//!           fill     contents into the store                  a task a fetch
+//!           commit   leaves become canonical                  one thread a domain
+//!           apply    guests merge                             a task a guest
+//!           sweep    slots that nobody maps are freed         one thread a domain
+//! ```
+//!
+//! Phases are separated by joining the workers. That is what makes the rules simple: references are
+//! given back only in `observe` and `apply`, slots are found only in `examine`, and slots are
+//! allocated and freed only between phases.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bindery_guest::{GuestError, RegionChange};
+use bindery_units::{PageIndex, PageRange};
+
+use crate::apply::apply;
+use crate::domain::{Domain, locked_mut};
+use crate::examine::{self, Batch};
+use crate::fill::Plan;
+use crate::member::{Health, Member};
+use crate::observe::{self, observe};
+use crate::settings::{DIGEST_PAGES, ROUND_PAGES};
+use crate::workers::Workers;
+
+/// All domains of an engine, by name.
+pub(crate) type Domains = BTreeMap<String, Domain>;
+
+/// Runs one period. `told` is called whenever figures have changed.
+pub(crate) fn run_period(
+    domains: &mut Domains,
+    workers: &Workers,
+    stop: &AtomicBool,
+    mut told: impl FnMut(&Domains),
+) {
+    domains.values_mut().for_each(admit);
+    observe_all(domains, workers);
+    domains.values_mut().for_each(Domain::sweep);
+    let mut agenda = Agenda::of(domains);
+    while let Some(round) = agenda.next_round() {
+        // Relaxed: stopping a little later does no harm.
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        run_round(domains, &round, workers);
+        told(domains);
+    }
+    for domain in domains.values_mut() {
+        let breaks = domain.counts().breaks;
+        let merged = domain.merged() + (breaks - domain.breaks_seen);
+        let broken = if domain.backs_off { breaks - domain.breaks_seen } else { 0 };
+        let shortage = locked_mut(&mut domain.shortage).take();
+        domain.pressure.end_period(broken, merged, shortage);
+        domain.breaks_seen = breaks;
+        let keys = domain.index.len();
+        domain.reshape_for(keys);
+    }
+    domains.retain(|_, domain| !domain.is_empty());
+    told(domains);
+}
+
+/// Takes in what happened between periods: regions, late answers, closed connections, processes
+/// that ended.
+fn admit(domain: &mut Domain) {
+    let numbers: Vec<u32> = domain.members.keys().copied().collect();
+    for number in numbers {
+        let mut member = domain.members.remove(&number).expect("the number was just listed");
+        if let Err(error) = admit_one(domain, &mut member) {
+            member.note(&error);
+        }
+        if member.connection.has_released() {
+            domain.forget(member);
+        } else if member.health() == Health::Lost {
+            depart(domain, member);
+        } else {
+            domain.members.insert(number, member);
+        }
+    }
+    for member in std::mem::take(&mut domain.departed) {
+        if member.connection.has_ended() || has_come_back(domain, &member) {
+            domain.forget(member);
+        } else {
+            domain.departed.push(member);
+        }
+    }
+    domain.sweep();
+}
+
+fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
+    match member.health() {
+        Health::Lost => return Ok(()),
+        Health::Stalled if !member.connection.settle()? => {}
+        Health::Stalled | Health::Failing | Health::Well => member.set_health(Health::Well),
+    }
+    for change in member.connection.changes()? {
+        if let RegionChange::Removed(range) = change {
+            domain.unlink_range(member, range);
+            member.links.trim(range);
+            let state = member.state_mut();
+            state.stable.forget(range);
+            state.foreign.retain(|page| !range.contains(PageIndex(*page)));
+        }
+    }
+    let managed: Vec<PageRange> =
+        member.connection.regions().iter().map(|region| region.pages).collect();
+    if let Some(last) = managed.last() {
+        member.links.grow(last.end());
+    }
+    member.state_mut().managed = managed;
+    Ok(())
+}
+
+/// The connection failed. Its candidates can no longer be asked for; what it maps, it may map on.
+fn depart(domain: &mut Domain, member: Member) {
+    let guard = bindery_index::pin();
+    for (page, link) in member.links.linked(member.links.range()) {
+        if matches!(link, crate::links::Link::Candidate(_)) {
+            domain.unlink(&member, page, &guard);
+        }
+    }
+    domain.departed.push(member);
+}
+
+/// Whether the process of a departed guest is connected again and has told that it maps nothing
+/// any more of what it mapped then.
+fn has_come_back(domain: &Domain, departed: &Member) -> bool {
+    let old = departed.connection.identity();
+    domain.members.values().any(|member| {
+        let new = member.connection.identity();
+        // The process id comes from the kernel: nobody else can claim to be this guest.
+        let same = new.pid == old.pid && new.instance == old.instance;
+        let state = member.state();
+        same && member.is_well() && !state.doubt.merged && state.foreign.is_empty()
+    })
+}
+
+fn observe_all(domains: &Domains, workers: &Workers) {
+    let members = domains.values().flat_map(|domain| {
+        let members = domain.members.values().filter(|member| member.is_well());
+        members.map(move |member| (domain, member))
+    });
+    let tasks: Vec<(&Domain, &Member)> = members.collect();
+    workers.each(&tasks, observe::Scratch::default, |scratch, (domain, member)| {
+        observe(domain, member, scratch);
+    });
+}
+
+/// Stable pages that are still to be looked at: domain, member, pages.
+struct Agenda {
+    left: Vec<Portion>,
+}
+
+/// Some stable pages of one guest.
+struct Portion {
+    domain: String,
+    member: u32,
+    pages: Vec<u32>,
+}
+
+impl Agenda {
+    fn of(domains: &mut Domains) -> Self {
+        let mut left = Vec::new();
+        for (name, domain) in domains {
+            for member in domain.members.values_mut() {
+                let pages = std::mem::take(&mut member.state_mut().told);
+                if !pages.is_empty() {
+                    left.push(Portion { domain: name.clone(), member: member.number, pages });
+                }
+            }
+        }
+        // Taken from the end: guests that came first have their pages looked at first.
+        left.reverse();
+        Self { left }
+    }
+
+    /// The next pages, at most [`ROUND_PAGES`].
+    fn next_round(&mut self) -> Option<Vec<Portion>> {
+        let (mut round, mut room) = (Vec::new(), ROUND_PAGES);
+        while room > 0
+            && let Some(mut portion) = self.left.pop()
+        {
+            if portion.pages.len() > room {
+                let pages = portion.pages.split_off(room);
+                self.left.push(Portion { domain: portion.domain.clone(), pages, ..portion });
+            }
+            room -= portion.pages.len();
+            round.push(portion);
+        }
+        (!round.is_empty()).then_some(round)
+    }
+}
+
+fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
+    for (name, domain) in domains.iter_mut() {
+        let portions = round.iter().filter(|portion| portion.domain == *name);
+        let pages: usize = portions.map(|portion| portion.pages.len()).sum();
+        // Half of what is new is a guess: what proves too wide is narrowed after the period.
+        let keys = domain.index.len() + pages as u64 / 2;
+        if keys.ilog2() > domain.index.root_bits() {
+            domain.reshape_for(keys);
+        }
+    }
+    let batches: Vec<Batch<'_>> =
+        round.iter().flat_map(|portion| batches(domains, portion)).collect();
+    workers.each(&batches, examine::Scratch::default, |scratch, batch| {
+        if batch.domain.is_short() { batch.put_back() } else { batch.examine(scratch) }
+    });
+    drop(batches);
+    for domain in domains.values_mut() {
+        let plan = Plan::make(domain);
+        plan.fill(domain, workers);
+        plan.commit(domain);
+    }
+    let members = domains.values().flat_map(|domain| {
+        let members = domain.members.values().filter(|member| member.state().has_merges());
+        members.map(move |member| (domain, member))
+    });
+    let tasks: Vec<(&Domain, &Member)> = members.collect();
+    workers.each(&tasks, Vec::new, |outcomes, (domain, member)| apply(domain, member, outcomes));
+    domains.values_mut().for_each(Domain::sweep);
+}
+
+fn batches<'a>(domains: &'a Domains, portion: &'a Portion) -> impl Iterator<Item = Batch<'a>> {
+    let domain = &domains[&portion.domain];
+    let member = &domain.members[&portion.member];
+    portion.pages.chunks(DIGEST_PAGES).map(move |pages| Batch { domain, member, pages })
+}

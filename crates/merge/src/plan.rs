@@ -1,0 +1,158 @@
+//! Where newly shared contents go in the store: in the order in which guests hold them.
+//!
+//! A *class* is a content that was seen twice in this period. All pages seen with it are known by
+//! now; the first of them, by guest and page, is its *home*. Laid out in order of their homes,
+//! contents that lie side by side in the first guest lie side by side in the store, and so in every
+//! guest that has been started from the same image.
+
+use bindery_units::{PageIndex, Slot, SlotRange};
+
+/// A class as it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seed {
+    /// Its number within the period.
+    pub(crate) class: u32,
+    /// Its leaf in the index.
+    pub(crate) leaf: u32,
+    /// Its digest.
+    pub(crate) digest: [u64; 2],
+}
+
+/// A page that was seen with the content of a class. Sorts by class, then as homes are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Join {
+    pub(crate) class: u32,
+    pub(crate) member: u32,
+    pub(crate) page: PageIndex,
+}
+
+/// A class with its home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    pub(crate) seed: Seed,
+    /// The member and the page that the content is copied from.
+    pub(crate) home: (u32, PageIndex),
+    /// Where its pages begin and end in the sorted joins.
+    pub(crate) joins: (u32, u32),
+}
+
+/// Sorts `joins` and gives every class its home. Classes come in order of their homes.
+///
+/// # Panics
+/// If a class has no page, or a page no class: whoever makes a class enters its first two pages.
+pub(crate) fn classes(seeds: &mut [Seed], joins: &mut Vec<Join>) -> Vec<Class> {
+    seeds.sort_unstable_by_key(|seed| seed.class);
+    joins.sort_unstable();
+    joins.dedup();
+    let mut start = 0;
+    let mut classes: Vec<Class> = Vec::with_capacity(seeds.len());
+    for (group, seed) in joins.chunk_by(|a, b| a.class == b.class).zip(seeds.iter()) {
+        assert!(group[0].class == seed.class, "every class has pages, every page a class");
+        let end = start + group.len() as u32;
+        let home = (group[0].member, group[0].page);
+        classes.push(Class { seed: *seed, home, joins: (start, end) });
+        start = end;
+    }
+    let complete = classes.len() == seeds.len() && start as usize == joins.len();
+    assert!(complete, "every class has pages, every page a class");
+    classes.sort_unstable_by_key(|class| class.home);
+    classes
+}
+
+/// The slots of `runs`, in the order of the runs.
+pub(crate) fn slots_in(runs: &[SlotRange]) -> impl Iterator<Item = Slot> + '_ {
+    runs.iter().flat_map(|run| (run.first.0..run.end().0).map(Slot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extents::Extents;
+    use crate::runs::{Merge, cut};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// Guests hold contents; returns for each guest its merges, planned in one period.
+    fn planned(guests: &[Vec<u32>]) -> Vec<Vec<Merge>> {
+        let mut homes: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
+        for (member, contents) in guests.iter().enumerate() {
+            for (page, content) in contents.iter().enumerate() {
+                homes.entry(*content).or_default().push((member as u32, page as u32));
+            }
+        }
+        homes.retain(|_, pages| pages.len() > 1);
+        let (mut seeds, mut joins) = (Vec::new(), Vec::new());
+        for (class, (content, pages)) in homes.iter().enumerate() {
+            // As many workers leave them: in no order of pages.
+            let (class, digest) = (class as u32, [u64::from(*content), 0]);
+            seeds.push(Seed { class, leaf: *content, digest });
+            let join = |(member, page): &(u32, u32)| Join {
+                class,
+                member: *member,
+                page: PageIndex(*page),
+            };
+            joins.extend(pages.iter().rev().map(join));
+        }
+        seeds.reverse();
+        let classes = classes(&mut seeds, &mut joins);
+        let runs = Extents::new(u32::MAX).allocate(classes.len() as u32);
+        let mut merges = vec![Vec::new(); guests.len()];
+        for (class, slot) in classes.iter().zip(slots_in(&runs)) {
+            for join in &joins[class.joins.0 as usize..class.joins.1 as usize] {
+                merges[join.member as usize].push(Merge { page: join.page, slot });
+            }
+        }
+        merges.iter_mut().for_each(|merges| merges.sort_unstable());
+        merges
+    }
+
+    #[test]
+    fn guests_of_one_image_merge_in_the_longest_runs() {
+        // Four guests from one image of 4096 pages, each with 100 stretches of its own.
+        let guest = |member: u32| -> Vec<u32> {
+            let own = |page: u32| (page * 7 + member * 13).is_multiple_of(41);
+            (0..4096).map(|page| if own(page) { (member + 1) << 20 | page } else { page }).collect()
+        };
+        let guests: Vec<_> = (0..4).map(guest).collect();
+        for (member, merges) in planned(&guests).iter().enumerate() {
+            let runs = cut(merges);
+            let mean = merges.len() / runs.len();
+            // Between two pages of its own, a guest's pages are consecutive in the store as well.
+            assert!(merges.len() > 3900 && mean >= 13, "guest {member}: {mean} pages a run");
+        }
+    }
+
+    #[test]
+    fn identical_guests_merge_in_full_runs() {
+        let guest: Vec<u32> = (0..4096).collect();
+        for merges in planned(&[guest.clone(), guest.clone(), guest]) {
+            assert_eq!(cut(&merges).len(), 64);
+        }
+    }
+
+    proptest! {
+        /// Every page of a shared content is planned, once, and equal contents get one slot.
+        #[test]
+        fn plans_are_complete(
+            guests in prop::collection::vec(prop::collection::vec(0u32..40, 0..60), 1..5)
+        ) {
+            let planned = planned(&guests);
+            let mut slot_of = BTreeMap::new();
+            let mut content_of = BTreeMap::new();
+            let mut pages = 0;
+            for (contents, merges) in guests.iter().zip(&planned) {
+                prop_assert!(merges.windows(2).all(|pair| pair[0].page < pair[1].page));
+                for merge in merges {
+                    let content = contents[merge.page.at()];
+                    prop_assert_eq!(*slot_of.entry(content).or_insert(merge.slot), merge.slot);
+                    prop_assert_eq!(*content_of.entry(merge.slot).or_insert(content), content);
+                    pages += 1;
+                }
+            }
+            let mut counts = BTreeMap::new();
+            guests.iter().flatten().for_each(|content| *counts.entry(content).or_insert(0) += 1);
+            let shared: usize = counts.values().filter(|count| **count > 1).sum();
+            prop_assert_eq!(pages, shared);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What can be set, and the bounds on single requests.
+
+use std::time::Duration;
+
+/// The default period.
+pub const PERIOD: Duration = Duration::from_secs(1);
+
+/// The default size of a store, in slots: 1 TiB, of which memory is used as slots are.
+pub const STORE_SLOTS: u32 = 1 << 28;
+
+/// Most keys of an index.
+pub const INDEX_KEYS_MAX: u32 = 1 << 29;
+
+/// How an engine is to work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Workers: how many guests' threads work for the engine at a time, and how many of its own.
+    pub workers: usize,
+    /// From the start of one period to the start of the next. A page is merged when it was not
+    /// written for two.
+    pub period: Duration,
+    /// Slots of a store made from now on, at most 2^30.
+    pub store_slots: u32,
+    /// Keys of an index made from now on, at most [`INDEX_KEYS_MAX`].
+    pub index_keys: u32,
+    /// Whether pages that break are left alone for longer, and storms slow merging down. Off only
+    /// where breaking as much as possible is the point.
+    pub backs_off: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            workers: 1,
+            period: PERIOD,
+            store_slots: STORE_SLOTS,
+            index_keys: INDEX_KEYS_MAX,
+            backs_off: true,
+        }
+    }
+}
+
+/// Pages of one scan request: 16 GiB, 10 ms if nothing was written and 100 if all was.
+pub(crate) const SCAN_PAGES: u32 = 1 << 22;
+
+/// Pages of one digest request: some 3 ms.
+pub(crate) const DIGEST_PAGES: usize = 4096;
+
+/// Pages of one merge request: 4 ms in long runs, 30 in runs of one.
+pub(crate) const MERGE_PAGES: usize = 4096;
+
+/// Pages that go from digests to merged at a time: bounds what is held meanwhile, and lets memory
+/// fall while the rest is still being looked at.
+pub(crate) const ROUND_PAGES: usize = 1 << 18;
+
+/// Periods after which pages merged with the store of a daemon that ended are brought back, if
+/// nobody else turned out to have their content.
+pub(crate) const REHOME_PERIODS: u32 = 4;
+
+/// Pages brought back in one period for that reason.
+pub(crate) const REHOME_PAGES: u32 = 8192;
+
+/// Breaks after which a guest is asked to join what they left apart.
+pub(crate) const MEND_BREAKS: u64 = 4096;
+
+/// Bytes of kernel memory for one mapping: a `vm_area_struct` and its share of a maple tree node
+/// (measured, 192 to 225).
+pub const MAPPING_BYTES: u64 = 208;

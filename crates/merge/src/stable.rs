@@ -1,0 +1,247 @@
+//! Which pages are stable: PageONE's two-period rule and its back-off.
+//!
+//! A page that was written in period *k*, and in neither *k* + 1 nor *k* + 2, is stable in *k* + 2
+//! and is told once. One that has broken *v* times since its guest last discarded it waits *v*
+//! periods more, at most [`BACK_OFF_MAX`] (PageONE: *v* + 1 periods, where a new page starts at
+//! *v* = 1). A write at any time starts the count anew.
+//!
+//! ```text
+//! period      k-2    k-1     k
+//! written      x      .      .     -> stable in k
+//! written      x      .      x     -> counts from k
+//! broken once  x      .      .     -> waits in k, stable in k+1
+//! ```
+//!
+//! The rule itself is [`Block::step`], pure, on bitmaps of one block; [`Stable`] keeps the blocks of
+//! a guest. Half a byte a page where a page was ever written, one byte more where one ever broke.
+
+use bindery_units::{PageIndex, PageRange};
+
+/// Pages of one block.
+const BLOCK_PAGES: u32 = 512;
+const WORDS: usize = BLOCK_PAGES as usize / 64;
+
+/// The most periods that a page waits beyond two.
+pub(crate) const BACK_OFF_MAX: u8 = 6;
+
+/// Back-off byte: breaks in the low three bits, periods left to wait in the next three.
+const BREAKS_MASK: u8 = 0b111;
+const WAIT_SHIFT: u32 = 3;
+/// Back-off byte of a page that is never told.
+const NEVER: u8 = u8::MAX;
+
+type Bits = [u64; WORDS];
+
+#[derive(Clone, Debug, Default)]
+struct Block {
+    /// Written in the period whose number modulo 3 is the index.
+    written: [Bits; 3],
+    /// Not written for two periods, and not told yet.
+    waiting: Bits,
+    /// `None`: all zero.
+    back_off: Option<Box<[u8; BLOCK_PAGES as usize]>>,
+}
+
+/// What a [`Block::step`] is to do with pages that could be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Telling {
+    /// Tell them.
+    Now,
+    /// Keep them waiting: merging pauses.
+    Later,
+}
+
+impl Block {
+    fn is_quiet(&self) -> bool {
+        self.written.as_flattened().iter().chain(&self.waiting).all(|word| *word == 0)
+    }
+
+    fn back_off(&self, page: usize) -> u8 {
+        self.back_off.as_ref().map_or(0, |bytes| bytes[page])
+    }
+
+    fn set_back_off(&mut self, page: usize, value: u8) {
+        if value != 0 || self.back_off.is_some() {
+            self.back_off.get_or_insert_with(|| Box::new([0; BLOCK_PAGES as usize]))[page] = value;
+        }
+    }
+
+    /// The rule. `now` is the period's number modulo 3; its written bits are complete. Calls `tell`
+    /// with each page of the block that is to be told.
+    fn step(&mut self, now: usize, telling: Telling, mut tell: impl FnMut(usize)) {
+        let [before, first] = [(now + 2) % 3, (now + 1) % 3];
+        for word in 0..WORDS {
+            let recent = self.written[now][word];
+            let arrived = self.written[first][word] & !self.written[before][word] & !recent;
+            let waited = self.waiting[word] & !recent & !arrived;
+            self.waiting[word] = waited | arrived;
+            // What was written in the oldest period is told or waits: its bits are used up.
+            self.written[first][word] = 0;
+            let mut rest = waited | arrived;
+            while rest != 0 {
+                let bit = rest & rest.wrapping_neg();
+                rest ^= bit;
+                let page = word * 64 + bit.trailing_zeros() as usize;
+                if self.count_down(page, arrived & bit != 0) && telling == Telling::Now {
+                    self.waiting[word] ^= bit;
+                    if self.back_off(page) != NEVER {
+                        tell(page);
+                    }
+                }
+            }
+        }
+    }
+
+    /// One period of a page's wait. True if it has waited long enough.
+    fn count_down(&mut self, page: usize, arrived: bool) -> bool {
+        let value = self.back_off(page);
+        if value == 0 || value == NEVER {
+            return true;
+        }
+        let breaks = value & BREAKS_MASK;
+        let wait = if arrived { breaks } else { (value >> WAIT_SHIFT).saturating_sub(1) };
+        self.set_back_off(page, breaks | wait << WAIT_SHIFT);
+        wait == 0
+    }
+}
+
+/// The stable pages of one guest, period by period.
+///
+/// A period is [`begin_period`](Self::begin_period), any number of
+/// [`note_written`](Self::note_written), then [`take_stable`](Self::take_stable).
+#[derive(Debug, Default)]
+pub(crate) struct Stable {
+    blocks: Vec<Option<Box<Block>>>,
+    /// The period's number modulo 3.
+    now: usize,
+}
+
+impl Stable {
+    /// Starts the next period.
+    pub(crate) fn begin_period(&mut self) {
+        self.now = (self.now + 1) % 3;
+    }
+
+    /// Takes in that `range` was written in this period.
+    pub(crate) fn note_written(&mut self, range: PageRange) {
+        let now = self.now;
+        self.for_words(range, |block, word, mask| block.written[now][word] |= mask);
+    }
+
+    /// Gives the pages that are stable now to `told`, ascending, each once; or keeps them waiting.
+    /// Returns how many pages are neither told nor forgotten: written lately, or waiting.
+    pub(crate) fn take_stable(&mut self, telling: Telling, told: &mut Vec<u32>) -> u64 {
+        let (now, mut unsettled) = (self.now, 0);
+        for (at, slot) in self.blocks.iter_mut().enumerate() {
+            let Some(block) = slot else { continue };
+            if block.is_quiet() {
+                if block.back_off.is_none() {
+                    *slot = None;
+                }
+                continue;
+            }
+            let first = at as u32 * BLOCK_PAGES;
+            block.step(now, telling, |page| told.push(first + page as u32));
+            let words = (0..WORDS).map(|word| {
+                let written = block.written.iter().fold(0, |all, bits| all | bits[word]);
+                (written | block.waiting[word]).count_ones()
+            });
+            unsettled += u64::from(words.sum::<u32>());
+        }
+        unsettled
+    }
+
+    /// Takes in that a merged page was written to, or proved not worth the attempt: it waits one
+    /// period longer from now on.
+    pub(crate) fn note_break(&mut self, page: PageIndex) {
+        let (block, at) = self.block_of(page);
+        let value = block.back_off(at);
+        if value != NEVER {
+            let breaks = (value & BREAKS_MASK).min(BACK_OFF_MAX - 1) + 1;
+            block.set_back_off(at, value & !BREAKS_MASK | breaks);
+        }
+    }
+
+    /// Forgets how often `page` broke: what it held is gone.
+    pub(crate) fn clear_breaks(&mut self, page: PageIndex) {
+        let (block, at) = self.block_of(page);
+        if block.back_off(at) != NEVER {
+            block.set_back_off(at, 0);
+        }
+    }
+
+    /// Has `page` told again, unless it is written first: the next time that pages are told, or
+    /// after `periods` more times, at most [`BACK_OFF_MAX`].
+    pub(crate) fn tell_again(&mut self, page: PageIndex, periods: u8) {
+        let (block, at) = self.block_of(page);
+        block.waiting[at / 64] |= 1 << (at % 64);
+        let value = block.back_off(at);
+        if value != NEVER {
+            // The next step takes one off before it looks.
+            let wait = if periods == 0 { 0 } else { periods.min(BACK_OFF_MAX) + 1 };
+            block.set_back_off(at, value & BREAKS_MASK | wait << WAIT_SHIFT);
+        }
+    }
+
+    /// Like [`tell_again`](Self::tell_again), after as many periods as the page has breaks.
+    pub(crate) fn tell_after_back_off(&mut self, page: PageIndex) {
+        let (block, at) = self.block_of(page);
+        let breaks = block.back_off(at) & BREAKS_MASK;
+        self.tell_again(page, breaks);
+    }
+
+    /// Never tells `page` again.
+    pub(crate) fn never_tell(&mut self, page: PageIndex) {
+        let (block, at) = self.block_of(page);
+        block.set_back_off(at, NEVER);
+    }
+
+    /// Forgets all about `range`: it is no longer managed.
+    pub(crate) fn forget(&mut self, range: PageRange) {
+        self.for_words(range, |block, word, mask| {
+            for bits in block.written.iter_mut().chain([&mut block.waiting]) {
+                bits[word] &= !mask;
+            }
+            for bit in (0..64).filter(|bit| mask >> bit & 1 == 1) {
+                block.set_back_off(word * 64 + bit, 0);
+            }
+        });
+    }
+
+    /// Memory held, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let of_block = |block: &Block| {
+            size_of::<Block>() + block.back_off.as_ref().map_or(0, |_| BLOCK_PAGES as usize)
+        };
+        self.blocks.capacity() * size_of::<Option<Box<Block>>>()
+            + self.blocks.iter().flatten().map(|block| of_block(block)).sum::<usize>()
+    }
+
+    fn block(&mut self, at: usize) -> &mut Block {
+        if at >= self.blocks.len() {
+            self.blocks.resize_with(at + 1, || None);
+        }
+        self.blocks[at].get_or_insert_default()
+    }
+
+    fn block_of(&mut self, page: PageIndex) -> (&mut Block, usize) {
+        (self.block((page.0 / BLOCK_PAGES) as usize), (page.0 % BLOCK_PAGES) as usize)
+    }
+
+    /// Calls `change` for each word of the bitmaps that `range` touches, with the bits that are in
+    /// the range.
+    fn for_words(&mut self, range: PageRange, mut change: impl FnMut(&mut Block, usize, u64)) {
+        let (mut page, end) = (range.first.0, range.end().0);
+        while page < end {
+            let bits = (64 - page % 64).min(end - page);
+            let mask = (u64::MAX >> (64 - bits)) << (page % 64);
+            let word = (page % BLOCK_PAGES / 64) as usize;
+            change(self.block((page / BLOCK_PAGES) as usize), word, mask);
+            page += bits;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "stable_tests.rs"]
+mod tests;
