@@ -1,1 +1,52 @@
-fn main() {}
+//! The `bindery` command: parsing, tables, progress bars, exit codes.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod connect;
+mod daemon;
+mod doctor;
+mod exit;
+mod guests;
+mod manual;
+mod output;
+mod run;
+mod scan;
+mod status;
+mod top;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Arguments, Command};
+use exit::Failure;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match perform(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(arguments.global.json),
+    }
+}
+
+fn perform(arguments: &Arguments) -> Result<(), Failure> {
+    let global = &arguments.global;
+    match &arguments.command {
+        Command::Daemon(arguments) => daemon::run(global, arguments),
+        Command::Run(arguments) => run::run(global, arguments),
+        Command::Ps => guests::ps(global),
+        Command::Top(arguments) => top::run(global, arguments),
+        Command::Status => status::run(global),
+        Command::Set(arguments) => guests::set(global, arguments),
+        Command::Unmerge(arguments) => guests::unmerge(global, arguments),
+        Command::Merge(arguments) => guests::merge(global, arguments),
+        Command::Unmanage(arguments) => guests::unmanage(global, arguments),
+        Command::Stop(arguments) => guests::stop(global, arguments),
+        Command::Scan(arguments) => scan::run(arguments, global.json),
+        Command::Doctor => doctor::run(global),
+        Command::Completions(arguments) => manual::completions(arguments),
+        Command::Man(arguments) => manual::man(arguments),
+        Command::ExitCodes => manual::explain_exit_codes(global.json),
+    }
+}

@@ -14,6 +14,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use bindery_units::{HostAddress, PAGE_SHIFT};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// The most spans that one [`read_memory`] takes: the kernel's `UIO_MAXIOV`.
 pub const SPANS_MAX: usize = 1024;
@@ -32,6 +33,16 @@ pub fn effective_user() -> u32 {
 pub fn start_session() -> io::Result<()> {
     rustix::process::setsid()?;
     Ok(())
+}
+
+/// Lets this process open as many files as it may: raises the soft limit to the hard one.
+///
+/// # Errors
+/// The kernel's; the limit is then as it was.
+pub fn raise_open_files() -> io::Result<()> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
 /// Consecutive bytes in another process.

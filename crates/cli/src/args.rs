@@ -1,0 +1,370 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bindery_host::{NAME_BYTES_MAX, PERIODS, WORKERS, is_name};
+use bindery_space::wire::control::default_socket;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::exit::exit_codes;
+
+/// Merges identical pages of running virtual machines.
+#[derive(Debug, Parser)]
+#[command(
+    name = "bindery",
+    version,
+    propagate_version = true,
+    after_help = "\
+Examples:
+  bindery run --name web1 -- qemu-system-x86_64 -m 1G …   run a VM with its memory managed
+  bindery top                                             watch memory shrink
+  bindery scan $(pgrep qemu)                              what would be saved, without managing
+  bindery doctor                                          is this machine ready, and if not, why
+
+`bindery help exit-codes` lists the exit codes."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// The daemon's socket [default: /run/bindery/bindery.sock for root, otherwise
+    /// $XDG_RUNTIME_DIR/bindery.sock or /tmp/bindery-<uid>/bindery.sock]
+    #[arg(long, env = "BINDERY_SOCKET", global = true, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Print JSON instead of text
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+impl Global {
+    /// The socket asked for, or the user's own.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(default_socket)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the daemon that merges this user's guests
+    #[command(after_help = "\
+Examples:
+  bindery daemon                             in the foreground, until SIGTERM or SIGINT
+  bindery daemon --background                return once it listens
+  bindery daemon --workers 4 --period 500ms
+
+A daemon that ends, however it ends, leaves its guests running with their merged pages; the next
+daemon takes them over. With --unmerge-at-exit they get private pages back first.")]
+    Daemon(DaemonArgs),
+    /// Run a VMM with its guest's memory managed
+    #[command(after_help = "\
+Examples:
+  bindery run -- qemu-system-x86_64 -m 1G -drive file=disk.img
+  bindery run --name web1 --domain web -- cloud-hypervisor --memory size=1G,mergeable=on …
+
+The VMM replaces this command: its process id, exit code and signals are the VMM's. Where no daemon
+runs, one is started in the background for this user's guests.")]
+    Run(RunArgs),
+    /// List the guests
+    #[command(after_help = "\
+Examples:
+  bindery ps
+  bindery ps --json | jq '.[] | select(.state.advice) | .name'")]
+    Ps,
+    /// Watch the guests, live
+    #[command(after_help = "\
+Examples:
+  bindery top
+  bindery top --sort breaks --interval 500ms
+
+Keys: s or arrows choose the column to sort by, r reverses, q quits. When the output is no
+terminal, the table is printed once; with --json, one line for each interval.")]
+    Top(TopArgs),
+    /// Show the daemon, its domains and what they save
+    #[command(after_help = "\
+Examples:
+  bindery status
+  bindery status --json | jq '.domains[].general_profit'")]
+    Status,
+    /// Change settings of the running daemon
+    #[command(after_help = "\
+Examples:
+  bindery set workers=4
+  bindery set workers=1 period=5s
+  bindery set period=500ms")]
+    Set(SetArgs),
+    /// Make all merged pages of a guest private again, and stop merging it
+    #[command(after_help = "\
+Examples:
+  bindery unmerge web1
+  bindery unmerge 4711          by process id
+
+Needs as much free memory as the guest has merged pages. `bindery merge` undoes it.")]
+    Unmerge(GuestArgs),
+    /// Merge a guest again after `unmerge`
+    #[command(after_help = "\
+Examples:
+  bindery merge web1")]
+    Merge(GuestArgs),
+    /// Give a guest its memory back for good: the shim steps aside
+    #[command(after_help = "\
+Examples:
+  bindery unmanage web1
+
+Needed before the VMM uses userfaultfd itself: QEMU's post-copy migration (as the destination) and
+background snapshots. The guest cannot be managed again until its VMM is restarted.")]
+    Unmanage(GuestArgs),
+    /// End the daemon
+    #[command(after_help = "\
+Examples:
+  bindery stop                  guests keep their merged pages, for the next daemon
+  bindery stop --unmerge        guests get private pages back first")]
+    Stop(StopArgs),
+    /// Estimate what processes and memory images would save; reads only
+    #[command(after_help = "\
+Examples:
+  bindery scan 4711                      by zero pages and duplicates inside one process
+  bindery scan $(pgrep qemu)             and across several
+  bindery scan base.mem clone.mem        memory images
+  bindery scan ./4711                    a file whose name is a number
+
+Of processes only pages that are in memory are read, of private anonymous mappings: nothing is
+faulted in. Pages that are shared already (KSM, the zero page, a bindery store) are told apart as
+far as the kernel lets this user see them.")]
+    Scan(ScanArgs),
+    /// Check whether this machine is ready, and say what to change
+    #[command(after_help = "\
+Examples:
+  bindery doctor
+  bindery doctor --json | jq '.[] | select(.verdict != \"ok\")'
+
+Exits with 7 if something needed is missing, with 0 if all that is wrong is that something works
+less well.")]
+    Doctor,
+    /// Print a completion script for a shell
+    #[command(after_help = "\
+Examples:
+  bindery completions bash > /etc/bash_completion.d/bindery
+  bindery completions zsh > ~/.zfunc/_bindery")]
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write all of them to a directory
+    #[command(after_help = "\
+Examples:
+  bindery man | man -l -
+  bindery man /usr/local/share/man/man1")]
+    Man(ManArgs),
+    /// Explain the exit codes
+    #[command(name = "exit-codes", hide = true, after_help = exit_code_table())]
+    ExitCodes,
+}
+
+/// The exit codes, one a line.
+pub(crate) fn exit_code_table() -> String {
+    let lines = exit_codes().map(|(code, meaning)| format!("  {code}  {meaning}"));
+    format!("Exit codes:\n{}", lines.collect::<Vec<_>>().join("\n"))
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DaemonArgs {
+    /// How many workers merge [default: 2, or 1 on a machine with one CPU]
+    #[arg(long, value_parser = parse_workers)]
+    pub(crate) workers: Option<u32>,
+    /// How long a merge period is
+    #[arg(long, default_value = "1s", value_parser = parse_period)]
+    pub(crate) period: Duration,
+    /// Detach from the terminal and return once the daemon listens
+    #[arg(long)]
+    pub(crate) background: bool,
+    /// Write what the daemon logs to this file [default: stderr; with --background, the socket's
+    /// path with .log]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+    /// Give guests private pages back before ending
+    #[arg(long)]
+    pub(crate) unmerge_at_exit: bool,
+    /// Leave the terminal's session, and say on stdout, in one line, that the daemon listens
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// What to call the guest [default: the VMM's name and process id]
+    #[arg(long, env = "BINDERY_NAME", value_parser = parse_name)]
+    pub(crate) name: Option<String>,
+    /// Share pages only with guests of this domain [default: `default`]; never with other users'
+    #[arg(long, env = "BINDERY_DOMAIN", value_parser = parse_name)]
+    pub(crate) domain: Option<String>,
+    /// The VMM and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "VMM"
+    )]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// The column to sort by
+    #[arg(long, value_enum, default_value = "merged")]
+    pub(crate) sort: Column,
+    /// How often to ask the daemon
+    #[arg(long, default_value = "1s", value_parser = parse_period)]
+    pub(crate) interval: Duration,
+}
+
+/// A column of `bindery top` that can be sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Column {
+    Name,
+    Ram,
+    Private,
+    Merged,
+    Zero,
+    Breaks,
+    Mappings,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetArgs {
+    /// workers=N or period=TIME (500ms, 1s, 2m)
+    #[arg(required = true, value_parser = parse_setting, value_name = "SETTING=VALUE")]
+    pub(crate) settings: Vec<Setting>,
+}
+
+/// One setting, as given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    Workers(u32),
+    Period(Duration),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GuestArgs {
+    /// The guest's name or process id
+    pub(crate) guest: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// Give guests private pages back first
+    #[arg(long)]
+    pub(crate) unmerge: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScanArgs {
+    /// Process ids and files
+    #[arg(required = true, value_name = "PID|FILE")]
+    pub(crate) inputs: Vec<OsString>,
+    /// How many threads read and digest [default: one for each CPU]
+    #[arg(long)]
+    pub(crate) threads: Option<NonZeroUsize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// Which shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Write a page for each command into this directory
+    pub(crate) directory: Option<PathBuf>,
+}
+
+fn parse_setting(text: &str) -> Result<Setting, String> {
+    match text.split_once('=') {
+        Some(("workers", value)) => parse_workers(value).map(Setting::Workers),
+        Some(("period", value)) => parse_period(value).map(Setting::Period),
+        _ => Err("settings are workers=N and period=TIME".into()),
+    }
+}
+
+fn parse_workers(text: &str) -> Result<u32, String> {
+    let workers = text.parse().ok().filter(|workers| WORKERS.contains(workers));
+    workers.ok_or_else(|| format!("a number from {} to {}", WORKERS.start(), WORKERS.end()))
+}
+
+fn parse_period(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit_ms: u64 = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        _ => return Err("a time is a number and a unit: 500ms, 1s, 2m".into()),
+    };
+    let number: u64 = number.parse().map_err(|_| "a time is a number and a unit: 500ms")?;
+    match number.checked_mul(unit_ms).map(Duration::from_millis) {
+        Some(time) if PERIODS.contains(&time) => Ok(time),
+        _ => Err(format!("a time from {:?} to {:?}, please", PERIODS.start(), PERIODS.end())),
+    }
+}
+
+fn parse_name(text: &str) -> Result<String, String> {
+    if is_name(text) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("1 to {NAME_BYTES_MAX} letters, digits and any of -_.:@"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_examples() {
+        for command in Arguments::command().get_subcommands().filter(|c| !c.is_hide_set()) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Examples:"), "{} has none", command.get_name());
+        }
+    }
+
+    #[test]
+    fn times_have_units_and_bounds() {
+        assert_eq!(parse_period("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_period("2m"), Ok(Duration::from_secs(120)));
+        for wrong in ["", "1", "s", "-1s", "1.5s", "0ms", "1h", "99999999999999999999s", "1000m"] {
+            assert!(parse_period(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn settings_are_known_ones() {
+        assert_eq!(parse_setting("workers=2"), Ok(Setting::Workers(2)));
+        for wrong in ["workers=0", "workers=257", "workers=", "worker=2", "period=5", "workers"] {
+            assert!(parse_setting(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_vmm_keeps_its_own_flags() {
+        let arguments = Arguments::try_parse_from([
+            "bindery", "run", "--name", "a", "--", "qemu", "--name", "b", "--json",
+        ]);
+        let arguments = arguments.unwrap();
+        let Command::Run(run) = arguments.command else { panic!("that was run") };
+        assert_eq!(run.name.as_deref(), Some("a"));
+        assert_eq!(run.command, ["qemu", "--name", "b", "--json"]);
+        assert!(!arguments.global.json);
+    }
+}

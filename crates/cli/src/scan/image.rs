@@ -1,0 +1,65 @@
+//! Memory images: files that are pages, one after the other.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use bindery_units::PAGE_BYTES;
+
+use super::{BATCH_PAGES, Chunk, Findings};
+use crate::exit::{Failure, Reason};
+
+/// An open image.
+pub(super) struct Image {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl Image {
+    /// Opens the file at `path`.
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        let of_io = |error| Failure::of_io(format_args!("cannot open {}", path.display()), &error);
+        let file = File::open(path).map_err(of_io)?;
+        let metadata = file.metadata().map_err(of_io)?;
+        let bad = |what: String| {
+            Err(Failure::new(Reason::BadInput, format!("{} {what}", path.display())))
+        };
+        if !metadata.is_file() {
+            return bad("is not a regular file; a memory image is, or name a process id".into());
+        }
+        let bytes = metadata.len();
+        if !bytes.is_multiple_of(PAGE_BYTES as u64) {
+            return bad(format!(
+                "has {bytes} bytes, which is not a multiple of the page size {PAGE_BYTES}: is it a \
+                 raw memory image, and complete?"
+            ));
+        }
+        Ok(Self { path: path.into(), file, bytes })
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its size.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reads and digests the pages of a chunk.
+    pub(super) fn examine(&self, chunk: Chunk, findings: &mut Findings<'_>) -> Result<(), Failure> {
+        for first in (0..chunk.pages).step_by(BATCH_PAGES) {
+            let pages = BATCH_PAGES.min(chunk.pages - first);
+            let at = chunk.start + (first * PAGE_BYTES) as u64;
+            let read = self.file.read_exact_at(&mut findings.bytes[..pages * PAGE_BYTES], at);
+            read.map_err(|error| {
+                Failure::of_io(format_args!("cannot read {}", self.path.display()), &error)
+            })?;
+            findings.counts(chunk.input).pages += pages as u64;
+            findings.take_in(chunk.input, pages);
+        }
+        Ok(())
+    }
+}

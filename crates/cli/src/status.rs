@@ -1,0 +1,76 @@
+//! `bindery status`: the daemon and what its domains save.
+
+use std::io::{self, Write};
+
+use bindery_host::status::{DomainStatus, HostStatus, State};
+use bindery_units::PageCount;
+
+use crate::args::Global;
+use crate::connect::{ask_status, connect};
+use crate::exit::Failure;
+use crate::output::{human_bytes, human_signed_bytes, print, print_json};
+
+/// Prints the status.
+pub(crate) fn run(global: &Global) -> Result<(), Failure> {
+    let status = ask_status(&mut connect(global)?)?;
+    if global.json { print_json(&status) } else { print(|out| write_host(out, &status)) }
+}
+
+fn write_host(out: &mut dyn Write, status: &HostStatus) -> io::Result<()> {
+    writeln!(
+        out,
+        "daemon {} of pid {}, user {}, up {} s: {} workers, period {} ms, CPU {:.1} s, memory {}",
+        status.program_version,
+        status.pid,
+        status.uid,
+        status.uptime_s,
+        status.settings.workers,
+        status.settings.period_ms,
+        status.cpu_ms as f64 / 1000.0,
+        human_bytes(status.resident_bytes),
+    )?;
+    write_state(out, "state", &status.state)?;
+    if status.domains.is_empty() {
+        writeln!(out, "no guests; start one with `bindery run -- <vmm …>`")?;
+    }
+    status.domains.iter().try_for_each(|domain| {
+        writeln!(out)?;
+        write_domain(out, domain)
+    })
+}
+
+fn write_domain(out: &mut dyn Write, domain: &DomainStatus) -> io::Result<()> {
+    writeln!(out, "domain {} of user {}, {} guests", domain.name, domain.uid, domain.guests)?;
+    write_state(out, "  state", &domain.state)?;
+    let pages = |pages| human_bytes(PageCount(pages).bytes().0);
+    for (name, value, text) in [
+        ("pages_shared", domain.pages_shared, pages(domain.pages_shared)),
+        ("pages_sharing", domain.pages_sharing, pages(domain.pages_sharing)),
+        ("pages_unshared", domain.pages_unshared, pages(domain.pages_unshared)),
+        ("pages_volatile", domain.pages_volatile, pages(domain.pages_volatile)),
+        ("zero_pages", domain.zero_pages, pages(domain.zero_pages)),
+        ("pages_scanned", domain.pages_scanned, pages(domain.pages_scanned)),
+    ] {
+        writeln!(out, "  {name:<16} {value:>12}  {text:>9}")?;
+    }
+    writeln!(out, "  {:<16} {:>12}", "full_scans", domain.full_scans)?;
+    writeln!(out, "  {:<16} {:>12}", "breaks", domain.breaks)?;
+    writeln!(
+        out,
+        "  {:<16} {:>12}  {:>9}  after store {}, tables {}, mappings {}",
+        "general_profit",
+        domain.general_profit,
+        human_signed_bytes(domain.general_profit),
+        human_bytes(domain.store_bytes),
+        human_bytes(domain.metadata_bytes),
+        human_bytes(domain.mappings_bytes),
+    )?;
+    writeln!(out, "  {:<16} {:>12.3}  seconds", "cpu", domain.cpu_ms as f64 / 1000.0)
+}
+
+fn write_state(out: &mut dyn Write, label: &str, state: &State) -> io::Result<()> {
+    match &state.advice {
+        Some(advice) => writeln!(out, "{label}: {}: {advice}", state.name),
+        None => writeln!(out, "{label}: {}", state.name),
+    }
+}

@@ -1,0 +1,202 @@
+//! `bindery top`: the guests, live.
+//!
+//! On a terminal the table is drawn anew in place, on the alternate screen, which is left again
+//! whatever ends the command. Elsewhere it is printed once, or as a line of JSON each interval.
+
+use std::cmp::Ordering;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use bindery_host::client::Client;
+use bindery_host::status::{GuestStatus, HostStatus};
+use bindery_units::PageCount;
+use clap::ValueEnum;
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use crossterm::{cursor, execute, queue, style, terminal};
+
+use crate::args::{Column, Global, TopArgs};
+use crate::connect::{ask_guests, ask_status, connect};
+use crate::exit::Failure;
+use crate::guests::{advice, table};
+use crate::output::{human_bytes, human_signed_bytes, print};
+
+/// What the keys have chosen.
+struct View {
+    sort: Column,
+    reversed: bool,
+}
+
+/// What the daemon said last.
+struct Snapshot {
+    status: HostStatus,
+    guests: Vec<GuestStatus>,
+}
+
+/// Shows the guests until `q`.
+pub(crate) fn run(global: &Global, arguments: &TopArgs) -> Result<(), Failure> {
+    let mut client = connect(global)?;
+    let view = View { sort: arguments.sort, reversed: false };
+    if global.json {
+        loop {
+            let Snapshot { status, guests } = Snapshot::take(&mut client, &view)?;
+            let line = serde_json::json!({ "status": status, "guests": guests });
+            print(|out| writeln!(out, "{line}"))?;
+            std::thread::sleep(arguments.interval);
+        }
+    }
+    if !io::stdout().is_terminal() {
+        let snapshot = Snapshot::take(&mut client, &view)?;
+        return print(|out| snapshot.lines(&view).try_for_each(|line| writeln!(out, "{line}")));
+    }
+    let screen = Screen::enter().map_err(|error| of_terminal(&error))?;
+    let shown = show(&mut client, view, arguments.interval);
+    drop(screen);
+    shown
+}
+
+fn show(client: &mut Client, mut view: View, interval: Duration) -> Result<(), Failure> {
+    let mut snapshot = Snapshot::take(client, &view)?;
+    let mut taken = Instant::now();
+    loop {
+        draw(&snapshot, &view).map_err(|error| of_terminal(&error))?;
+        let left = interval.saturating_sub(taken.elapsed());
+        if event::poll(left).map_err(|error| of_terminal(&error))? {
+            match event::read().map_err(|error| of_terminal(&error))? {
+                Event::Key(key) if key.kind == KeyEventKind::Press => {
+                    if !view.obeys(key) {
+                        return Ok(());
+                    }
+                    view.sort(&mut snapshot.guests);
+                }
+                _ => {}
+            }
+        } else {
+            snapshot = Snapshot::take(client, &view)?;
+            taken = Instant::now();
+        }
+    }
+}
+
+fn of_terminal(error: &io::Error) -> Failure {
+    Failure::of_io("the terminal failed", error)
+}
+
+impl Snapshot {
+    fn take(client: &mut Client, view: &View) -> Result<Self, Failure> {
+        let mut guests = ask_guests(client)?;
+        view.sort(&mut guests);
+        Ok(Self { status: ask_status(client)?, guests })
+    }
+
+    /// What is shown, line by line.
+    fn lines(&self, view: &View) -> impl Iterator<Item = String> {
+        let domains = &self.status.domains;
+        let sum = |of: fn(&GuestStatus) -> u64| human_bytes(self.guests.iter().map(of).sum());
+        let profit = domains.iter().map(|domain| domain.general_profit).sum();
+        let shared = domains.iter().map(|domain| domain.pages_shared).sum();
+        let head = [
+            format!(
+                "bindery: {} guests, RAM {}, private {}, merged {} into {}, zero {}",
+                self.guests.len(),
+                sum(|guest| guest.ram_bytes),
+                sum(|guest| guest.private_bytes),
+                sum(|guest| guest.merged_bytes),
+                human_bytes(PageCount(shared).bytes().0),
+                sum(|guest| guest.zero_bytes),
+            ),
+            format!(
+                "saved after all metadata {}, breaks {}, CPU {:.1} s, {} workers, period {} ms, {}",
+                human_signed_bytes(profit),
+                domains.iter().map(|domain| domain.breaks).sum::<u64>(),
+                domains.iter().map(|domain| domain.cpu_ms).sum::<u64>() as f64 / 1000.0,
+                self.status.settings.workers,
+                self.status.settings.period_ms,
+                self.status.state.name,
+            ),
+            format!(
+                "sorted by {}{}; keys: s sort, r reverse, q quit",
+                view.name(),
+                if view.reversed { ", reversed" } else { "" }
+            ),
+            String::new(),
+        ];
+        let table: Vec<String> = table(&self.guests).lines().collect();
+        let states = domains.iter().filter_map(|domain| {
+            Some(format!("domain {}: {}", domain.name, domain.state.advice.as_ref()?))
+        });
+        head.into_iter().chain(table).chain(states).chain(advice(&self.guests))
+    }
+}
+
+impl View {
+    /// Does what a key says. False if it says to quit.
+    fn obeys(&mut self, key: KeyEvent) -> bool {
+        let columns = Column::value_variants();
+        let at = columns.iter().position(|column| *column == self.sort).unwrap_or(0);
+        match key.code {
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+            KeyCode::Char('q') | KeyCode::Esc => return false,
+            KeyCode::Char('s') | KeyCode::Right => self.sort = columns[(at + 1) % columns.len()],
+            KeyCode::Left => self.sort = columns[(at + columns.len() - 1) % columns.len()],
+            KeyCode::Char('r') => self.reversed = !self.reversed,
+            _ => {}
+        }
+        true
+    }
+
+    /// Names ascend, numbers descend, unless reversed; guests that are equal stay by name.
+    fn sort(&self, guests: &mut [GuestStatus]) {
+        guests.sort_by(|a, b| {
+            let by_number = |of: fn(&GuestStatus) -> u64| of(b).cmp(&of(a));
+            let order = match self.sort {
+                Column::Name => Ordering::Equal,
+                Column::Ram => by_number(|guest| guest.ram_bytes),
+                Column::Private => by_number(|guest| guest.private_bytes),
+                Column::Merged => by_number(|guest| guest.merged_bytes),
+                Column::Zero => by_number(|guest| guest.zero_bytes),
+                Column::Breaks => by_number(|guest| guest.breaks),
+                Column::Mappings => by_number(|guest| u64::from(guest.mappings)),
+            };
+            let order = order.then_with(|| a.name.cmp(&b.name));
+            if self.reversed { order.reverse() } else { order }
+        });
+    }
+
+    fn name(&self) -> String {
+        let value = self.sort.to_possible_value();
+        value.map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+fn draw(snapshot: &Snapshot, view: &View) -> io::Result<()> {
+    let (width, height) = terminal::size()?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    queue!(out, cursor::MoveTo(0, 0))?;
+    for (row, line) in snapshot.lines(view).take(height.into()).enumerate() {
+        let visible: String = line.chars().take(width.into()).collect();
+        queue!(out, cursor::MoveTo(0, row as u16), style::Print(visible))?;
+        queue!(out, terminal::Clear(terminal::ClearType::UntilNewLine))?;
+    }
+    queue!(out, terminal::Clear(terminal::ClearType::FromCursorDown))?;
+    out.flush()
+}
+
+/// The alternate screen, in raw mode, for as long as it lives.
+struct Screen;
+
+impl Screen {
+    fn enter() -> io::Result<Self> {
+        terminal::enable_raw_mode()?;
+        let screen = Self;
+        execute!(io::stdout(), terminal::EnterAlternateScreen, cursor::Hide)?;
+        Ok(screen)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no restoring.
+        let _ = execute!(io::stdout(), cursor::Show, terminal::LeaveAlternateScreen);
+        let _ = terminal::disable_raw_mode();
+    }
+}

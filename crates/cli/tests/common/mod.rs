@@ -1,0 +1,156 @@
+//! Running the command, and daemons on sockets of their own, for tests.
+
+#![allow(dead_code, reason = "each test program uses its own part of this module")]
+
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// How long anything here may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The command, away from the user's own daemon and settings.
+pub(crate) fn bindery(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bindery"));
+    command.args(arguments).env_remove("BINDERY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+/// How a command ended.
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Ended {
+    /// What was printed, as JSON.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
+    }
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(mut command: Command) -> Ended {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    Ended {
+        code: status.code(),
+        out: String::from_utf8(stdout).unwrap(),
+        err: String::from_utf8(stderr).unwrap(),
+    }
+}
+
+/// A daemon on a socket in a directory of its own, killed when dropped.
+pub(crate) struct TestDaemon {
+    directory: tempfile::TempDir,
+    child: Child,
+}
+
+impl TestDaemon {
+    /// Starts a daemon and waits until it answers.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let child = daemon_command(&directory.path().join("b.sock"), arguments).spawn().unwrap();
+        let daemon = Self { directory, child };
+        let deadline = Instant::now() + PATIENCE;
+        while daemon.ask(&["status"]).code != Some(0) {
+            assert!(Instant::now() < deadline, "the daemon never answered");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        daemon
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("b.sock")
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Runs a command against this daemon.
+    pub(crate) fn ask(&self, arguments: &[&str]) -> Ended {
+        let mut command = bindery(arguments);
+        command.env("BINDERY_SOCKET", self.socket());
+        run(command)
+    }
+
+    /// Ends the daemon with `signal` and returns its exit code.
+    pub(crate) fn end_with(&mut self, signal: &str) -> Option<i32> {
+        signal_process(self.pid(), signal);
+        self.await_end()
+    }
+
+    /// Waits until the daemon has ended and returns its exit code.
+    pub(crate) fn await_end(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "the daemon did not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for TestDaemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A daemon's command line, in the foreground.
+pub(crate) fn daemon_command(socket: &Path, arguments: &[&str]) -> Command {
+    let mut command = bindery(["daemon"]);
+    command.args(arguments).arg("--socket").arg(socket).stderr(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
+/// Sends a signal to one process.
+pub(crate) fn signal_process(pid: u32, signal: &str) {
+    let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status();
+    assert!(status.unwrap().success());
+}
+
+/// Whether tests may act as another user; prints loudly if not.
+pub(crate) fn can_change_user(test: &str) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let uid = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
+    let is_root = uid.split_ascii_whitespace().nth(1) == Some("0");
+    if !is_root {
+        eprintln!("SKIPPED: {test} acts as another user, which only root can");
+    }
+    is_root
+}
+
+/// Opens `directory` to all users and puts the command there.
+pub(crate) fn program_for_all(directory: &Path) -> PathBuf {
+    let all = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(directory, all).unwrap();
+    let program = directory.join("bindery");
+    // By another process: if this one wrote it, a child that another thread starts meanwhile would
+    // hold it open for writing, and it could not be run.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_bindery")).arg(&program).status();
+    assert!(copied.unwrap().success());
+    program
+}
+
+/// A user that owns nothing here.
+pub(crate) const NOBODY: u32 = 65534;
+
+/// Has `command` run as [`NOBODY`].
+pub(crate) fn as_nobody(mut command: Command) -> Command {
+    command.uid(NOBODY).gid(NOBODY);
+    command
+}

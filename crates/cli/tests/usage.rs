@@ -1,0 +1,106 @@
+//! The command line: help, manuals, and what is wrong with a VMM.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use common::{bindery, run};
+use serde_json::Value;
+
+#[test]
+fn wrong_flags_are_a_usage_error() {
+    let wrong: [&[&str]; 6] = [
+        &["--wrong"],
+        &["dance"],
+        &["scan"],
+        &["set"],
+        &["daemon", "--period", "fast"],
+        &["run", "--name", "a b", "--", "true"],
+    ];
+    for arguments in wrong {
+        let ended = run(bindery(arguments));
+        assert_eq!(ended.code, Some(2), "{arguments:?}");
+        assert!(ended.out.is_empty() && !ended.err.is_empty());
+    }
+}
+
+#[test]
+fn every_exit_code_is_explained() {
+    let help = run(bindery(["help", "exit-codes"]));
+    assert_eq!(help.code, Some(0));
+    let codes = run(bindery(["exit-codes", "--json"])).json();
+    for code in codes.as_array().unwrap() {
+        assert!(help.out.contains(code["meaning"].as_str().unwrap()));
+    }
+}
+
+#[test]
+fn manuals_and_completions_are_generated() {
+    let directory = tempfile::tempdir().unwrap();
+    let ended = run(bindery(["man".as_ref(), directory.path().as_os_str()]));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    for page in ["bindery.1", "bindery-run.1", "bindery-scan.1"] {
+        let page = std::fs::read_to_string(directory.path().join(page)).unwrap();
+        assert!(page.contains(".TH bindery"), "{page}");
+    }
+    let main = std::fs::read_to_string(directory.path().join("bindery.1")).unwrap();
+    assert!(main.contains("Exit codes"), "{main}");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(bindery(["completions", shell])).out;
+        assert!(script.contains("unmanage"), "{shell}");
+    }
+}
+
+#[test]
+fn the_doctor_speaks_json() {
+    let ended = run(bindery(["doctor", "--json", "--socket", "/nonexistent/b.sock"]));
+    let checks = ended.json();
+    let checks = checks.as_array().unwrap();
+    let missing = checks.iter().any(|check| check["verdict"] == "missing");
+    assert_eq!(ended.code, Some(if missing { 7 } else { 0 }), "{}", ended.err);
+    let unwell = |check: &&Value| check["verdict"] != "ok";
+    assert!(checks.iter().filter(unwell).all(|check| check["advice"].is_string()));
+    assert!(checks.iter().any(|check| check["name"] == "vm.max_map_count"));
+}
+
+/// Runs `program` as a VMM; nothing of this gets as far as a daemon.
+fn run_vmm(program: &Path) -> common::Ended {
+    // Any file will do: it is looked for, not looked at.
+    let shim = std::env::current_exe().unwrap();
+    let mut command = bindery(["run", "--socket", "/nonexistent/b.sock", "--"]);
+    command.arg(program).env("BINDERY_SHIM", shim);
+    run(command)
+}
+
+#[test]
+fn vmms_that_cannot_be_preloaded_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_eq!(run_vmm(Path::new("/nonexistent/vmm")).code, Some(4));
+    assert_eq!(run_vmm(directory.path()).code, Some(4));
+
+    let vmm = directory.path().join("vmm");
+    std::fs::copy("/bin/true", &vmm).unwrap();
+    std::fs::set_permissions(&vmm, PermissionsExt::from_mode(0o4755)).unwrap();
+    let ended = run_vmm(&vmm);
+    assert_eq!(ended.code, Some(7), "{}", ended.err);
+    assert!(ended.err.contains("setuid"), "{}", ended.err);
+
+    // An ELF file with no program header at all: none that names a dynamic linker.
+    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+    elf.resize(64, 0);
+    std::fs::write(&vmm, elf).unwrap();
+    std::fs::set_permissions(&vmm, PermissionsExt::from_mode(0o755)).unwrap();
+    let ended = run_vmm(&vmm);
+    assert_eq!(ended.code, Some(7), "{}", ended.err);
+    assert!(ended.err.contains("statically"), "{}", ended.err);
+}
+
+#[test]
+fn a_shim_that_is_not_there_is_named() {
+    let mut command = bindery(["run", "--socket", "/nonexistent/b.sock", "--", "true"]);
+    command.env("BINDERY_SHIM", "/nonexistent/shim.so");
+    let ended = run(command);
+    assert_eq!(ended.code, Some(4));
+    assert!(ended.err.contains("/nonexistent/shim.so"), "{}", ended.err);
+}

@@ -1,0 +1,230 @@
+//! The daemon: takes connections and shares them out.
+//!
+//! One thread takes connections. Each connection has a thread of its own: an operator's for as
+//! long as it asks, a guest's for as long as the guest lives. Merging has its thread and workers
+//! in [`Engine`]. All share [`Shared`], which locks inside.
+//!
+//! Ending takes nothing from guests: their shims serve their faults, and keep merged pages mapped
+//! until the next daemon.
+
+mod control;
+mod guests;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindery_space::wire::control::MAGIC;
+use bindery_sys::process;
+use bindery_sys::socket::{self, Peer};
+use bindery_sys::thread::spawn_without_signals;
+
+use crate::endpoint::{Endpoint, EndpointError};
+use crate::engine::Engine;
+use crate::operator;
+use crate::protocol::FailureKind;
+use crate::registry::Registry;
+use crate::stop::{StopReceiver, Stopper, Stopping};
+
+/// How long a new connection may take to say what it is.
+const GREETING_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Operators served at once.
+const OPERATORS_MAX: usize = 64;
+
+/// How long to wait when descriptors or threads are short, before the next connection is taken.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long answers under way may take once the daemon ends.
+const FAREWELL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How a daemon is to be run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to listen.
+    pub socket: PathBuf,
+    /// How many workers merge; `None`: two, or one where there is one CPU.
+    pub workers: Option<u32>,
+    /// The length of a merge period.
+    pub period: Duration,
+    /// Whether guests get private pages back before the daemon ends.
+    pub unmerge_at_exit: bool,
+}
+
+/// Why a daemon could not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The socket cannot be had.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// Descriptors, threads or memory are short.
+    #[error("cannot set up the daemon: {0}")]
+    Resources(#[from] io::Error),
+}
+
+/// A daemon that listens.
+#[derive(Debug)]
+pub struct Daemon {
+    endpoint: Endpoint,
+    stop: StopReceiver,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    engine: Engine,
+    guests: Registry,
+    uid: u32,
+    started: Instant,
+    operators: AtomicUsize,
+    /// Set while connections cannot be taken.
+    is_short: AtomicBool,
+    unmerge_at_exit: AtomicBool,
+    stopper: Stopper,
+    stopping: Stopping,
+}
+
+impl Daemon {
+    /// Takes the socket and listens. Guests that connect wait until [`Daemon::run`].
+    ///
+    /// # Errors
+    /// [`BindError`]
+    pub fn bind(config: &Config) -> Result<Self, BindError> {
+        let endpoint = Endpoint::claim(&config.socket)?;
+        if let Err(error) = process::raise_open_files() {
+            tracing::warn!("cannot raise the limit of open files: {error}");
+        }
+        let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let workers = config.workers.unwrap_or(cpus.min(2) as u32);
+        let stop = StopReceiver::new()?;
+        let shared = Shared {
+            engine: Engine::new(workers, config.period),
+            guests: Registry::default(),
+            uid: process::effective_user(),
+            started: Instant::now(),
+            operators: AtomicUsize::new(0),
+            is_short: AtomicBool::new(false),
+            unmerge_at_exit: AtomicBool::new(config.unmerge_at_exit),
+            stopper: stop.stopper(),
+            stopping: Stopping::default(),
+        };
+        Ok(Self { endpoint, stop, shared: Arc::new(shared) })
+    }
+
+    /// A way to end the daemon from another thread.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        self.stop.stopper()
+    }
+
+    /// Has `SIGTERM` and `SIGINT` end the daemon, not the process.
+    ///
+    /// # Errors
+    /// The kernel's, when descriptors are short.
+    pub fn take_signals(&self) -> io::Result<()> {
+        self.stop.take_signals()
+    }
+
+    /// Serves guests and operators until told to stop.
+    ///
+    /// # Errors
+    /// The kernel's, if threads are short from the start, or waiting fails.
+    pub fn run(self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let engine = thread::Builder::new().name("engine".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.engine.run(&shared.stopping)
+        })?;
+        tracing::info!("listening on {}", self.endpoint.path().display());
+        let served = self.accept_all();
+        // While the guests' threads still listen to them.
+        if shared.unmerge_at_exit.load(Ordering::Relaxed) {
+            shared.unmerge_all();
+        }
+        shared.stopping.set();
+        shared.engine.wake();
+        if engine.join().is_err() {
+            tracing::error!("the engine's thread has panicked");
+        }
+        let deadline = Instant::now() + FAREWELL_PATIENCE;
+        while shared.operators.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        tracing::info!("ended");
+        served
+    }
+
+    /// Takes connections until told to stop.
+    fn accept_all(&self) -> io::Result<()> {
+        loop {
+            let mut ready = [false; 2];
+            let fds = [self.endpoint.as_fd(), self.stop.as_fd()];
+            socket::wait_any_readable(&fds, &mut ready, None)?;
+            if ready[1] {
+                return Ok(());
+            }
+            match socket::accept(&self.endpoint).and_then(|stream| self.shared.attend(stream)) {
+                Ok(()) => self.shared.is_short.store(false, Ordering::Relaxed),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // The connection waits, or is lost and tried again by the shim.
+                    if !self.shared.is_short.swap(true, Ordering::Relaxed) {
+                        tracing::error!("cannot take a connection: {error}");
+                    }
+                    thread::sleep(SHORTAGE_PAUSE);
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Gives a connection its thread.
+    fn attend(self: &Arc<Self>, stream: OwnedFd) -> io::Result<()> {
+        let shared = Arc::clone(self);
+        spawn_without_signals("connection", move || shared.greet(stream)).map(drop)
+    }
+
+    /// Finds out what a connection is, and serves it.
+    fn greet(&self, stream: OwnedFd) {
+        let Ok(peer) = socket::peer(&stream) else { return };
+        let mut first = [0; MAGIC.len()];
+        match socket::wait_readable(&stream, GREETING_PATIENCE) {
+            Ok(true) => {}
+            _ => return,
+        }
+        let Ok(count) = socket::peek(&stream, &mut first) else { return };
+        if count > 0 && first[0] == MAGIC[0] {
+            // The shim sends its magic in one piece, and no descriptor with it.
+            let mut magic = [0; MAGIC.len()];
+            let taken = socket::receive(&stream, &mut magic, &mut Vec::new());
+            if taken.is_ok_and(|taken| taken == MAGIC.len()) && magic == MAGIC {
+                self.serve_guest(stream, peer);
+            }
+        } else if count > 0 {
+            self.serve_operator(&stream, peer);
+        }
+    }
+
+    fn serve_operator(&self, stream: &OwnedFd, peer: Peer) {
+        if peer.uid != self.uid && peer.uid != 0 {
+            let reason = format!(
+                "this daemon belongs to user {}, and you are user {}: use a daemon of your own",
+                self.uid, peer.uid
+            );
+            return operator::refuse(stream, FailureKind::Refused, &reason);
+        }
+        if self.operators.fetch_add(1, Ordering::Relaxed) < OPERATORS_MAX {
+            operator::serve(stream, self, &self.stopping);
+        } else {
+            let reason = format!("{OPERATORS_MAX} operators are served already; try again");
+            operator::refuse(stream, FailureKind::Busy, &reason);
+        }
+        self.operators.fetch_sub(1, Ordering::Relaxed);
+    }
+}

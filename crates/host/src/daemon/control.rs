@@ -1,0 +1,112 @@
+//! What operators may ask, and how it is done.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindery_guest::GuestError;
+use bindery_sys::thread::process_cpu_time;
+use std::sync::atomic::Ordering;
+
+use super::Shared;
+use crate::operator::Control;
+use crate::protocol::{Answer, Failure, FailureKind, Request};
+use crate::status::{HostStatus, State};
+
+/// How long a guest may take to give everything back.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(300);
+
+impl Shared {
+    fn status(&self) -> HostStatus {
+        HostStatus {
+            pid: std::process::id(),
+            uid: self.uid,
+            program_version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: self.started.elapsed().as_secs(),
+            settings: self.engine.settings(),
+            cpu_ms: process_cpu_time().as_millis() as u64,
+            resident_bytes: resident_bytes(),
+            state: self.state(),
+            domains: self.engine.domains(),
+        }
+    }
+
+    fn state(&self) -> State {
+        if self.is_short.load(Ordering::Relaxed) {
+            let advice = "connections wait: descriptors, threads or memory are short. Raise the \
+                          limits of the daemon (LimitNOFILE=, TasksMax=), or run fewer guests";
+            return State { name: "short-of-resources".into(), advice: Some(advice.into()) };
+        }
+        State { name: "running".into(), advice: None }
+    }
+
+    /// Finds a guest and has something done to it.
+    fn with_guest(
+        &self,
+        guest: &str,
+        act: impl FnOnce(u32) -> Result<u64, Failure>,
+    ) -> Result<Answer, Failure> {
+        let Some((name, entry)) = self.guests.find(guest) else {
+            let message = format!("no guest has the name or process id {guest}; see `bindery ps`");
+            return Err(Failure::new(FailureKind::NoSuchGuest, message));
+        };
+        act(entry.id).map(|pages| Answer::Done { guest: name, pages })
+    }
+
+    /// Has a guest give everything back, and waits until it has.
+    fn unmanage(&self, id: u32) -> Result<u64, Failure> {
+        let failed = |message: String| Failure::new(FailureKind::Failed, message);
+        self.engine.release(id).map_err(|error| failed(error.to_string()))?;
+        let deadline = Instant::now() + RELEASE_PATIENCE;
+        // Its own thread hears its answer, and takes it out.
+        while self.guests.ids().contains(&id) {
+            if Instant::now() > deadline {
+                return Err(failed(format!(
+                    "the guest has not stepped aside within {} s; it was told to, see the VMM's log",
+                    RELEASE_PATIENCE.as_secs()
+                )));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(0)
+    }
+}
+
+impl Control for Shared {
+    fn perform(&self, request: Request) -> Answer {
+        let failed = |error: GuestError| Failure::new(FailureKind::Failed, error.to_string());
+        let done = match request {
+            Request::Status {} => Ok(Answer::Status(Box::new(self.status()))),
+            Request::Guests {} => Ok(Answer::Guests { guests: self.engine.guests() }),
+            Request::Set { workers, period_ms } => {
+                crate::check_settings(workers, period_ms).map(|()| {
+                    self.engine.set(workers, period_ms.map(Duration::from_millis));
+                    Answer::Settings(self.engine.settings())
+                })
+            }
+            Request::Unmerge { guest } => {
+                self.with_guest(&guest, |id| self.engine.unmerge(id).map_err(failed))
+            }
+            Request::Merge { guest } => {
+                self.with_guest(&guest, |id| self.engine.merge(id).map_err(failed))
+            }
+            Request::Unmanage { guest } => self.with_guest(&guest, |id| self.unmanage(id)),
+            Request::Stop { unmerge } => {
+                self.unmerge_at_exit.fetch_or(unmerge, Ordering::Relaxed);
+                self.stopper.stop();
+                Ok(Answer::Stopping {})
+            }
+        };
+        done.unwrap_or_else(Answer::Error)
+    }
+}
+
+/// Memory that the daemon has for itself: the pages of stores are counted with their domains.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = |field: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let number = line.and_then(|rest| rest.split_ascii_whitespace().next());
+        number.and_then(|number| number.parse().ok()).unwrap_or(0)
+    };
+    (kib("RssAnon:") + kib("RssFile:")) * 1024
+}

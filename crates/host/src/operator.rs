@@ -1,0 +1,185 @@
+//! One operator's connection: reads lines, has them done, writes answers.
+//!
+//! Nothing that comes over the connection stops the daemon, holds more than a line of its memory,
+//! or holds a thread longer than [`IDLE_MAX`] without a request.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use bindery_sys::socket;
+
+use crate::protocol::{
+    Answer, Failure, FailureKind, LINE_BYTES_MAX, Request, decode_request, encode_line,
+};
+use crate::stop::Stopping;
+
+/// How long an operator may say nothing.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// How long an operator may leave an answer unread.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often a waiting connection looks whether the daemon ends.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Who does what operators ask.
+pub(crate) trait Control {
+    /// Does it, and answers. May take as long as the work takes.
+    fn perform(&self, request: Request) -> Answer;
+}
+
+/// Serves one operator until it leaves, is idle for too long, or the daemon ends.
+pub(crate) fn serve(stream: &OwnedFd, control: &impl Control, stopping: &Stopping) {
+    if let Err(error) = converse(stream, control, stopping) {
+        tracing::debug!("an operator's connection ended: {error}");
+    }
+}
+
+/// Tells an operator that it is not served, and why.
+pub(crate) fn refuse(stream: &OwnedFd, kind: FailureKind, reason: &str) {
+    if let Err(error) = answer(stream, &Answer::Error(Failure::new(kind, reason))) {
+        tracing::debug!("an operator left before it was refused: {error}");
+    }
+}
+
+fn converse(stream: &OwnedFd, control: &impl Control, stopping: &Stopping) -> io::Result<()> {
+    let mut lines = Lines { stream, buffer: Vec::new(), searched: 0 };
+    loop {
+        let reply = match lines.next(stopping)? {
+            Line::End => return Ok(()),
+            Line::TooLong => {
+                let reason = format!("a line has at most {LINE_BYTES_MAX} bytes");
+                refuse(stream, FailureKind::BadRequest, &reason);
+                return Ok(());
+            }
+            Line::Complete(line) => match decode_request(&line) {
+                Ok(request) => control.perform(request),
+                Err(failure) => Answer::Error(failure),
+            },
+        };
+        answer(stream, &reply)?;
+    }
+}
+
+fn answer(stream: &OwnedFd, answer: &Answer) -> io::Result<()> {
+    socket::send_all(stream, &encode_line(answer), &[], PATIENCE)
+}
+
+enum Line {
+    Complete(Vec<u8>),
+    TooLong,
+    End,
+}
+
+struct Lines<'a> {
+    stream: &'a OwnedFd,
+    /// What was received and not yet returned: less than a line and one read more.
+    buffer: Vec<u8>,
+    /// How much of it is known to have no line end.
+    searched: usize,
+}
+
+impl Lines<'_> {
+    fn next(&mut self, stopping: &Stopping) -> io::Result<Line> {
+        let deadline = Instant::now() + IDLE_MAX;
+        loop {
+            let unsearched = &self.buffer[self.searched..];
+            if let Some(end) = unsearched.iter().position(|&byte| byte == b'\n') {
+                let rest = self.buffer.split_off(self.searched + end + 1);
+                self.searched = 0;
+                return Ok(Line::Complete(std::mem::replace(&mut self.buffer, rest)));
+            }
+            self.searched = self.buffer.len();
+            if self.buffer.len() >= LINE_BYTES_MAX {
+                return Ok(Line::TooLong);
+            }
+            while !socket::wait_readable(self.stream, LOOK_EVERY)? {
+                if stopping.is_set() || Instant::now() > deadline {
+                    return Ok(Line::End);
+                }
+            }
+            let mut piece = [0; 4096];
+            // An operator has no business sending descriptors: they are closed at once.
+            let count = socket::receive(self.stream, &mut piece, &mut Vec::new())?;
+            if count == 0 {
+                return Ok(Line::End);
+            }
+            self.buffer.extend_from_slice(&piece[..count]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+
+    struct Echo;
+
+    impl Control for Echo {
+        fn perform(&self, request: Request) -> Answer {
+            match request {
+                Request::Unmerge { guest } => Answer::Done { guest, pages: 7 },
+                _ => Answer::Stopping {},
+            }
+        }
+    }
+
+    /// Sends `sent` to a session and returns the lines that came back.
+    fn converse_with(sent: &[u8]) -> Vec<String> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| serve(&OwnedFd::from(theirs), &Echo, &Stopping::default()));
+            let reader = ours.try_clone().unwrap();
+            let answers =
+                scope.spawn(|| BufReader::new(reader).lines().map_while(Result::ok).collect());
+            // The session may have ended the connection before it took all of it.
+            let _ = (&ours).write_all(sent);
+            let _ = ours.shutdown(Shutdown::Write);
+            answers.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn each_line_gets_its_answer() {
+        let answers = converse_with(
+            b"{\"version\":1,\"request\":\"unmerge\",\"guest\":\"a\"}\nnonsense\n{\"version\":1,\"request\":\"guests\"}\n",
+        );
+        assert_eq!(answers.len(), 3, "{answers:?}");
+        assert_eq!(answers[0], r#"{"version":1,"answer":"done","guest":"a","pages":7}"#);
+        assert!(answers[1].contains("bad-request"));
+        assert_eq!(answers[2], r#"{"version":1,"answer":"stopping"}"#);
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused_before_it_fills_memory() {
+        let answers = converse_with(&vec![b'{'; 4 * LINE_BYTES_MAX]);
+        assert_eq!(answers.len(), 1);
+        assert!(answers[0].contains("at most"), "{}", answers[0]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn whatever_comes_every_line_is_answered(
+            lines in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..20)
+        ) {
+            let mut sent = Vec::new();
+            let mut count = 0;
+            for line in &lines {
+                sent.extend(line.iter().filter(|&&byte| byte != b'\n'));
+                sent.push(b'\n');
+                count += 1;
+            }
+            sent.extend(b"{\"version\":1,\"request\":\"stop\",\"unmerge\":false}\n");
+            let answers = converse_with(&sent);
+            prop_assert_eq!(answers.len(), count + 1);
+            prop_assert_eq!(answers.last().unwrap(), "{\"version\":1,\"answer\":\"stopping\"}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What operators and the daemon tell each other: one JSON object a line, either way.
+//!
+//! ```text
+//! > {"version":1,"request":"set","workers":2}
+//! < {"version":1,"answer":"settings","workers":2,"period_ms":1000}
+//! > {"version":1,"request":"dance"}
+//! < {"version":1,"answer":"error","kind":"unknown-request","message":"…"}
+//! ```
+//!
+//! A line is at most [`LINE_BYTES_MAX`] bytes. Unknown requests and unknown fields get an error
+//! answer, never silence: a misspelt field must not look like success. Within a version answers
+//! may gain fields; [`VERSION`] grows when anything else changes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::status::{GuestStatus, HostStatus, Settings};
+
+/// The protocol's version.
+pub const VERSION: u32 = 1;
+
+/// The longest line that either side accepts, its end included, in bytes.
+pub const LINE_BYTES_MAX: usize = 64 * 1024;
+
+/// The longest answer that a client accepts, in bytes: a status names every guest.
+pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// What an operator asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// The daemon, its domains and what they save.
+    Status {},
+    /// Every guest.
+    Guests {},
+    /// Change settings; those not named stay.
+    Set {
+        /// How many workers.
+        workers: Option<u32>,
+        /// How long a merge period is, in milliseconds.
+        period_ms: Option<u64>,
+    },
+    /// Make all merged pages of a guest private again, and leave them so.
+    Unmerge {
+        /// Its name or process id.
+        guest: String,
+    },
+    /// Merge a guest again after `Unmerge`.
+    Merge {
+        /// Its name or process id.
+        guest: String,
+    },
+    /// Give everything back to the guest's process and forget it: the shim steps aside.
+    Unmanage {
+        /// Its name or process id.
+        guest: String,
+    },
+    /// End the daemon.
+    Stop {
+        /// Unmerge all guests first. Otherwise they keep their merged pages, for a new daemon.
+        unmerge: bool,
+    },
+}
+
+/// What the daemon answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub enum Answer {
+    /// To `Status`.
+    Status(Box<HostStatus>),
+    /// To `Guests`.
+    Guests {
+        /// In order of their names.
+        guests: Vec<GuestStatus>,
+    },
+    /// To `Set`: the settings as they are now.
+    Settings(Settings),
+    /// To `Unmerge`, `Merge` and `Unmanage`: done.
+    Done {
+        /// The guest's name.
+        guest: String,
+        /// How many pages became private again.
+        pages: u64,
+    },
+    /// To `Stop`: the daemon ends once this is sent.
+    Stopping {},
+    /// The request was not done.
+    Error(Failure),
+}
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// What kind of failure, for programs.
+    pub kind: FailureKind,
+    /// What happened and what to do, for people.
+    pub message: String,
+}
+
+/// The kinds of [`Failure`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureKind {
+    /// The line is not a request: not JSON, too long, a field missing or of the wrong type.
+    BadRequest,
+    /// No such request in this version.
+    UnknownRequest,
+    /// The client speaks another version.
+    Version,
+    /// There is no guest of that name or process id.
+    NoSuchGuest,
+    /// The peer may not ask this.
+    Refused,
+    /// Too many operators at once; try again.
+    Busy,
+    /// It was tried and did not work.
+    Failed,
+}
+
+impl Failure {
+    /// A failure of this kind.
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+}
+
+/// Reads one line as a request.
+///
+/// # Errors
+/// `BadRequest`, `UnknownRequest` or `Version`, with what is wrong.
+pub fn decode_request(line: &[u8]) -> Result<Request, Failure> {
+    let bad = |message: String| Failure::new(FailureKind::BadRequest, message);
+    let value = serde_json::from_slice(line)
+        .map_err(|error| bad(format!("a request is one JSON object on one line: {error}")))?;
+    let serde_json::Value::Object(mut object) = value else {
+        return Err(bad("a request is one JSON object on one line".into()));
+    };
+    match object.remove("version").map(|version| version.as_u64()) {
+        Some(Some(version)) if version == u64::from(VERSION) => {}
+        Some(Some(version)) => {
+            return Err(Failure::new(
+                FailureKind::Version,
+                format!("this daemon speaks version {VERSION}, not {version}: use its own bindery"),
+            ));
+        }
+        _ => return Err(bad(format!("a request says \"version\":{VERSION}"))),
+    }
+    let name = match object.get("request") {
+        Some(serde_json::Value::String(name)) => name.clone(),
+        _ => return Err(bad("a request names itself: \"request\":\"status\"".into())),
+    };
+    serde_json::from_value(object.into()).map_err(|error| {
+        if error.to_string().starts_with("unknown variant") {
+            Failure::new(FailureKind::UnknownRequest, format!("no such request: {error}"))
+        } else {
+            bad(format!("{name:?}: {error}"))
+        }
+    })
+}
+
+/// One line, its end included, that says `message` in this version.
+///
+/// # Panics
+/// Never for the types of this module: they have no maps with keys that JSON does not allow.
+pub fn encode_line(message: &impl Serialize) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Versioned<'a, T> {
+        version: u32,
+        #[serde(flatten)]
+        message: &'a T,
+    }
+    let mut line = serde_json::to_vec(&Versioned { version: VERSION, message })
+        .expect("the protocol's types always have a JSON form");
+    line.push(b'\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn requests_come_back_as_they_went() {
+        for request in [
+            Request::Status {},
+            Request::Set { workers: Some(3), period_ms: None },
+            Request::Unmerge { guest: "web \"1\"".into() },
+            Request::Stop { unmerge: true },
+        ] {
+            let line = encode_line(&request);
+            assert_eq!(line.iter().filter(|&&byte| byte == b'\n').count(), 1);
+            assert_eq!(decode_request(&line), Ok(request));
+        }
+    }
+
+    #[test]
+    fn each_mistake_has_its_kind() {
+        let kind = |line: &str| decode_request(line.as_bytes()).unwrap_err().kind;
+        assert_eq!(kind(r#"{"version":1,"request":"dance"}"#), FailureKind::UnknownRequest);
+        assert_eq!(kind(r#"{"version":2,"request":"status"}"#), FailureKind::Version);
+        for bad in [
+            "",
+            "{",
+            "[]",
+            "7",
+            r#"{"request":"status"}"#,
+            r#"{"version":"1","request":"status"}"#,
+            r#"{"version":1}"#,
+            r#"{"version":1,"request":7}"#,
+            r#"{"version":1,"request":"unmerge"}"#,
+            r#"{"version":1,"request":"set","worker":2}"#,
+            r#"{"version":1,"request":"set","workers":-2}"#,
+            r#"{"version":1,"request":"status"} {"#,
+        ] {
+            assert_eq!(kind(bad), FailureKind::BadRequest, "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_stops_the_decoder(line in prop::collection::vec(any::<u8>(), 0..512)) {
+            prop_assert!(decode_request(&line).is_err(), "random bytes are no request");
+        }
+
+        #[test]
+        fn no_near_miss_stops_the_decoder(
+            name in "status|guests|set|unmerge|merge|unmanage|stop|[a-z]{0,8}",
+            field in "guest|workers|period_ms|unmerge|[a-z]{0,8}",
+            value in "-?[0-9]{1,25}|null|true|\"[a-z]{0,8}\"|\\[{1,64}|\\{",
+        ) {
+            let line = format!(r#"{{"version":1,"request":"{name}","{field}":{value}}}"#);
+            if let Ok(request) = decode_request(line.as_bytes()) {
+                prop_assert_eq!(decode_request(&encode_line(&request)), Ok(request));
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What the daemon reports to operators: numbers with their units, states with what to do.
+//!
+//! Part of the operators' [protocol](crate::protocol). Counters that mean what KSM's mean have
+//! KSM's names (Documentation/admin-guide/mm/ksm.rst), so that existing dashboards fit.
+
+use serde::{Deserialize, Serialize};
+
+/// What can be changed while the daemon runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Workers that merge.
+    pub workers: u32,
+    /// Length of a merge period, in milliseconds.
+    pub period_ms: u64,
+}
+
+/// Something's state, and what an operator can do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// Its name: one of those in the operator's guide.
+    pub name: String,
+    /// What happened and what to change; `None` while all is well.
+    pub advice: Option<String>,
+}
+
+/// The daemon as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// The user it runs as.
+    pub uid: u32,
+    /// Version of the daemon's program.
+    pub program_version: String,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// Workers and period.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// CPU time of the daemon's process so far, in milliseconds.
+    pub cpu_ms: u64,
+    /// Resident memory of the daemon itself, stores excluded, in bytes: tables, index, code.
+    pub resident_bytes: u64,
+    /// How the daemon is.
+    pub state: State,
+    /// In order of user and name.
+    pub domains: Vec<DomainStatus>,
+}
+
+/// A domain: guests that may share pages with one another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DomainStatus {
+    /// Whose guests these are.
+    pub uid: u32,
+    /// Its name.
+    pub name: String,
+    /// How many guests it has now.
+    pub guests: u32,
+    /// How merging goes.
+    pub state: State,
+    /// Canonical pages in use.
+    pub pages_shared: u64,
+    /// Pages of guests that are mapped from canonical pages, beyond one for each: those saved.
+    pub pages_sharing: u64,
+    /// Pages seen as unique so far.
+    pub pages_unshared: u64,
+    /// Pages that changed too lately to be considered.
+    pub pages_volatile: u64,
+    /// Pages read (digested or compared) since the daemon started.
+    pub pages_scanned: u64,
+    /// Periods in which every guest was scanned.
+    pub full_scans: u64,
+    /// Pages that are the kernel's zero page now.
+    pub zero_pages: u64,
+    /// Memory saved after all metadata (tables, index, mappings), in bytes; may be negative.
+    pub general_profit: i64,
+    /// Writes to merged pages so far.
+    pub breaks: u64,
+    /// Memory of the domain's store, in bytes.
+    pub store_bytes: u64,
+    /// Index and tables of the domain, in bytes.
+    pub metadata_bytes: u64,
+    /// What the mappings of merged pages cost the kernel, estimated, in bytes.
+    pub mappings_bytes: u64,
+    /// CPU time spent on the domain so far, in the daemon and in its guests' shims, in
+    /// milliseconds.
+    pub cpu_ms: u64,
+}
+
+/// One guest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GuestStatus {
+    /// Its name, unique within the daemon.
+    pub name: String,
+    /// Process id.
+    pub pid: i32,
+    /// Whose it is.
+    pub uid: u32,
+    /// Its domain.
+    pub domain: String,
+    /// The command of its process.
+    pub command: String,
+    /// How merging goes.
+    pub state: State,
+    /// Managed memory, in bytes.
+    pub ram_bytes: u64,
+    /// Of it, private, in bytes.
+    pub private_bytes: u64,
+    /// Of it, mapped from canonical pages, in bytes.
+    pub merged_bytes: u64,
+    /// Of it, the kernel's zero page, in bytes.
+    pub zero_bytes: u64,
+    /// Writes to merged pages so far.
+    pub breaks: u64,
+    /// Mappings that the process has.
+    pub mappings: u32,
+    /// Mappings that it may have before merging stops.
+    pub mappings_max: u32,
+    /// The longest that one of its threads can have waited for a page since asked last, in
+    /// microseconds.
+    pub transit_max_us: u64,
+}
