@@ -25,6 +25,7 @@
 //! memory (QEMU's post-copy and background snapshot) is refused by the kernel, so whoever wants one
 //! calls [`Space::release_range`] first.
 
+pub mod agent;
 mod budget;
 mod discard;
 pub mod entry;

@@ -15,6 +15,9 @@
 //!  | Released                         ->  |
 //! ```
 
+use std::path::PathBuf;
+
+use bindery_sys::process::effective_user;
 use bindery_units::{HostAddress, PageRange};
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +32,21 @@ pub const FRAME_BYTES_MAX: u32 = 64 * 1024;
 
 /// The most store descriptors that a `Hello` may carry: stores of daemons that ended.
 pub const STORES_MAX: usize = 8;
+
+/// Where shims and operators look for this user's own daemon: `/run/bindery/bindery.sock` for root,
+/// otherwise `$XDG_RUNTIME_DIR/bindery.sock`, or `/tmp/bindery-<uid>/bindery.sock` where that is not
+/// set.
+#[must_use]
+pub fn default_socket() -> PathBuf {
+    let uid = effective_user();
+    if uid == 0 {
+        return "/run/bindery/bindery.sock".into();
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(directory) if directory.is_absolute() => directory.join("bindery.sock"),
+        _ => format!("/tmp/bindery-{uid}/bindery.sock").into(),
+    }
+}
 
 /// Names one store among those a shim knows. Zero is never a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

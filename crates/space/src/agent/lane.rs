@@ -1,0 +1,286 @@
+//! A lane: one thread of the guest's process that does what the daemon asks.
+//!
+//! A request is checked ([`request`](super::request)), its array copied out of the window and checked
+//! again, the work done with a [`Worker`], the answer's array written to the window and its header
+//! sent. The window is read and written by system calls, not by a mapping: a peer that shrinks or
+//! scribbles on it gets an error or its own scribbles, never a fault in the VMM.
+//!
+//! One thread owns a lane. It ends when the daemon closes its end, when [`Session`](super::session)
+//! shuts the socket down, or when the peer breaks the protocol.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bindery_page::DigestKey;
+use bindery_sys::{socket, thread};
+use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use super::children::Children;
+use super::request::{Task, are_runs};
+use crate::wire::control::StoreId;
+use crate::wire::lane::{
+    ANSWER_OFFSET, Answer, Lost, MergedSpan, PageDigest, PageSpan, Request, Run, WINDOW_BYTES,
+    outcome, status,
+};
+use crate::{Space, Worker};
+
+/// Pages made private in answer to one `UNMERGE`: tens of milliseconds at worst.
+const UNMERGE_PAGES: u32 = 4096;
+
+/// Pages copied between two writes to the window.
+const COPY_PAGES: usize = 32;
+
+/// How many elements of `T` an answer's array can have.
+const fn room_for<T>() -> usize {
+    (WINDOW_BYTES - ANSWER_OFFSET) / size_of::<T>()
+}
+
+/// What a lane is made of.
+pub(super) struct Parts {
+    pub(super) space: Arc<Space>,
+    pub(super) children: Arc<Children>,
+    pub(super) key: DigestKey,
+    pub(super) socket: Arc<OwnedFd>,
+    pub(super) window: File,
+    /// Set when the session ends: long requests stop early, unanswered.
+    pub(super) stopping: Arc<AtomicBool>,
+}
+
+/// Arrays of requests and answers, kept from one to the next.
+#[derive(Default)]
+struct Arrays {
+    pages: Vec<u32>,
+    runs: Vec<Run>,
+    spans: Vec<PageSpan>,
+    lost: Vec<Lost>,
+    digests: Vec<PageDigest>,
+    outcomes: Vec<u8>,
+    merged: Vec<MergedSpan>,
+    bytes: Vec<u8>,
+}
+
+pub(super) struct Lane {
+    parts: Parts,
+    worker: Worker,
+    arrays: Arrays,
+}
+
+/// What became of a request.
+enum Outcome {
+    Done(Answer),
+    /// It made no sense.
+    Refused,
+    /// The kernel refused, with this error.
+    Failed(io::Error),
+    /// The lane cannot go on.
+    Broken(io::Error),
+}
+
+impl Lane {
+    /// # Errors
+    /// When memory or mappings run out.
+    pub(super) fn new(parts: Parts) -> io::Result<Self> {
+        let worker = parts.space.worker()?;
+        Ok(Self { parts, worker, arrays: Arrays::default() })
+    }
+
+    /// Serves requests until the daemon closes the lane or the session ends.
+    ///
+    /// # Errors
+    /// If the peer breaks the protocol, or the kernel fails its window.
+    pub(super) fn serve(&mut self) -> io::Result<()> {
+        loop {
+            let mut request = Request::default();
+            let mut fds = Vec::new();
+            let bytes = socket::receive(&self.parts.socket, request.as_mut_bytes(), &mut fds)?;
+            if bytes == 0 || self.is_stopping() {
+                return Ok(());
+            }
+            if bytes != size_of::<Request>() || !fds.is_empty() {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("a request of {bytes} bytes and {} descriptors", fds.len()),
+                ));
+            }
+            let answer = match self.perform(&request) {
+                Outcome::Done(answer) => answer,
+                Outcome::Refused => Answer { status: status::REFUSED, ..Answer::default() },
+                Outcome::Failed(error) => {
+                    let errno = error.raw_os_error().unwrap_or(0).unsigned_abs();
+                    Answer { status: status::FAILED, errno, ..Answer::default() }
+                }
+                Outcome::Broken(error) => return Err(error),
+            };
+            if self.is_stopping() {
+                return Ok(());
+            }
+            let answer = self.with_gauges(answer);
+            socket::send(&self.parts.socket, answer.as_bytes(), &[])?;
+        }
+    }
+
+    /// Ends the connection: the daemon is to see the end although the session keeps a descriptor.
+    pub(super) fn close(&self) {
+        // Without another end there is nobody to see it.
+        let _ = socket::shutdown(&self.parts.socket);
+    }
+
+    fn is_stopping(&self) -> bool {
+        // A flag alone: nothing is published with it.
+        self.parts.stopping.load(Ordering::Relaxed)
+    }
+
+    fn with_gauges(&mut self, answer: Answer) -> Answer {
+        let (mappings, mappings_max) = self.parts.space.mappings();
+        Answer {
+            mappings,
+            mappings_max,
+            breaks: self.parts.space.breaks(),
+            lane_cpu_ns: thread::cpu_time().as_nanos() as u64,
+            handler_cpu_ns: self.parts.space.handler_cpu_ns(),
+            transit_max_ns: self.worker.transit_max_ns(),
+            ..answer
+        }
+    }
+
+    fn perform(&mut self, request: &Request) -> Outcome {
+        let Some(task) = Task::of(request) else { return Outcome::Refused };
+        let done = match task {
+            Task::Scan(range) => return self.scan(range),
+            Task::Lost => self.lost(),
+            Task::Digest { pages } => self.digest(pages),
+            Task::Fetch { pages } => self.fetch(pages),
+            Task::Merge { store, runs } => match self.read_runs(runs) {
+                Ok(true) => self.merge(store),
+                Ok(false) => return Outcome::Refused,
+                Err(error) => Err(error),
+            },
+            Task::Unmerge(range) => return self.unmerge(range),
+            Task::Report(range) => self.report(range),
+            // Nothing joins mappings yet: none were saved.
+            Task::Mend(_) => Ok(array_of(0, None)),
+        };
+        done.map_or_else(Outcome::Broken, Outcome::Done)
+    }
+
+    fn scan(&mut self, range: PageRange) -> Outcome {
+        let spans = &mut self.arrays.spans;
+        spans.clear();
+        match self.worker.scan(range, spans, room_for::<PageSpan>()) {
+            Ok(resume) => match write_array(&self.parts.window, 0, spans) {
+                Ok(()) => Outcome::Done(array_of(spans.len(), resume)),
+                Err(error) => Outcome::Broken(error),
+            },
+            Err(error) => Outcome::Failed(error),
+        }
+    }
+
+    fn lost(&mut self) -> io::Result<Answer> {
+        let lost = &mut self.arrays.lost;
+        lost.clear();
+        // A child of fork may still see what was lost: the slots stay taken until it is gone.
+        let more = !self.parts.children.any() && self.worker.lost(lost, room_for::<Lost>());
+        write_array(&self.parts.window, 0, lost)?;
+        Ok(Answer { more: more.into(), ..array_of(lost.len(), None) })
+    }
+
+    fn digest(&mut self, pages: usize) -> io::Result<Answer> {
+        read_array(&self.parts.window, pages, &mut self.arrays.pages)?;
+        let digests = &mut self.arrays.digests;
+        digests.clear();
+        self.worker.digest(&self.arrays.pages, &self.parts.key, digests);
+        write_array(&self.parts.window, 0, digests)?;
+        Ok(array_of(digests.len(), None))
+    }
+
+    fn fetch(&mut self, pages: usize) -> io::Result<Answer> {
+        let Arrays { pages: wanted, bytes, outcomes: flags, .. } = &mut self.arrays;
+        read_array(&self.parts.window, pages, wanted)?;
+        flags.clear();
+        bytes.resize(COPY_PAGES * PAGE_BYTES, 0);
+        for (batch, pages) in wanted.chunks(COPY_PAGES).enumerate() {
+            self.worker.copy(pages, |at, page| {
+                flags.push(page.is_some().into());
+                let place = &mut bytes[at * PAGE_BYTES..][..PAGE_BYTES];
+                match page {
+                    Some(page) => place.copy_from_slice(page),
+                    None => place.fill(0),
+                }
+            });
+            let offset = (1 + batch * COPY_PAGES) * PAGE_BYTES;
+            write_array(&self.parts.window, offset, &bytes[..pages.len() * PAGE_BYTES])?;
+        }
+        write_array(&self.parts.window, 0, flags)?;
+        Ok(array_of(flags.len(), None))
+    }
+
+    /// Copies the runs out of the window. False if they make no sense.
+    fn read_runs(&mut self, runs: usize) -> io::Result<bool> {
+        read_array(&self.parts.window, runs, &mut self.arrays.runs)?;
+        Ok(are_runs(&self.arrays.runs))
+    }
+
+    fn merge(&mut self, store: StoreId) -> io::Result<Answer> {
+        let outcomes = &mut self.arrays.outcomes;
+        outcomes.clear();
+        for run in &self.arrays.runs {
+            if self.parts.stopping.load(Ordering::Relaxed) {
+                // Nobody reads the answer any more, but it has its length.
+                outcomes.resize(outcomes.len() + run.count as usize, outcome::BUSY);
+            } else {
+                self.worker.merge(store, *run, outcomes);
+            }
+        }
+        write_array(&self.parts.window, 0, outcomes)?;
+        Ok(array_of(outcomes.len(), None))
+    }
+
+    fn unmerge(&mut self, range: PageRange) -> Outcome {
+        let unmerged = self.worker.unmerge(range, UNMERGE_PAGES);
+        if unmerged.stuck > 0 && unmerged.pages == 0 {
+            return Outcome::Failed(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
+        Outcome::Done(array_of(unmerged.pages as usize, unmerged.resume_at))
+    }
+
+    fn report(&mut self, range: PageRange) -> io::Result<Answer> {
+        let merged = &mut self.arrays.merged;
+        merged.clear();
+        let resume = self.worker.report(range, merged, room_for::<MergedSpan>());
+        write_array(&self.parts.window, 0, merged)?;
+        Ok(array_of(merged.len(), resume))
+    }
+}
+
+fn array_of(elements: usize, resume: Option<PageIndex>) -> Answer {
+    Answer {
+        status: status::DONE,
+        count: elements as u32,
+        more: resume.is_some().into(),
+        resume_at: resume.map_or(0, |page| page.0),
+        ..Answer::default()
+    }
+}
+
+/// Copies a request's array out of the window.
+fn read_array<T>(window: &File, elements: usize, into: &mut Vec<T>) -> io::Result<()>
+where
+    T: FromZeros + FromBytes + IntoBytes + Immutable + Clone,
+{
+    into.clear();
+    into.resize(elements, T::new_zeroed());
+    window.read_exact_at(into.as_mut_slice().as_mut_bytes(), 0)
+}
+
+/// Copies (part of) an answer's array into the window.
+fn write_array<T>(window: &File, offset: usize, elements: &[T]) -> io::Result<()>
+where
+    T: IntoBytes + Immutable,
+{
+    window.write_all_at(elements.as_bytes(), (ANSWER_OFFSET + offset) as u64)
+}

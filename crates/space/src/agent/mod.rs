@@ -1,0 +1,237 @@
+//! The part of the daemon's work that every guest process does for itself.
+//!
+//! An [`Agent`] is one thread that keeps a control connection to the daemon, and the lanes that the
+//! daemon asks for. It tells the daemon which regions there are, and looks for a new daemon when
+//! the old one goes away: the guest's memory stays as it is meanwhile, merged pages included, and
+//! everything that a guest waits for is served by [`Space`]'s own threads.
+//!
+//! # Concurrency
+//! [`Agent::regions_changed`] may be called from any thread, also in the middle of the VMM's
+//! `munmap`: it takes no lock and never waits. The agent's threads block all signals and never touch
+//! guest memory but through a [`Worker`](crate::Worker).
+//!
+//! # Ends
+//! The agent ends when a daemon refuses the guest or asks for everything back
+//! (`bindery unmanage`), and on [`Agent::stop`]. [`Agent::has_ended`] then tells callers that memory
+//! advised from now on is the kernel's.
+
+mod announce;
+mod children;
+pub mod config;
+mod lane;
+pub mod log;
+mod request;
+mod session;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use self::config::AgentConfig;
+use bindery_sys::event::Event;
+use bindery_sys::{socket, thread};
+
+use self::children::Children;
+use self::session::{Ended, Session, SessionError};
+use crate::Space;
+
+/// How soon a new connection is tried after one that worked, and how rarely in the end.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// The agent of this process.
+#[derive(Debug)]
+pub struct Agent {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the control thread shares with everybody else.
+#[derive(Debug)]
+struct Shared {
+    space: Arc<Space>,
+    config: AgentConfig,
+    /// Tells one process from the next that has its number.
+    instance: u64,
+    wake: Event,
+    stopping: AtomicBool,
+    ended: AtomicBool,
+    children: Arc<Children>,
+}
+
+impl Agent {
+    /// Starts the control thread, which looks for the daemon for as long as the process lives.
+    ///
+    /// # Errors
+    /// When threads or descriptors are short.
+    pub fn start(space: Arc<Space>, config: AgentConfig) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            space,
+            config: config.bounded(),
+            // Keyed from the kernel's random source.
+            instance: RandomState::new().build_hasher().finish(),
+            wake: Event::new()?,
+            stopping: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            children: Arc::default(),
+        });
+        let control = Arc::clone(&shared);
+        let thread = thread::spawn_without_signals("bindery-ctl", move || control.run())?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Says that memory came under management, or went: the daemon is told soon after. Never
+    /// blocks.
+    pub fn regions_changed(&self) {
+        self.shared.wake.notify();
+    }
+
+    /// Whether no daemon will merge this guest any more: it was refused, or told to step aside.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.shared.ended.load(Ordering::Relaxed)
+    }
+
+    /// Call before `fork`, in the thread that forks: waits until no page is in transit, and keeps it
+    /// so until [`after_fork_in_parent`](Self::after_fork_in_parent). The child may call nothing of
+    /// its copy of the agent or the space: its memory is its own, unmanaged.
+    pub fn before_fork(&self) {
+        self.shared.space.pause();
+        if !self.shared.children.prepare() {
+            log::say(format_args!(
+                "no descriptor is left to watch a child of fork by (raise RLIMIT_NOFILE): the child \
+                 must not use this guest's memory"
+            ));
+        }
+    }
+
+    /// Call after `fork`, in the parent. Until the child ends or calls exec, nothing that it may
+    /// still see merged is reported as lost.
+    pub fn after_fork_in_parent(&self) {
+        self.shared.children.forked();
+        self.shared.space.resume();
+    }
+
+    /// Ends the agent and waits for its threads. Managed memory stays managed and merged.
+    pub fn stop(&self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        self.shared.wake.notify();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            thread.join().expect("the control thread handles every error that it meets");
+        }
+    }
+}
+
+impl Shared {
+    fn is_stopping(&self) -> bool {
+        // A flag alone; the wake that comes with it orders the two.
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// The control thread: session after session.
+    fn run(self: Arc<Self>) {
+        let mut backoff = BACKOFF_MIN;
+        let mut complaint = Complaint::default();
+        while !self.is_stopping() {
+            let (was_welcome, result) = match Session::open(&self) {
+                Ok(mut session) => {
+                    let result = session.run();
+                    (session.is_welcome(), result)
+                }
+                Err(error) => (false, Err(error)),
+            };
+            if was_welcome {
+                backoff = BACKOFF_MIN;
+                complaint = Complaint::default();
+            }
+            match result {
+                Ok(Ended::Stopped) => return,
+                Ok(Ended::Refused { reason }) => return self.end_refused(&reason),
+                Ok(Ended::Released) => return self.end_released(),
+                Ok(Ended::Gone) => complaint.gone(&self.config, was_welcome),
+                Err(error) => complaint.failed(&self.config, &error),
+            }
+            self.rest(backoff);
+            backoff = (backoff * 2).min(BACKOFF_MAX);
+        }
+    }
+
+    fn end_refused(&self, reason: &str) {
+        let socket = self.config.socket.display();
+        log::say(format_args!("the daemon at {socket} refuses this guest: {reason}"));
+        self.ended.store(true, Ordering::Relaxed);
+        // Pages that an earlier daemon merged may stay so. Without any, there is nothing to gain
+        // from watching the memory.
+        let nothing_merged = self.space.stores_in_use().is_ok_and(|stores| stores.is_empty());
+        if nothing_merged && let Err(error) = self.give_everything_back() {
+            log::say(format_args!("this guest's memory stays watched for nothing: {error}"));
+        }
+    }
+
+    fn end_released(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+        log::say(format_args!(
+            "this guest has stepped aside: all its memory is private; restart it to merge it again"
+        ));
+    }
+
+    /// Waits before the next try, unless the agent is to stop.
+    fn rest(&self, pause: Duration) {
+        let deadline = Instant::now() + pause;
+        while !self.is_stopping() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            match socket::wait_readable(&self.wake, left) {
+                Ok(true) => self.wake.clear(),
+                Ok(false) => return,
+                // Waiting needs kernel memory; without any, time passes all the same.
+                Err(_) => std::thread::sleep(left),
+            }
+        }
+    }
+}
+
+/// What was complained of last: the same is not said again at every try.
+#[derive(Default)]
+struct Complaint {
+    said: String,
+}
+
+impl Complaint {
+    fn gone(&mut self, config: &AgentConfig, was_welcome: bool) {
+        let socket = config.socket.display();
+        if was_welcome {
+            self.say(format!(
+                "the daemon at {socket} went away; this guest goes on as it is, and waits for the \
+                 next one"
+            ));
+        } else {
+            self.say(format!("the daemon at {socket} hung up on this guest; trying again"));
+        }
+    }
+
+    fn failed(&mut self, config: &AgentConfig, error: &SessionError) {
+        let socket = config.socket.display();
+        let nobody = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+        match error {
+            SessionError::Io(error) if nobody.contains(&error.kind()) => self.say(format!(
+                "no daemon at {socket} yet: start one with `bindery daemon`; merging begins when it \
+                 is there"
+            )),
+            error => self.say(format!("no daemon at {socket} to work with: {error}; trying again")),
+        }
+    }
+
+    fn say(&mut self, text: String) {
+        if text != self.said {
+            log::say(format_args!("{text}"));
+            self.said = text;
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! One connection to a daemon, from `Hello` to whatever ends it.
+//!
+//! Runs on the control thread alone. Lanes are other threads; they end before the session does, so
+//! that between sessions nobody merges and the stores in use stay as the next `Hello` names them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bindery_page::DigestKey;
+use bindery_sys::{socket, thread};
+
+use super::announce::changes;
+use super::lane::{Lane, Parts};
+use super::{Shared, log};
+use crate::wire::channel::{Channel, ChannelError};
+use crate::wire::control::{FromDaemon, FromShim, MAGIC, Region, StoreId, VERSION};
+use crate::wire::frame::FrameError;
+use crate::{AttachError, ReleaseError};
+
+/// How long the daemon may leave a message of ours unread.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The most lanes of one session: a daemon has one for each of its workers.
+const LANES_MAX: usize = 256;
+
+/// How often, and how far apart, giving memory back is tried while I/O keeps some of it busy.
+const RELEASE_TRIES: u32 = 20;
+const RELEASE_PAUSE: Duration = Duration::from_millis(50);
+
+/// How a session ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The agent is to stop.
+    Stopped,
+    /// The daemon does not want this guest.
+    Refused { reason: String },
+    /// Everything was given back, as the daemon asked.
+    Released,
+    /// The daemon closed the connection.
+    Gone,
+}
+
+/// Why a session broke.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    /// Nobody listens, or the connection broke.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The daemon speaks nonsense.
+    #[error("the daemon speaks nonsense: {0}")]
+    Nonsense(#[from] FrameError),
+    /// The daemon says things that do not belong here.
+    #[error("the daemon sent {0}: restart it with the build that this shim is of")]
+    Unexpected(&'static str),
+    /// Its store cannot be used.
+    #[error(transparent)]
+    Store(#[from] AttachError),
+}
+
+impl From<ChannelError> for SessionError {
+    fn from(error: ChannelError) -> Self {
+        match error {
+            ChannelError::Nonsense(error) => Self::Nonsense(error),
+            ChannelError::Io(error) => Self::Io(error),
+        }
+    }
+}
+
+pub(super) struct Session<'a> {
+    shared: &'a Arc<Shared>,
+    channel: Channel<FromShim, FromDaemon>,
+    /// The domain's secret, once the daemon has welcomed us.
+    key: Option<DigestKey>,
+    /// The regions that the daemon knows of.
+    told: Vec<Region>,
+    lanes: Lanes,
+}
+
+impl<'a> Session<'a> {
+    /// Connects and says who we are.
+    ///
+    /// # Errors
+    /// [`SessionError::Io`] if nobody listens.
+    pub(super) fn open(shared: &'a Arc<Shared>) -> Result<Self, SessionError> {
+        let stream = socket::connect(&shared.config.socket)?;
+        socket::send_all(&stream, &MAGIC, &[], PATIENCE)?;
+        let mut channel = Channel::new(stream);
+        let stores = shared.space.stores_in_use()?;
+        let fds: Vec<BorrowedFd<'_>> = stores.iter().map(|(_, file)| file.as_fd()).collect();
+        let hello = FromShim::Hello {
+            version: VERSION,
+            instance: shared.instance,
+            name: shared.config.name.clone(),
+            domain: shared.config.domain.clone(),
+            command: shared.config.command.clone(),
+            stores: stores.iter().map(|(id, _)| *id).collect(),
+        };
+        channel.send(&hello, &fds, PATIENCE)?;
+        Ok(Self { shared, channel, key: None, told: Vec::new(), lanes: Lanes::default() })
+    }
+
+    /// Whether the daemon has taken this guest.
+    pub(super) const fn is_welcome(&self) -> bool {
+        self.key.is_some()
+    }
+
+    /// Serves the daemon until the session ends.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub(super) fn run(&mut self) -> Result<Ended, SessionError> {
+        loop {
+            let mut ready = [false; 2];
+            let waited = [self.channel.as_fd(), self.shared.wake.as_fd()];
+            socket::wait_any_readable(&waited, &mut ready, None)?;
+            if ready[1] {
+                self.shared.wake.clear();
+                if self.shared.is_stopping() {
+                    return Ok(Ended::Stopped);
+                }
+                if self.is_welcome() {
+                    self.announce()?;
+                }
+            }
+            if ready[0] {
+                if !self.channel.fill()? {
+                    return Ok(Ended::Gone);
+                }
+                while let Some((message, fds)) = self.channel.pop()? {
+                    if let Some(ended) = self.take(message, fds)? {
+                        return Ok(ended);
+                    }
+                }
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        message: FromDaemon,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Option<Ended>, SessionError> {
+        match (message, self.key.as_ref()) {
+            (FromDaemon::Welcome { digest_key, store, slots, .. }, None) => {
+                let [file] = exactly(fds);
+                self.welcome(&digest_key, store, file, slots)?;
+            }
+            (FromDaemon::OpenLane, Some(key)) => {
+                let [socket, window] = exactly(fds);
+                self.lanes.open(self.shared, key.clone(), socket, window)?;
+            }
+            (FromDaemon::Release, Some(_)) => return self.release(),
+            (FromDaemon::Refused { reason }, None) => return Ok(Some(Ended::Refused { reason })),
+            (FromDaemon::Welcome { .. }, Some(_)) => {
+                return Err(SessionError::Unexpected("Welcome twice"));
+            }
+            (FromDaemon::Refused { .. }, Some(_)) => {
+                return Err(SessionError::Unexpected("Refused after Welcome"));
+            }
+            (FromDaemon::OpenLane | FromDaemon::Release, None) => {
+                return Err(SessionError::Unexpected("a request before Welcome"));
+            }
+        }
+        Ok(None)
+    }
+
+    fn welcome(
+        &mut self,
+        digest_key: &[u8; 32],
+        store: StoreId,
+        file: OwnedFd,
+        slots: u32,
+    ) -> Result<(), SessionError> {
+        self.shared.space.attach_store(store, file, slots)?;
+        self.key = Some(DigestKey::from_secret(digest_key));
+        self.announce()
+    }
+
+    /// Tells the daemon which regions came and went since it was told last.
+    fn announce(&mut self) -> Result<(), SessionError> {
+        let current = self.shared.space.regions();
+        let changes = changes(&self.told, &current);
+        for range in changes.removed {
+            self.channel.send(&FromShim::RegionRemoved(range), &[], PATIENCE)?;
+        }
+        for region in changes.added {
+            self.channel.send(&FromShim::RegionAdded(region), &[], PATIENCE)?;
+        }
+        self.told = current;
+        Ok(())
+    }
+
+    /// Gives everything back. If that cannot be done, the guest stays managed and the daemon may ask
+    /// again.
+    fn release(&mut self) -> Result<Option<Ended>, SessionError> {
+        self.lanes.end();
+        if let Err(error) = self.shared.give_everything_back() {
+            log::say(format_args!("cannot step aside: {error}"));
+            self.announce()?;
+            return Ok(None);
+        }
+        self.announce()?;
+        self.channel.send(&FromShim::Released, &[], PATIENCE)?;
+        Ok(Some(Ended::Released))
+    }
+}
+
+impl Shared {
+    /// Makes all memory private and unwatched, waiting a little for I/O under way.
+    pub(super) fn give_everything_back(&self) -> Result<(), ReleaseError> {
+        let mut tries = 1;
+        loop {
+            match self.space.release() {
+                Ok(_) => return Ok(()),
+                Err(ReleaseError::Pinned) if tries < RELEASE_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(RELEASE_PAUSE);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// The descriptors of a message: [`Channel`] gives each message as many as it needs.
+fn exactly<const N: usize>(fds: Vec<OwnedFd>) -> [OwnedFd; N] {
+    fds.try_into().expect("a message comes with the descriptors that it says")
+}
+
+/// The lanes of a session.
+#[derive(Default)]
+struct Lanes {
+    stopping: Arc<AtomicBool>,
+    running: Vec<RunningLane>,
+}
+
+struct RunningLane {
+    socket: Arc<OwnedFd>,
+    thread: JoinHandle<()>,
+}
+
+impl Lanes {
+    /// Starts a lane. If memory or threads are short the lane is closed again, which the daemon
+    /// sees; the session goes on.
+    fn open(
+        &mut self,
+        shared: &Arc<Shared>,
+        key: DigestKey,
+        socket: OwnedFd,
+        window: OwnedFd,
+    ) -> Result<(), SessionError> {
+        self.running.retain(|lane| !lane.thread.is_finished());
+        if self.running.len() >= LANES_MAX {
+            return Err(SessionError::Unexpected("more lanes than any daemon needs"));
+        }
+        let socket = Arc::new(socket);
+        let parts = Parts {
+            space: Arc::clone(&shared.space),
+            children: Arc::clone(&shared.children),
+            key,
+            socket: Arc::clone(&socket),
+            window: File::from(window),
+            stopping: Arc::clone(&self.stopping),
+        };
+        let started = Lane::new(parts).and_then(|mut lane| {
+            thread::spawn_without_signals("bindery-lane", move || {
+                if let Err(error) = lane.serve() {
+                    log::say(format_args!(
+                        "a lane to the daemon broke: {error}; the guest goes on"
+                    ));
+                }
+                lane.close();
+            })
+        });
+        match started {
+            Ok(thread) => self.running.push(RunningLane { socket, thread }),
+            Err(error) => log::say(format_args!(
+                "no thread or memory for merging this guest: {error}; it goes on as it is"
+            )),
+        }
+        Ok(())
+    }
+
+    /// Ends all lanes and waits for them: as long as the longest request under way, which looks
+    /// whether it is to stop between runs of pages.
+    fn end(&mut self) {
+        // A flag alone: the socket's end is what wakes a lane.
+        self.stopping.store(true, Ordering::Relaxed);
+        for lane in &self.running {
+            // A socket that has no other end any more needs no shutting down.
+            let _ = socket::shutdown(&lane.socket);
+        }
+        for lane in self.running.drain(..) {
+            if lane.thread.join().is_err() {
+                log::say(format_args!("a lane ended by a bug of ours; the guest goes on"));
+            }
+        }
+        self.stopping = Arc::default();
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,151 @@
+//! A tiny daemon: the other end of the agent's protocol, saying exactly what a test wants said.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bindery_space::wire::channel::{Channel, Received};
+use bindery_space::wire::control::{FromDaemon, FromShim, MAGIC, Region, StoreId};
+use bindery_space::wire::lane::{ANSWER_OFFSET, Answer, Request, WINDOW_BYTES};
+use bindery_sys::{memfd, socket};
+use bindery_units::PAGE_BYTES;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Nothing here takes so long unless it is broken.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+/// Every domain's secret, in these tests.
+pub(crate) const SECRET: [u8; 32] = [7; 32];
+
+/// Listens where the agent looks.
+pub(crate) struct Daemon {
+    path: PathBuf,
+    listener: OwnedFd,
+}
+
+/// One agent's connection.
+pub(crate) struct Connection {
+    pub(crate) channel: Channel<FromDaemon, FromShim>,
+    pub(crate) hello: FromShim,
+    /// The stores that came with the Hello.
+    pub(crate) files: Vec<OwnedFd>,
+}
+
+/// The daemon's end of a lane.
+pub(crate) struct Lane {
+    pub(crate) socket: OwnedFd,
+    pub(crate) window: File,
+}
+
+impl Daemon {
+    pub(crate) fn listen(path: &Path) -> Self {
+        Self { path: path.into(), listener: socket::listen(path, 8).expect("listen") }
+    }
+
+    /// The next agent that says Hello.
+    pub(crate) fn accept(&self) -> Connection {
+        assert!(socket::wait_readable(&self.listener, SOON).expect("wait"), "an agent connects");
+        let stream = socket::accept(&self.listener).expect("accept");
+        assert!(socket::wait_readable(&stream, SOON).expect("wait"));
+        let mut magic = [0; 4];
+        assert_eq!(socket::receive(&stream, &mut magic, &mut Vec::new()).expect("magic"), 4);
+        assert_eq!(magic, MAGIC);
+        let mut channel = Channel::new(stream);
+        let (hello, files) = message(&mut channel);
+        Connection { channel, hello, files }
+    }
+
+    /// Whether an agent connects within `patience`.
+    pub(crate) fn is_called(&self, patience: Duration) -> bool {
+        socket::wait_readable(&self.listener, patience).expect("wait")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.path).expect("the socket is there");
+    }
+}
+
+fn message(channel: &mut Channel<FromDaemon, FromShim>) -> (FromShim, Vec<OwnedFd>) {
+    match channel.receive(SOON).expect("a message") {
+        Received::Message(message, fds) => (message, fds),
+        other => panic!("{other:?} instead of a message"),
+    }
+}
+
+impl Connection {
+    /// Takes the guest, with `store` as store `id`.
+    pub(crate) fn welcome(&mut self, id: StoreId, store: &File) {
+        let slots = (store.metadata().expect("store").len() / PAGE_BYTES as u64) as u32;
+        let file = memfd::reopen_read_only(store).expect("reopen");
+        let welcome = FromDaemon::Welcome { guest: 1, digest_key: SECRET, store: id, slots };
+        self.channel.send(&welcome, &[file.as_fd()], SOON).expect("welcome");
+    }
+
+    pub(crate) fn open_lane(&mut self) -> Lane {
+        let (socket, theirs) = socket::seqpacket_pair().expect("pair");
+        let window = memfd::create("test-lane", WINDOW_BYTES as u64).expect("window");
+        let fds = [theirs.as_fd(), window.as_fd()];
+        self.channel.send(&FromDaemon::OpenLane, &fds, SOON).expect("open");
+        Lane { socket, window }
+    }
+
+    /// The next message.
+    pub(crate) fn message(&mut self) -> FromShim {
+        message(&mut self.channel).0
+    }
+
+    /// The next message, which is to be a region.
+    pub(crate) fn added(&mut self) -> Region {
+        match self.message() {
+            FromShim::RegionAdded(region) => region,
+            other => panic!("{other:?} instead of a region"),
+        }
+    }
+
+    /// Whether the agent hangs up.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        loop {
+            match self.channel.receive(SOON) {
+                Ok(Received::Closed) | Err(_) => return true,
+                Ok(Received::Nothing) => return false,
+                Ok(Received::Message(..)) => {}
+            }
+        }
+    }
+}
+
+impl Lane {
+    /// The answer to a request with an array of `elements`.
+    pub(crate) fn ask<T: IntoBytes + Immutable>(&self, request: Request, array: &[T]) -> Answer {
+        self.window.write_all_at(array.as_bytes(), 0).expect("window");
+        self.ask_raw(request.as_bytes()).expect("the lane answers")
+    }
+
+    /// The answer to any bytes; nothing if the lane ends instead.
+    pub(crate) fn ask_raw(&self, bytes: &[u8]) -> Option<Answer> {
+        socket::send(&self.socket, bytes, &[]).ok()?;
+        assert!(socket::wait_readable(&self.socket, SOON).expect("wait"), "a lane answers or ends");
+        let mut answer = Answer::default();
+        match socket::receive(&self.socket, answer.as_mut_bytes(), &mut Vec::new()) {
+            Ok(64) => Some(answer),
+            Ok(0) | Err(_) => None,
+            Ok(bytes) => panic!("an answer of {bytes} bytes"),
+        }
+    }
+
+    /// Elements of the answer's array, `offset` bytes into it.
+    pub(crate) fn array<T: FromBytes + IntoBytes + Default + Clone>(
+        &self,
+        offset: usize,
+        count: u32,
+    ) -> Vec<T> {
+        let mut array = vec![T::default(); count as usize];
+        let at = (ANSWER_OFFSET + offset) as u64;
+        self.window.read_exact_at(array.as_mut_slice().as_mut_bytes(), at).expect("window");
+        array
+    }
+}

@@ -1,0 +1,116 @@
+//! Each request of a lane, looked at from the daemon's end.
+
+use std::sync::Arc;
+
+use bindery_page::DigestKey;
+use bindery_space::wire::lane::{
+    Lost, PageDigest, PageSpan, Request, Run,
+    op::{DIGEST, FETCH, LOST, MERGE, REPORT, SCAN, UNMERGE},
+    outcome, status,
+};
+use bindery_units::{PAGE_BYTES, Slot};
+
+use crate::common::merged;
+use crate::daemon::{Lane, SECRET};
+use crate::{Meeting, Stop};
+
+fn about(op: u32, meeting: &Meeting) -> Request {
+    let pages = meeting.bench.region.pages;
+    Request { op, first: pages.first.0, count: pages.count, ..Request::default() }
+}
+
+fn lost(lane: &Lane) -> Vec<Lost> {
+    let answer = lane.ask::<u8>(Request { op: LOST, ..Request::default() }, &[]);
+    assert_eq!((answer.status, answer.more), (status::DONE, 0));
+    lane.array(0, answer.count)
+}
+
+fn merge(lane: &Lane, runs: &[Run]) -> Vec<u8> {
+    let request = Request { op: MERGE, store: 2, count: runs.len() as u32, ..Request::default() };
+    let answer = lane.ask(request, runs);
+    assert_eq!(answer.status, status::DONE);
+    lane.array(0, answer.count)
+}
+
+#[test]
+fn every_request_does_what_it_says() {
+    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    let bench = &meeting.bench;
+    let lane = meeting.connection.open_lane();
+    for page in 0..4 {
+        bench.fill(page, u64::from(page));
+        bench.fill_slot(Slot(page), u64::from(page));
+    }
+
+    let answer = lane.ask::<u8>(about(SCAN, &meeting), &[]);
+    assert_eq!((answer.status, answer.count, answer.more), (status::DONE, 1, 0));
+    let first = bench.page(0).0;
+    assert_eq!(lane.array::<PageSpan>(0, 1), [PageSpan { first, count: 4 }]);
+    assert!(answer.lane_cpu_ns > 0 && answer.mappings > 0 && answer.mappings_max > 0);
+    assert_eq!(lane.ask::<u8>(about(SCAN, &meeting), &[]).count, 0, "nothing written since");
+
+    let pages = [first, first + 3, first + 1_000_000];
+    let request = Request { op: DIGEST, count: 3, ..Request::default() };
+    assert_eq!(lane.ask(request, &pages).count, 3);
+    let key = DigestKey::from_secret(&SECRET);
+    let mut bytes = [0; PAGE_BYTES];
+    bytes.chunks_mut(8).for_each(|word| word[0] = 3);
+    let digest = bindery_page::digest(&bytes, &key).to_words();
+    let none = PageDigest::default();
+    let expected = [PageDigest { kind: 1, ..none }, PageDigest { kind: 2, digest }, none];
+    assert_eq!(lane.array::<PageDigest>(0, 3), expected);
+
+    let request = Request { op: FETCH, count: 3, ..Request::default() };
+    assert_eq!(lane.ask(request, &pages).count, 3);
+    assert_eq!(lane.array::<u8>(0, 3), [1, 1, 0]);
+    assert!(lane.array::<u8>(2 * PAGE_BYTES, PAGE_BYTES as u32) == bytes);
+
+    let zero = Run { page: first, count: 1, slot: 0, zero: 1 };
+    let others = Run { page: first + 1, count: 3, slot: 1, zero: 0 };
+    assert_eq!(merge(&lane, &[zero, others]), merged(4));
+    assert_eq!(merge(&lane, &[Run { slot: 2, ..others }])[0], outcome::DIFFERENT);
+    assert_eq!(lane.ask::<u8>(about(REPORT, &meeting), &[]).count, 1);
+
+    bench.fill(2, 99);
+    let told: Vec<_> = lost(&lane).iter().map(|l| (l.page, l.slot, l.store, l.cause)).collect();
+    assert_eq!(told, [(first + 2, 2, 2, 1)]);
+    let answer = lane.ask::<u8>(about(UNMERGE, &meeting), &[]);
+    assert_eq!((answer.status, answer.count, answer.more), (status::DONE, 2, 0));
+    assert!(bench.holds(1, 1) && bench.holds(2, 99) && bench.holds(3, 3));
+    assert_eq!(lost(&lane).len(), 2);
+}
+
+#[test]
+fn losses_wait_for_children_that_may_still_see_them() {
+    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    let bench = &meeting.bench;
+    let lane = meeting.connection.open_lane();
+    bench.fill(1, 5);
+    bench.fill_slot(Slot(1), 5);
+    let run = Run { page: bench.page(1).0, count: 1, slot: 1, zero: 0 };
+    assert_eq!(merge(&lane, &[run]), merged(1));
+
+    meeting.agent.before_fork();
+    // SAFETY: the child calls nothing but pause and what ends it.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: neither takes a lock or returns.
+        unsafe {
+            libc::pause();
+            libc::_exit(0);
+        }
+    }
+    assert!(child > 0);
+    meeting.agent.after_fork_in_parent();
+
+    bench.fill(1, 6);
+    assert_eq!(lost(&lane), [], "the child may still look at the slot");
+    // SAFETY: our own child.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child);
+    }
+    assert_eq!(lost(&lane).len(), 1);
+}

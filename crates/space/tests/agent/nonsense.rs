@@ -1,0 +1,118 @@
+//! A daemon that is broken, or no daemon at all: the guest goes on, and so does the agent.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bindery_space::wire::control::{FRAME_BYTES_MAX, FromDaemon, StoreId};
+use bindery_space::wire::lane::{Request, op, status};
+use bindery_sys::socket;
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use zerocopy::IntoBytes;
+
+use crate::daemon::{Connection, SOON};
+use crate::{Meeting, Stop, threads_named};
+
+/// Numbers near the edges of what is allowed, and any others.
+fn edge(meeting: &Meeting) -> impl Strategy<Value = u32> + use<> {
+    let first = meeting.bench.region.pages.first.0;
+    let max = u32::MAX;
+    prop_oneof![0u32..80, first..first + 80, Just(max), max - 70..max, any::<u32>()]
+}
+
+#[test]
+fn a_lane_answers_any_request_and_the_guest_keeps_its_pages() {
+    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    for page in 0..64 {
+        meeting.bench.fill(page, u64::from(page));
+    }
+    let lane = meeting.connection.open_lane();
+    let header = (0u32..10, 0u32..4, edge(&meeting), edge(&meeting), 0u32..20);
+    let words = prop::collection::vec(edge(&meeting), 0..64);
+    let mut runner = TestRunner::default();
+    let result = runner.run(&(header, words), |((op, store, first, count, last), words)| {
+        let mut request = Request { op, store, first, count, ..Request::default() };
+        request.unused[11] = u32::from(last == 0);
+        let answer = lane.ask(request, &words);
+        prop_assert!(answer.status <= status::FAILED);
+        prop_assert!(op != 0 && op != 9 || answer.status == status::REFUSED);
+        Ok(())
+    });
+    result.unwrap();
+    assert!((0..64).all(|page| meeting.bench.holds(page, u64::from(page))));
+}
+
+#[test]
+fn a_broken_lane_ends_alone() {
+    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    let lost = Request { op: op::LOST, ..Request::default() };
+    for bytes in [&[][..], &[1; 63], &[1; 65]] {
+        let lane = meeting.connection.open_lane();
+        assert_eq!(lane.ask::<u8>(lost, &[]).status, status::DONE);
+        assert!(lane.ask_raw(bytes).is_none(), "{} bytes are no request", bytes.len());
+    }
+    let lane = meeting.connection.open_lane();
+    socket::send(&lane.socket, lost.as_bytes(), &[lane.window.as_fd()]).unwrap();
+    assert!(lane.ask_raw(&[]).is_none(), "requests carry no descriptors");
+    // A window that is none.
+    let (socket, theirs) = socket::seqpacket_pair().unwrap();
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let fds = [theirs.as_fd(), reader.as_fd()];
+    meeting.connection.channel.send(&FromDaemon::OpenLane, &fds, SOON).unwrap();
+    drop(theirs);
+    let broken = crate::daemon::Lane { socket, window: lane.window.try_clone().unwrap() };
+    let fetch = Request { op: op::FETCH, count: 1, ..Request::default() };
+    assert!(broken.ask_raw(fetch.as_bytes()).is_none());
+
+    let lane = meeting.connection.open_lane();
+    assert_eq!(lane.ask::<u8>(lost, &[]).status, status::DONE, "the session goes on");
+}
+
+#[test]
+fn a_daemon_that_speaks_nonsense_is_left_and_called_again() {
+    let Some(mut meeting) = Meeting::new(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    let raw = |connection: &mut Connection, bytes: &[u8]| {
+        socket::send(connection.channel.as_fd(), bytes, &[]).unwrap();
+    };
+    let too_long = (FRAME_BYTES_MAX + 1).to_le_bytes();
+    let nonsense: [&dyn Fn(&mut Connection, &File); 6] = [
+        &|connection, _| raw(connection, b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        &|connection, _| raw(connection, &too_long),
+        &|connection, _| raw(connection, &[1, 0, 0, 0, 250]),
+        &|connection, _| connection.channel.send(&FromDaemon::Release, &[], SOON).unwrap(),
+        // No store may be called 0.
+        &|connection, store| connection.welcome(StoreId(0), store),
+        &|connection, store| {
+            connection.welcome(StoreId(2), store);
+            connection.welcome(StoreId(3), store);
+        },
+    ];
+    for speak in nonsense {
+        let daemon = meeting.daemon.as_ref().unwrap();
+        speak(&mut meeting.connection, &meeting.bench.store);
+        assert!(meeting.connection.is_closed());
+        meeting.connection = daemon.accept();
+    }
+    meeting.connection.welcome(StoreId(2), &meeting.bench.store);
+    assert_eq!(meeting.connection.added(), meeting.bench.region);
+}
+
+#[test]
+fn lanes_and_the_control_thread_end_when_the_agent_is_stopped() {
+    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
+    let lanes: Vec<_> = (0..3).map(|_| meeting.connection.open_lane()).collect();
+    for lane in &lanes {
+        assert_eq!(lane.ask::<u8>(Request { op: op::LOST, ..Request::default() }, &[]).status, 0);
+    }
+    assert!(threads_named("bindery-lane") >= 3);
+    let begun = Instant::now();
+    meeting.agent.stop();
+    assert!(begun.elapsed() < SOON);
+    assert!(meeting.connection.is_closed());
+    assert!(lanes.iter().all(|lane| lane.ask_raw(&[0; 64]).is_none()));
+}
