@@ -70,6 +70,8 @@ pub struct ProcessMemory {
     pub rss: ByteCount,
     /// The same, with each shared page divided by the number of its users.
     pub pss: ByteCount,
+    /// Present and mapped by nobody else.
+    pub private: ByteCount,
     /// The part of the Pss that is anonymous.
     pub pss_anonymous: ByteCount,
     /// The part of the Pss that belongs to files.
@@ -93,6 +95,7 @@ impl ProcessMemory {
         Ok(Self {
             rss: field("Rss"),
             pss: field("Pss"),
+            private: ByteCount(field("Private_Clean").0 + field("Private_Dirty").0),
             pss_anonymous: field("Pss_Anon"),
             pss_file: field("Pss_File"),
             pss_shared_memory: field("Pss_Shmem"),

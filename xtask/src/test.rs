@@ -1,0 +1,68 @@
+//! `cargo xtask test`: set-up, then every test.
+//!
+//! Ordinary tests of any crate run by themselves. What needs a build of its own (the models under
+//! loom) or much more time (the long forms) has a step here.
+
+use anyhow::Result;
+
+use crate::cargo::{Cargo, build_programs, root, target_directory};
+use crate::setup;
+use crate::steps::Steps;
+
+/// A test that is worth running for longer than everyone's patience.
+struct LongForm {
+    name: &'static str,
+    package: &'static str,
+    test: &'static str,
+    /// How much more, as the test reads it.
+    amount: (&'static str, &'static str),
+}
+
+const LONG_FORMS: [LongForm; 1] = [LongForm {
+    name: "torture, 10^8 operations",
+    package: "bindery-space",
+    test: "torture",
+    amount: ("BINDERY_TORTURE_OPERATIONS", "100000000"),
+}];
+
+/// Runs the tests; with `long`, their long forms too.
+pub(crate) fn run(long: bool) -> Result<()> {
+    let mut steps = Steps::default();
+    steps.run("set-up", || setup::run().map(drop));
+    steps.run("programs", || build_programs().map(drop));
+    let program = target_directory().join("release/bindery");
+    steps.run("tests of all crates", || {
+        Cargo::new(&["test", "--workspace"]).env("BINDERY_PROGRAM", &program).run()
+    });
+    for package in packages_with_models() {
+        steps.run(format!("loom models of {package}"), || {
+            Cargo::new(&["test", "--release", "--package", &package, "--test", "loom"])
+                .env("RUSTFLAGS", "--cfg loom")
+                // Another RUSTFLAGS in the same directory would rebuild everything, twice.
+                .env("CARGO_TARGET_DIR", target_directory().join("loom"))
+                .run()
+        });
+    }
+    for form in LONG_FORMS.iter().filter(|_| long) {
+        steps.run(format!("long form: {}", form.name), || {
+            let (package, test) = (form.package, form.test);
+            Cargo::new(&["test", "--release", "--package", package, "--test", test])
+                .env("BINDERY_PROGRAM", &program)
+                .env(form.amount.0, form.amount.1)
+                .run()
+        });
+    }
+    steps.finish()
+}
+
+/// The packages that have a `tests/loom.rs`.
+fn packages_with_models() -> Vec<String> {
+    let Ok(crates) = std::fs::read_dir(root().join("crates")) else { return Vec::new() };
+    let mut packages: Vec<String> = crates
+        .filter_map(Result::ok)
+        .filter(|entry| entry.path().join("tests/loom.rs").exists())
+        .map(|entry| format!("bindery-{}", entry.file_name().to_string_lossy()))
+        .collect();
+    packages.sort();
+    packages
+}
