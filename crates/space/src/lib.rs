@@ -287,6 +287,10 @@ impl Space {
     /// Ends a [`pause`](Self::pause).
     pub fn resume(&self) {
         self.core.held.resume();
+        // A write to a merged page was left waiting meanwhile, as for a holder: let it come again.
+        for region in self.regions() {
+            self.core.wake(region.address, region.pages.count);
+        }
     }
 
     /// CPU time of the two fault handlers so far, in nanoseconds. Up to 64 rounds late.

@@ -93,6 +93,11 @@ fn losses_wait_for_children_that_may_still_see_them() {
     assert_eq!(merge(&lane, &[run]), merged(1));
 
     meeting.agent.before_fork();
+    let words = bench.words(1) as usize;
+    // SAFETY: the page is in the bench's memory, and nobody else writes it.
+    let writer = std::thread::spawn(move || unsafe { (words as *mut u64).write_volatile(6) });
+    // Long enough to meet the fork half-way: the write waits for its end.
+    std::thread::sleep(std::time::Duration::from_millis(20));
     // SAFETY: the child calls nothing but pause and what ends it.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -105,7 +110,7 @@ fn losses_wait_for_children_that_may_still_see_them() {
     assert!(child > 0);
     meeting.agent.after_fork_in_parent();
 
-    bench.fill(1, 6);
+    writer.join().unwrap();
     assert_eq!(lost(&lane), [], "the child may still look at the slot");
     // SAFETY: our own child.
     unsafe {
