@@ -41,6 +41,7 @@
 //! ```
 
 mod arena;
+mod audit;
 mod batch;
 mod epoch;
 mod index;
@@ -52,6 +53,7 @@ mod reshape;
 mod slots;
 mod trie;
 
+pub use audit::Audit;
 pub use epoch::{Guard, pin};
 pub use index::{Full, Handle, Index, Inserted};
 pub use key::{HEAD_BITS, Heads, Keys, TAIL_BITS_MAX, first_difference};

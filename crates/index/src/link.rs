@@ -117,6 +117,12 @@ impl NodeWord {
         Link((self.0 >> side.shift() & LINK_MASK) as u32)
     }
 
+    /// The children, once each: a frozen word has one.
+    pub(crate) fn links(self) -> impl Iterator<Item = Link> {
+        let right = (!self.is_frozen()).then(|| self.child(Side::Right));
+        std::iter::once(self.child(Side::Left)).chain(right)
+    }
+
     /// The word with the child on `side` replaced. Only live nodes change.
     pub(crate) fn with_child(self, side: Side, child: Link) -> Self {
         debug_assert!(!self.is_frozen());

@@ -117,6 +117,29 @@ impl<S: Slots> Pool<S> {
         self.limit as u32 - 1
     }
 
+    /// Ids that have been given out at least once or lie in a free list.
+    pub(crate) fn used(&self) -> usize {
+        // Relaxed, here and below: for those who have the pool to themselves.
+        let cut = self.uncut.load(Ordering::Relaxed) - 1;
+        let fresh = self.shards.iter().map(|shard| {
+            let block = shard.fresh.load(Ordering::Relaxed);
+            (block >> 32) - u64::from(block as u32)
+        });
+        (cut - fresh.sum::<u64>()) as usize
+    }
+
+    /// Visits the ids in the free lists.
+    pub(crate) fn for_each_free(&self, mut visit: impl FnMut(u32)) {
+        for shard in &self.shards {
+            // Acquire: pairs with the Release of `take_back`.
+            let mut head = shard.free.load(Ordering::Acquire) as u32;
+            while let Some(id) = head.checked_sub(1) {
+                visit(id);
+                head = shard.link(id).load(Ordering::Relaxed) as u32;
+            }
+        }
+    }
+
     pub(crate) fn allocated_bytes(&self) -> u64 {
         let shards = SHARDS * size_of::<CachePadded<Shard<S>>>();
         self.arena.allocated_bytes() + shards as u64

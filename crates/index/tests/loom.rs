@@ -11,7 +11,7 @@
 
 #![cfg(loom)]
 
-use bindery_index::{Handle, Heads, Index, Inserted, pin};
+use bindery_index::{Audit, Handle, Heads, Index, Inserted, pin};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -62,19 +62,29 @@ fn find_and_delete(tree: &Tree, key: u64) -> bool {
     found.is_some_and(|(handle, _)| tree.delete(handle, &guard))
 }
 
-/// Exactly these keys are there; all of them can be deleted, and then nothing is left.
-fn settle(tree: &Tree, keys: &[u64]) {
+/// Exactly these keys are there; all of them can be deleted, and then every leaf and every node is
+/// free, once.
+fn settle(mut tree: Tree, keys: &[u64]) {
+    let index = Arc::get_mut(&mut tree).expect("the other threads are gone");
+    let audit = index.audit();
+    assert_eq!((audit.leaves, audit.leaves_waiting, audit.nodes_waiting), (keys.len(), 0, 0));
+    assert_eq!(audit.nodes, keys.len().saturating_sub(1), "a frozen node was left behind");
     assert_eq!(tree.len(), keys.len() as u64);
     for key in [A, B, C, D] {
-        assert_eq!(find(tree, key).is_some(), keys.contains(&key), "{key:#x}");
+        assert_eq!(find(&tree, key).is_some(), keys.contains(&key), "{key:#x}");
     }
     for key in keys {
-        assert!(find_and_delete(tree, *key));
+        assert!(find_and_delete(&tree, *key));
     }
-    assert!(tree.is_empty());
+    let index = Arc::get_mut(&mut tree).expect("the other threads are gone");
+    let nothing = Audit { leaves: 0, nodes: 0, leaves_waiting: 0, nodes_waiting: 0 };
+    assert_eq!(index.audit(), nothing);
 }
 
-fn spawn<R: 'static>(tree: &Tree, body: impl FnOnce(&Tree) -> R + 'static) -> thread::JoinHandle<R> {
+fn spawn<R: 'static>(
+    tree: &Tree,
+    body: impl FnOnce(&Tree) -> R + 'static,
+) -> thread::JoinHandle<R> {
     let tree = Arc::clone(tree);
     thread::spawn(move || body(&tree))
 }
@@ -86,7 +96,7 @@ fn insert_beside_insert_of_another_key() {
         let other = spawn(&tree, |tree| insert(tree, B).is_some());
         assert!(insert(&tree, C).is_some());
         assert!(other.join().unwrap());
-        settle(&tree, &[A, B, C]);
+        settle(tree, &[A, B, C]);
     });
 }
 
@@ -97,7 +107,7 @@ fn insert_beside_insert_of_the_same_key() {
         let other = spawn(&tree, |tree| insert(tree, A).is_some());
         let own = insert(&tree, A).is_some();
         assert!(own != other.join().unwrap(), "one of the two is new");
-        settle(&tree, &[A, D]);
+        settle(tree, &[A, D]);
     });
 }
 
@@ -108,7 +118,7 @@ fn insert_beside_insert_into_an_empty_root() {
         let other = spawn(&tree, |tree| insert(tree, A).is_some());
         assert!(insert(&tree, B).is_some());
         assert!(other.join().unwrap());
-        settle(&tree, &[A, B]);
+        settle(tree, &[A, B]);
     });
 }
 
@@ -119,7 +129,7 @@ fn insert_beside_delete_of_its_neighbour() {
         let other = spawn(&tree, |tree| find_and_delete(tree, A));
         assert!(insert(&tree, B).is_some());
         assert!(other.join().unwrap());
-        settle(&tree, &[B, C]);
+        settle(tree, &[B, C]);
     });
 }
 
@@ -131,7 +141,7 @@ fn insert_beside_delete_of_the_node_above() {
         let other = spawn(&tree, |tree| find_and_delete(tree, D));
         assert!(insert(&tree, C).is_some());
         assert!(other.join().unwrap());
-        settle(&tree, &[A, B, C]);
+        settle(tree, &[A, B, C]);
     });
 }
 
@@ -142,7 +152,7 @@ fn delete_beside_delete_of_the_same_handle() {
         let other = spawn(&tree, |tree| find_and_delete(tree, A));
         let own = find_and_delete(&tree, A);
         assert!(own != other.join().unwrap(), "one of the two deletes it");
-        settle(&tree, &[B]);
+        settle(tree, &[B]);
     });
 }
 
@@ -153,7 +163,7 @@ fn delete_beside_delete_of_the_sibling() {
         let other = spawn(&tree, |tree| find_and_delete(tree, A));
         assert!(find_and_delete(&tree, B));
         assert!(other.join().unwrap());
-        settle(&tree, &[]);
+        settle(tree, &[]);
     });
 }
 
@@ -165,13 +175,13 @@ fn delete_beside_delete_one_node_up() {
         let other = spawn(&tree, |tree| find_and_delete(tree, C));
         assert!(find_and_delete(&tree, A));
         assert!(other.join().unwrap());
-        settle(&tree, &[B]);
+        settle(tree, &[B]);
     });
 }
 
 #[test]
 fn delete_and_reinsert_beside_each_other() {
-    model(2, || {
+    model(3, || {
         let tree = tree(&[A, B]);
         let churn = |tree: &Tree| {
             let deleted = find_and_delete(tree, A);
@@ -183,26 +193,26 @@ fn delete_and_reinsert_beside_each_other() {
         let deaths = u32::from(own_deleted) + u32::from(other_deleted);
         let births = u32::from(own_inserted) + u32::from(other_inserted);
         assert_eq!(births, deaths, "A was there once before and is there once now");
-        settle(&tree, &[A, B]);
+        settle(tree, &[A, B]);
     });
 }
 
 /// The leaf and the node of one key are reused for another while a third thread deletes.
 #[test]
 fn delete_beside_reuse_for_another_key() {
-    model(2, || {
+    model(3, || {
         let tree = tree(&[A, B]);
         let other = spawn(&tree, |tree| find_and_delete(tree, B));
         assert!(find_and_delete(&tree, A));
         assert!(insert(&tree, C).is_some());
         assert!(other.join().unwrap());
-        settle(&tree, &[C]);
+        settle(tree, &[C]);
     });
 }
 
 #[test]
 fn query_beside_two_inserts() {
-    model(2, || {
+    model(3, || {
         let tree = tree(&[A]);
         let inserts = spawn(&tree, |tree| insert(tree, C).is_some());
         let reader = spawn(&tree, |tree| {
@@ -213,13 +223,13 @@ fn query_beside_two_inserts() {
         assert!(insert(&tree, B).is_some());
         assert!(inserts.join().unwrap());
         reader.join().unwrap();
-        settle(&tree, &[A, B, C]);
+        settle(tree, &[A, B, C]);
     });
 }
 
 #[test]
 fn query_beside_insert_and_delete() {
-    model(2, || {
+    model(3, || {
         let tree = tree(&[A, C]);
         let inserts = spawn(&tree, |tree| insert(tree, B).is_some());
         let reader = spawn(&tree, |tree| {
@@ -230,20 +240,20 @@ fn query_beside_insert_and_delete() {
         assert!(find_and_delete(&tree, A));
         assert!(inserts.join().unwrap());
         reader.join().unwrap();
-        settle(&tree, &[B, C]);
+        settle(tree, &[B, C]);
     });
 }
 
 #[test]
 fn query_beside_two_deletes() {
-    model(2, || {
+    model(3, || {
         let tree = tree(&[A, B, C]);
         let deletes = spawn(&tree, |tree| find_and_delete(tree, C));
         let reader = spawn(&tree, |tree| assert!(find(tree, B).is_some(), "it stays"));
         assert!(find_and_delete(&tree, A));
         assert!(deletes.join().unwrap());
         reader.join().unwrap();
-        settle(&tree, &[B]);
+        settle(tree, &[B]);
     });
 }
 
@@ -263,7 +273,7 @@ fn query_beside_delete_and_reinsert() {
         assert!(insert(&tree, C).is_some());
         assert!(insert(&tree, A).is_some());
         reader.join().unwrap();
-        settle(&tree, &[A, B, C]);
+        settle(tree, &[A, B, C]);
     });
 }
 

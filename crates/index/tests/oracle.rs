@@ -202,10 +202,15 @@ fn run<U: Universe>(root_bits: u32, operations: &[Operation]) -> Result<(), Test
         let known = run.oracle.get(&U::identity(bits));
         prop_assert_eq!(found, known.map(|(handle, value, _)| (*handle, *value)));
     }
+    let audit = run.index.audit();
+    prop_assert_eq!(audit.leaves, run.oracle.len());
+    prop_assert!(audit.nodes <= audit.leaves);
     for (handle, _, _) in run.oracle.values() {
         prop_assert!(run.index.delete(*handle, &guard));
     }
     prop_assert!(run.index.is_empty());
+    let audit = run.index.audit();
+    prop_assert_eq!((audit.leaves, audit.nodes), (0, 0));
     Ok(())
 }
 
