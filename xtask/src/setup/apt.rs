@@ -120,21 +120,16 @@ impl PrivateApt {
             format!("Dir::State::status={}", self.root.join("status").display()),
             format!("Dir::State::lists={}", self.root.join("lists").display()),
             format!("Dir::Cache={}", self.root.join("cache").display()),
-            // Nothing is installed, so the host's lock is not ours to take; and the directories
-            // are this user's, which apt's own download user may not enter.
+            // Nothing is installed, so the host's lock is not ours to take. As root, apt would
+            // download as a user of its own, who may not enter these directories.
             "Debug::NoLocking=1".to_owned(),
-            format!("APT::Sandbox::User={}", user()),
+            "APT::Sandbox::User=root".to_owned(),
         ] {
             command.arg("-o").arg(setting);
         }
         command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C.UTF-8");
         command
     }
-}
-
-/// apt drops to this user while it downloads, which only root can do.
-fn user() -> String {
-    std::env::var("USER").unwrap_or_else(|_| "root".to_owned())
 }
 
 fn repositories() -> Result<Vec<Repository>> {
