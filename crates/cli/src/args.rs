@@ -9,6 +9,7 @@ use bindery_host::{NAME_BYTES_MAX, PERIODS, WORKERS, is_name};
 use bindery_space::wire::control::default_socket;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::bench::BenchCommand;
 use crate::exit::exit_codes;
 
 /// Merges identical pages of running virtual machines.
@@ -140,6 +141,11 @@ Of processes only pages that are in memory are read, of private anonymous mappin
 faulted in. Pages that are shared already (KSM, the zero page, a bindery store) are told apart as
 far as the kernel lets this user see them.")]
     Scan(ScanArgs),
+    /// Measure, beside what else could be used
+    Bench {
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
     /// Check whether this machine is ready, and say what to change
     #[command(after_help = "\
 Examples:

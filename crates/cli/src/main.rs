@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod connect;
 mod daemon;
 mod doctor;
@@ -44,6 +45,7 @@ fn perform(arguments: &Arguments) -> Result<(), Failure> {
         Command::Unmanage(arguments) => guests::unmanage(global, arguments),
         Command::Stop(arguments) => guests::stop(global, arguments),
         Command::Scan(arguments) => scan::run(arguments, global.json),
+        Command::Bench { command } => bench::run(command, global.json),
         Command::Doctor => doctor::run(global),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::Man(arguments) => manual::man(arguments),

@@ -1,0 +1,181 @@
+//! `bindery bench`: the measurements behind every figure, beside their rivals.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bindery_bench::merge::dataset::{Content, Dataset};
+use bindery_bench::{merge, page, steady};
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+
+use crate::exit::{Failure, Reason};
+use crate::output::{print, print_json};
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// The kernels over one page: zero, equal, digest
+    Page(PageArgs),
+    /// Merge PageONE's data sets, beside kernel KSM
+    #[command(after_help = "\
+Examples:
+  bindery bench merge
+  bindery bench merge --content zero-prefix --extent-pages 64,8,1 --workers 1,2 --json
+
+Sets and restores KSM's settings: run it as root, on a machine where KSM does nothing else.")]
+    Merge(MergeArgs),
+    /// Keep merged memory that nobody writes, beside kernel KSM
+    Steady(SteadyArgs),
+    /// A guest's process for the benchmarks
+    #[command(hide = true)]
+    GuestProcess(GuestProcessArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PageArgs {
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ContentName {
+    Easy,
+    ZeroPrefix,
+}
+
+impl From<ContentName> for Content {
+    fn from(name: ContentName) -> Self {
+        match name {
+            ContentName::Easy => Self::Easy,
+            ContentName::ZeroPrefix => Self::ZeroPrefix,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MergeArgs {
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How many processes
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    processes: u32,
+    /// Memory of each process, in MiB
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    process_mib: u32,
+    /// Mean lengths of the runs in which duplicates come, in pages: 1 scatters them
+    #[arg(long, value_delimiter = ',', default_value = "64",
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    extent_pages: Vec<u32>,
+    /// Worker counts to compare
+    #[arg(long, value_delimiter = ',', default_value = "1,2",
+          value_parser = clap::value_parser!(u32).range(1..=256))]
+    workers: Vec<u32>,
+    /// PageONE's data sets
+    #[arg(long, value_delimiter = ',', default_value = "easy,zero-prefix")]
+    content: Vec<ContentName>,
+    /// Bindery's merge period, in milliseconds
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    period_ms: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SteadyArgs {
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How many processes
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    processes: u32,
+    /// Memory of each process, in MiB
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    process_mib: u32,
+    /// Full scans measured in each round
+    #[arg(long, default_value_t = 20)]
+    scans: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GuestProcessArgs {
+    #[arg(long)]
+    content: ContentName,
+    #[arg(long)]
+    pages: u32,
+    #[arg(long)]
+    extent_pages: u32,
+    #[arg(long)]
+    processes: u32,
+    #[arg(long)]
+    process: u32,
+}
+
+pub(crate) fn run(command: &BenchCommand, json: bool) -> Result<(), Failure> {
+    match command {
+        BenchCommand::Page(arguments) => {
+            let options = page::Options { rounds: arguments.rounds, ..page::Options::default() };
+            show(page::run(&options), json)
+        }
+        BenchCommand::Merge(arguments) => show(merge::run(&arguments.options()?), json),
+        BenchCommand::Steady(arguments) => show(steady::run(&arguments.options()?), json),
+        BenchCommand::GuestProcess(arguments) => {
+            merge::process::run(&arguments.dataset(), arguments.process).map_err(failed)
+        }
+    }
+}
+
+fn show<E: Display>(
+    report: Result<impl Serialize + Display, E>,
+    json: bool,
+) -> Result<(), Failure> {
+    let report = report.map_err(|error| failed(format!("{error:#}")))?;
+    if json { print_json(&report) } else { print(|out| writeln!(out, "{report}")) }
+}
+
+fn failed(error: impl Display) -> Failure {
+    Failure::new(Reason::Failed, format!("the measurement failed: {error}"))
+}
+
+/// Benchmarks start this program again, as daemon and as guests.
+fn program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|error| Failure::of_io("cannot find this program", &error))
+}
+
+impl MergeArgs {
+    fn options(&self) -> Result<merge::Options, Failure> {
+        Ok(merge::Options {
+            rounds: self.rounds,
+            processes: self.processes,
+            process_mib: self.process_mib,
+            extent_pages: self.extent_pages.clone(),
+            workers: self.workers.clone(),
+            contents: self.content.iter().map(|&name| name.into()).collect(),
+            period: Duration::from_millis(self.period_ms),
+            program: program()?,
+        })
+    }
+}
+
+impl SteadyArgs {
+    fn options(&self) -> Result<steady::Options, Failure> {
+        Ok(steady::Options {
+            rounds: self.rounds,
+            processes: self.processes,
+            process_mib: self.process_mib,
+            scans: self.scans,
+            program: program()?,
+        })
+    }
+}
+
+impl GuestProcessArgs {
+    fn dataset(&self) -> Dataset {
+        Dataset {
+            content: self.content.into(),
+            pages: self.pages,
+            extent_pages: self.extent_pages,
+            processes: self.processes,
+        }
+    }
+}
