@@ -21,7 +21,7 @@ use parts::Part;
 pub(crate) fn run() -> Result<Kit> {
     let kit = Kit::of_checkout();
     let missing: Vec<Part> =
-        Part::all().into_iter().filter(|part| !kit.is_complete(part.directory())).collect();
+        Part::all().into_iter().filter(|part| !part.is_current(&kit)).collect();
     if !missing.is_empty() {
         let start = Instant::now();
         println!("Fetching into {} (nothing is installed on this machine):", kit.root().display());

@@ -55,6 +55,17 @@ impl Part {
         }
     }
 
+    /// Whether the part is there with every package that it is made of today.
+    pub(super) fn is_current(self, kit: &Kit) -> bool {
+        let mark = kit.part(self.directory()).join(COMPLETE_MARK);
+        let Ok(unpacked) = std::fs::read_to_string(mark) else { return false };
+        let has = |name: &str| unpacked.lines().any(|file| file.split('_').next() == Some(name));
+        match self {
+            Self::Userland(kind) => kind.packages().into_iter().all(has),
+            _ => true,
+        }
+    }
+
     /// Unpacks the part beside its place and moves it there when it is whole.
     pub(super) fn fetch(self, apt: &PrivateApt, kit: &Kit) -> Result<()> {
         let place = kit.part(self.directory());
@@ -80,7 +91,7 @@ impl Part {
             }
             Self::Qemu(Qemu::V7) => apt.unpack_closure(&QEMU, None, into),
             Self::Qemu(Qemu::V10) => apt.unpack_closure(&QEMU, Some(BACKPORTS), into),
-            Self::Userland(kind) => apt.unpack(kind.packages(), None, into),
+            Self::Userland(kind) => apt.unpack(&kind.packages(), None, into),
         }
     }
 }

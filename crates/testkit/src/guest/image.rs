@@ -44,6 +44,16 @@ const LEFT_OUT: [&str; 10] = [
     "usr/lib/x86_64-linux-gnu/perl/5.36.0/auto/Encode",
 ];
 
+/// Packages of both images: the C library, Perl's core, and what makes file systems.
+const COMMON: &str = "libc6 libcrypt1 libselinux1 libpcre2-8-0 libacl1 libtinfo6 zlib1g perl-base \
+    e2fsprogs libext2fs2 libcom-err2 libss2 libblkid1 libuuid1";
+
+const SERVER: &str = "coreutils bash libgmp10 libattr1 python3.11-minimal libpython3.11-minimal \
+    libpython3.11-stdlib libexpat1 libssl3 grep sed";
+
+const DATABASE: &str = "perl-modules-5.36 libperl5.36 sqlite3 libsqlite3-0 libreadline8 lua5.4 \
+    vim-tiny vim-common gawk libstdc++6 libgcc-s1 tar";
+
 /// The images that there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ImageKind {
@@ -77,64 +87,12 @@ impl ImageKind {
 
     /// The Debian packages of its userland.
     #[must_use]
-    pub const fn packages(self) -> &'static [&'static str] {
-        match self {
-            Self::Server => &[
-                "libc6",
-                "coreutils",
-                "bash",
-                "libtinfo6",
-                "libselinux1",
-                "libpcre2-8-0",
-                "libgmp10",
-                "libacl1",
-                "libattr1",
-                "python3.11-minimal",
-                "libpython3.11-minimal",
-                "libpython3.11-stdlib",
-                "libexpat1",
-                "zlib1g",
-                "libssl3",
-                "perl-base",
-                "libcrypt1",
-                "e2fsprogs",
-                "libext2fs2",
-                "libcom-err2",
-                "libss2",
-                "libblkid1",
-                "libuuid1",
-                "grep",
-                "sed",
-            ],
-            Self::Database => &[
-                "libc6",
-                "perl-base",
-                "perl-modules-5.36",
-                "libperl5.36",
-                "libcrypt1",
-                "sqlite3",
-                "libsqlite3-0",
-                "libreadline8",
-                "libtinfo6",
-                "zlib1g",
-                "lua5.4",
-                "vim-tiny",
-                "vim-common",
-                "libselinux1",
-                "libpcre2-8-0",
-                "libacl1",
-                "e2fsprogs",
-                "libext2fs2",
-                "libcom-err2",
-                "libss2",
-                "libblkid1",
-                "libuuid1",
-                "gawk",
-                "libstdc++6",
-                "libgcc-s1",
-                "tar",
-            ],
-        }
+    pub fn packages(self) -> Vec<&'static str> {
+        let own = match self {
+            Self::Server => SERVER,
+            Self::Database => DATABASE,
+        };
+        COMMON.split_whitespace().chain(own.split_whitespace()).collect()
     }
 }
 
