@@ -43,7 +43,7 @@ pub(crate) fn table(guests: &[GuestStatus]) -> Table {
             human_bytes(guest.private_bytes),
             human_bytes(guest.merged_bytes),
             human_bytes(guest.zero_bytes),
-            guest.breaks.to_string(),
+            guest.counts.breaks.to_string(),
             format!("{}/{}", guest.mappings, guest.mappings_max),
             guest.state.name.clone(),
             guest.command.split_ascii_whitespace().next().unwrap_or_default().to_owned(),

@@ -42,19 +42,21 @@ fn write_host(out: &mut dyn Write, status: &HostStatus) -> io::Result<()> {
 fn write_domain(out: &mut dyn Write, domain: &DomainStatus) -> io::Result<()> {
     writeln!(out, "domain {} of user {}, {} guests", domain.name, domain.uid, domain.guests)?;
     write_state(out, "  state", &domain.state)?;
+    let counts = &domain.counts;
     let pages = |pages| human_bytes(PageCount(pages).bytes().0);
     for (name, value, text) in [
         ("pages_shared", domain.pages_shared, pages(domain.pages_shared)),
         ("pages_sharing", domain.pages_sharing, pages(domain.pages_sharing)),
-        ("pages_unshared", domain.pages_unshared, pages(domain.pages_unshared)),
-        ("pages_volatile", domain.pages_volatile, pages(domain.pages_volatile)),
-        ("zero_pages", domain.zero_pages, pages(domain.zero_pages)),
-        ("pages_scanned", domain.pages_scanned, pages(domain.pages_scanned)),
+        ("pages_unshared", counts.pages_unshared, pages(counts.pages_unshared)),
+        ("pages_volatile", counts.pages_volatile, pages(counts.pages_volatile)),
+        ("zero_pages", counts.zero_pages, pages(counts.zero_pages)),
+        ("pages_foreign", counts.pages_foreign, pages(counts.pages_foreign)),
+        ("pages_scanned", counts.pages_scanned, pages(counts.pages_scanned)),
     ] {
         writeln!(out, "  {name:<16} {value:>12}  {text:>9}")?;
     }
     writeln!(out, "  {:<16} {:>12}", "full_scans", domain.full_scans)?;
-    writeln!(out, "  {:<16} {:>12}", "breaks", domain.breaks)?;
+    writeln!(out, "  {:<16} {:>12}", "breaks", counts.breaks)?;
     writeln!(
         out,
         "  {:<16} {:>12}  {:>9}  after store {}, tables {}, mappings {}",
@@ -65,7 +67,8 @@ fn write_domain(out: &mut dyn Write, domain: &DomainStatus) -> io::Result<()> {
         human_bytes(domain.metadata_bytes),
         human_bytes(domain.mappings_bytes),
     )?;
-    writeln!(out, "  {:<16} {:>12.3}  seconds", "cpu", domain.cpu_ms as f64 / 1000.0)
+    let guest_cpu_s = counts.guest_cpu_time_us as f64 / 1e6;
+    writeln!(out, "  {:<16} {guest_cpu_s:>12.3}  seconds in guests' processes", "guest_cpu")
 }
 
 fn write_state(out: &mut dyn Write, label: &str, state: &State) -> io::Result<()> {

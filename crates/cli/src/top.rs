@@ -93,6 +93,8 @@ impl Snapshot {
         let domains = &self.status.domains;
         let sum = |of: fn(&GuestStatus) -> u64| human_bytes(self.guests.iter().map(of).sum());
         let profit = domains.iter().map(|domain| domain.general_profit).sum();
+        let guest_cpu_us: u64 = domains.iter().map(|domain| domain.counts.guest_cpu_time_us).sum();
+        let cpu_s = self.status.cpu_ms as f64 / 1e3 + guest_cpu_us as f64 / 1e6;
         let shared = domains.iter().map(|domain| domain.pages_shared).sum();
         let head = [
             format!(
@@ -107,8 +109,8 @@ impl Snapshot {
             format!(
                 "saved after all metadata {}, breaks {}, CPU {:.1} s, {} workers, period {} ms, {}",
                 human_signed_bytes(profit),
-                domains.iter().map(|domain| domain.breaks).sum::<u64>(),
-                domains.iter().map(|domain| domain.cpu_ms).sum::<u64>() as f64 / 1000.0,
+                domains.iter().map(|domain| domain.counts.breaks).sum::<u64>(),
+                cpu_s,
                 self.status.settings.workers,
                 self.status.settings.period_ms,
                 self.status.state.name,
@@ -154,7 +156,7 @@ impl View {
                 Column::Private => by_number(|guest| guest.private_bytes),
                 Column::Merged => by_number(|guest| guest.merged_bytes),
                 Column::Zero => by_number(|guest| guest.zero_bytes),
-                Column::Breaks => by_number(|guest| guest.breaks),
+                Column::Breaks => by_number(|guest| guest.counts.breaks),
                 Column::Mappings => by_number(|guest| u64::from(guest.mappings)),
             };
             let order = order.then_with(|| a.name.cmp(&b.name));

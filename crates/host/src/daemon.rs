@@ -67,6 +67,16 @@ pub enum BindError {
     Resources(#[from] io::Error),
 }
 
+/// Ends the daemon when the engine does, however that ends: without it nothing would merge, and a
+/// new daemon would be kept out.
+struct StopAtEnd(Stopper);
+
+impl Drop for StopAtEnd {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 /// A daemon that listens.
 #[derive(Debug)]
 pub struct Daemon {
@@ -138,7 +148,10 @@ impl Daemon {
         let shared = Arc::clone(&self.shared);
         let engine = thread::Builder::new().name("engine".into()).spawn({
             let shared = Arc::clone(&shared);
-            move || shared.engine.run(&shared.stopping)
+            move || {
+                let _stop_at_end = StopAtEnd(shared.stopper.clone());
+                shared.engine.run();
+            }
         })?;
         tracing::info!("listening on {}", self.endpoint.path().display());
         let served = self.accept_all();
@@ -147,15 +160,17 @@ impl Daemon {
             shared.unmerge_all();
         }
         shared.stopping.set();
-        shared.engine.wake();
-        if engine.join().is_err() {
-            tracing::error!("the engine's thread has panicked");
-        }
+        shared.engine.stop();
+        let engine = engine.join();
         let deadline = Instant::now() + FAREWELL_PATIENCE;
         while shared.operators.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
         tracing::info!("ended");
+        if engine.is_err() {
+            let message = "merging has failed (a bug: see the log); guests go on, start it again";
+            return Err(io::Error::other(message));
+        }
         served
     }
 

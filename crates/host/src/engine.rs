@@ -1,51 +1,216 @@
-use crate::status::*;
-use crate::stop::Stopping;
-use bindery_guest::*;
-use std::sync::Arc;
-use std::sync::Mutex;
+//! The seam to merging: guests go in under their user's domains, and what the engine knows comes
+//! out in the operators' words ([`report`](crate::report)).
+//!
+//! A domain of the merge engine has a name; here it is a user and a name. The two are joined by
+//! [`domain_key`], in which no name can be mistaken for another user's.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-#[derive(Debug)]
-pub(crate) struct Engine(Mutex<Settings>);
+
+use bindery_guest::{Arrival, Connection, Guest, GuestError, Welcome};
+use bindery_merge::status::GuestState;
+use bindery_merge::{DomainError, UnmergeError};
+
+use crate::report;
+use crate::status::{DomainStatus, GuestStatus, Settings};
+
+/// The domain of guests that ask for none.
+const DEFAULT_DOMAIN: &str = "default";
+
+/// Why something was not done to a guest.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EngineError {
+    /// It is not there any more.
+    #[error("the guest has just left")]
+    Gone,
+    /// Its domain cannot be made.
+    #[error(transparent)]
+    Domain(#[from] DomainError),
+    /// The guest failed.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// It cannot be unmerged, or merged again.
+    #[error(transparent)]
+    Unmerge(#[from] UnmergeError),
+    /// It was unmerged in part.
+    #[error(
+        "{pages} pages are private again, {left} are still merged: the guest's process is short of \
+         memory or of mappings (vm.max_map_count); repeat once it is not"
+    )]
+    Incomplete {
+        /// Private again.
+        pages: u64,
+        /// Still merged.
+        left: u64,
+    },
+}
+
+/// The merge engine and the guests that are connected.
+pub(crate) struct Engine {
+    merge: bindery_merge::Engine,
+    guests: Mutex<BTreeMap<u32, Arc<Guest>>>,
+}
+
 impl Engine {
     pub(crate) fn new(workers: u32, period: Duration) -> Self {
-        Self(Mutex::new(Settings { workers, period_ms: period.as_millis() as u64 }))
+        let settings = bindery_merge::Settings {
+            workers: workers as usize,
+            period,
+            ..bindery_merge::Settings::default()
+        };
+        Self { merge: bindery_merge::Engine::new(settings), guests: Mutex::default() }
     }
-    pub(crate) fn run(&self, s: &Stopping) {
-        while !s.is_set() {
-            std::thread::sleep(Duration::from_millis(50));
-        }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Guest>>> {
+        // Each change is one insertion or removal: a panic elsewhere leaves the map whole.
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    pub(crate) fn wake(&self) {}
+
+    /// Merges until [`Engine::stop`].
+    pub(crate) fn run(&self) {
+        self.merge.run();
+    }
+
+    /// Has [`Engine::run`] return, soon.
+    pub(crate) fn stop(&self) {
+        self.merge.stop();
+    }
+
     pub(crate) fn settings(&self) -> Settings {
-        *self.0.lock().unwrap()
+        let bindery_merge::Settings { workers, period, .. } = self.merge.settings();
+        Settings { workers: workers as u32, period_ms: period.as_millis() as u64 }
     }
-    pub(crate) fn set(&self, w: Option<u32>, p: Option<Duration>) {
-        let mut s = self.0.lock().unwrap();
-        if let Some(w) = w {
-            s.workers = w
+
+    pub(crate) fn set(&self, workers: Option<u32>, period: Option<Duration>) {
+        if let Some(workers) = workers {
+            self.merge.set_workers(workers as usize);
         }
-        if let Some(p) = p {
-            s.period_ms = p.as_millis() as u64
+        if let Some(period) = period {
+            self.merge.set_period(period);
         }
     }
+
+    /// Welcomes a guest to the domain that it asks for, among those of its user.
+    pub(crate) fn add(
+        &self,
+        arrival: Arrival,
+        id: u32,
+        name: String,
+    ) -> Result<Arc<Guest>, EngineError> {
+        let domain = arrival.domain.clone().unwrap_or_else(|| DEFAULT_DOMAIN.into());
+        let grant = match self.merge.domain(&domain_key(arrival.peer.uid, &domain)) {
+            Ok(grant) => grant,
+            Err(error) => {
+                arrival.refuse(format!("this guest's domain cannot be made: {error}"));
+                return Err(error.into());
+            }
+        };
+        let guest = arrival.welcome(Welcome {
+            id,
+            name,
+            domain,
+            digest_key: grant.digest_key(),
+            store: grant.store(),
+            slots: grant.slots(),
+        })?;
+        self.merge.add_guest(&grant, Arc::<Guest>::clone(&guest));
+        self.lock().insert(id, Arc::clone(&guest));
+        Ok(guest)
+    }
+
+    /// Takes out a guest whose connection has ended.
+    pub(crate) fn remove(&self, id: u32) {
+        self.lock().remove(&id);
+        self.merge.remove_guest(id);
+    }
+
+    /// Makes all pages of a guest private; returns how many were not.
+    pub(crate) fn unmerge(&self, id: u32) -> Result<u64, EngineError> {
+        let bindery_merge::Unmerging { pages, left } = self.merge.unmerge(id)?;
+        if left > 0 { Err(EngineError::Incomplete { pages, left }) } else { Ok(pages) }
+    }
+
+    /// Merges a guest again that was unmerged.
+    pub(crate) fn merge(&self, id: u32) -> Result<u64, EngineError> {
+        self.merge.merge(id)?;
+        Ok(0)
+    }
+
+    /// Asks a guest to step aside. Its own thread hears when it has.
+    pub(crate) fn release(&self, id: u32) -> Result<(), EngineError> {
+        let guest = self.lock().get(&id).cloned().ok_or(EngineError::Gone)?;
+        Ok(guest.release()?)
+    }
+
+    /// All domains, in order of user and name.
     pub(crate) fn domains(&self) -> Vec<DomainStatus> {
-        vec![]
+        let status = self.merge.status();
+        let named = status.domains.iter().filter_map(|domain| {
+            let (uid, name) = split_domain_key(&domain.name)?;
+            Some(report::domain(uid, name, domain, status.full_scans))
+        });
+        let mut domains: Vec<DomainStatus> = named.collect();
+        domains.sort_by(|a, b| (a.uid, &a.name).cmp(&(b.uid, &b.name)));
+        domains
     }
+
+    /// All guests, by name: those connected, and those that have lost their connection and not
+    /// come back.
     pub(crate) fn guests(&self) -> Vec<GuestStatus> {
-        vec![]
+        let status = self.merge.status();
+        let connected = self.lock().clone();
+        let mut known: BTreeMap<u32, _> = status
+            .domains
+            .iter()
+            .flat_map(|domain| &domain.guests)
+            .map(|guest| (guest.id, guest))
+            .collect();
+        let mut guests: Vec<GuestStatus> = connected
+            .iter()
+            .map(|(id, guest)| match known.remove(id) {
+                Some(status) => report::guest(status),
+                None => report::new_guest(guest.identity(), &guest.regions()),
+            })
+            .collect();
+        let pids: Vec<i32> = guests.iter().map(|guest| guest.pid).collect();
+        let lost = known
+            .into_values()
+            .filter(|guest| guest.state == GuestState::Disconnected && !pids.contains(&guest.pid));
+        guests.extend(lost.map(report::guest));
+        guests.sort_by(|a, b| a.name.cmp(&b.name));
+        guests
     }
-    pub(crate) fn add(&self, a: Arrival, _id: u32, _n: String) -> Result<Arc<Guest>, GuestError> {
-        a.refuse("x");
-        Err(GuestError::Gone)
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
     }
-    pub(crate) fn remove(&self, _: u32) {}
-    pub(crate) fn unmerge(&self, _: u32) -> Result<u64, GuestError> {
-        Ok(0)
-    }
-    pub(crate) fn merge(&self, _: u32) -> Result<u64, GuestError> {
-        Ok(0)
-    }
-    pub(crate) fn release(&self, _: u32) -> Result<(), GuestError> {
-        Ok(())
+}
+
+/// How the merge engine calls the domain `name` of user `uid`.
+fn domain_key(uid: u32, name: &str) -> String {
+    format!("{uid}:{name}")
+}
+
+/// The user and the name of [`domain_key`]. The first colon ends the user, whatever the name has.
+fn split_domain_key(key: &str) -> Option<(u32, &str)> {
+    let (uid, name) = key.split_once(':')?;
+    Some((uid.parse().ok()?, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_leads_into_another_users_domain() {
+        let names = [(0, "1000:web"), (0, "web"), (1000, "web"), (10, "00:web"), (1, "000:web")];
+        for (at, (uid, name)) in names.into_iter().enumerate() {
+            let key = domain_key(uid, name);
+            assert_eq!(split_domain_key(&key), Some((uid, name)));
+            assert!(names[..at].iter().all(|(uid, name)| domain_key(*uid, name) != key));
+        }
     }
 }

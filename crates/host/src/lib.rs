@@ -20,6 +20,7 @@ mod daemon;
 mod engine;
 mod operator;
 mod registry;
+mod report;
 mod stop;
 
 pub mod client;
@@ -37,7 +38,7 @@ pub use stop::Stopper;
 use protocol::{Failure, FailureKind};
 
 /// How many workers a daemon may have.
-pub const WORKERS: RangeInclusive<u32> = 1..=256;
+pub const WORKERS: RangeInclusive<u32> = 1..=bindery_merge::WORKERS_MAX as u32;
 
 /// How long a merge period may be.
 pub const PERIODS: RangeInclusive<Duration> =

@@ -3,6 +3,7 @@
 //! Part of the operators' [protocol](crate::protocol). Counters that mean what KSM's mean have
 //! KSM's names (Documentation/admin-guide/mm/ksm.rst), so that existing dashboards fit.
 
+pub use bindery_merge::status::Counts;
 use serde::{Deserialize, Serialize};
 
 /// What can be changed while the daemon runs.
@@ -37,7 +38,8 @@ pub struct HostStatus {
     /// Workers and period.
     #[serde(flatten)]
     pub settings: Settings,
-    /// CPU time of the daemon's process so far, in milliseconds.
+    /// CPU time of the daemon's process so far, in milliseconds. What merging costs in guests'
+    /// processes is with their domains.
     pub cpu_ms: u64,
     /// Resident memory of the daemon itself, stores excluded, in bytes: tables, index, code.
     pub resident_bytes: u64,
@@ -60,31 +62,21 @@ pub struct DomainStatus {
     pub state: State,
     /// Canonical pages in use.
     pub pages_shared: u64,
-    /// Pages of guests that are mapped from canonical pages, beyond one for each: those saved.
+    /// Pages that map a canonical page, beyond one for each: those saved.
     pub pages_sharing: u64,
-    /// Pages seen as unique so far.
-    pub pages_unshared: u64,
-    /// Pages that changed too lately to be considered.
-    pub pages_volatile: u64,
-    /// Pages read (digested or compared) since the daemon started.
-    pub pages_scanned: u64,
-    /// Periods in which every guest was scanned.
+    /// Periods completed: in each, every guest was asked what it wrote.
     pub full_scans: u64,
-    /// Pages that are the kernel's zero page now.
-    pub zero_pages: u64,
     /// Memory saved after all metadata (tables, index, mappings), in bytes; may be negative.
     pub general_profit: i64,
-    /// Writes to merged pages so far.
-    pub breaks: u64,
     /// Memory of the domain's store, in bytes.
     pub store_bytes: u64,
     /// Index and tables of the domain, in bytes.
     pub metadata_bytes: u64,
     /// What the mappings of merged pages cost the kernel, estimated, in bytes.
     pub mappings_bytes: u64,
-    /// CPU time spent on the domain so far, in the daemon and in its guests' shims, in
-    /// milliseconds.
-    pub cpu_ms: u64,
+    /// Sums over its guests, in pages, those that left included.
+    #[serde(flatten)]
+    pub counts: Counts,
 }
 
 /// One guest.
@@ -104,19 +96,22 @@ pub struct GuestStatus {
     pub state: State,
     /// Managed memory, in bytes.
     pub ram_bytes: u64,
-    /// Of it, private, in bytes.
+    /// Of it, private and in memory, in bytes, at most: the kernel counts for the process as a
+    /// whole.
     pub private_bytes: u64,
     /// Of it, mapped from canonical pages, in bytes.
     pub merged_bytes: u64,
     /// Of it, the kernel's zero page, in bytes.
     pub zero_bytes: u64,
-    /// Writes to merged pages so far.
-    pub breaks: u64,
     /// Mappings that the process has.
     pub mappings: u32,
     /// Mappings that it may have before merging stops.
     pub mappings_max: u32,
-    /// The longest that one of its threads can have waited for a page since asked last, in
-    /// microseconds.
+    /// The longest that one of its threads can have waited for a page, in microseconds.
     pub transit_max_us: u64,
+    /// Memory that the daemon holds for it, in bytes.
+    pub metadata_bytes: u64,
+    /// Its figures, in pages.
+    #[serde(flatten)]
+    pub counts: Counts,
 }

@@ -257,11 +257,10 @@ impl Domain {
         let lists = found.seeds.capacity() * size_of::<Seed>()
             + found.joins.capacity() * size_of::<Join>()
             + size_of::<Self>();
-        let mappings: u64 = all().map(Member::merge_mappings).sum();
+        let mappings_bytes = all().map(Member::merge_mappings).sum::<u64>() * MAPPING_BYTES;
         let metadata_bytes = self.index.memory().0
             + (self.slots.memory_bytes() + lists) as u64
-            + all().map(Member::memory_bytes).sum::<u64>()
-            + mappings * MAPPING_BYTES;
+            + all().map(Member::memory_bytes).sum::<u64>();
         let pages_shared = u64::from(self.slots.used());
         let pages_sharing = counts.pages_merged.saturating_sub(pages_shared);
         let saved = bindery_units::PageCount(pages_sharing + counts.zero_pages).bytes().0;
@@ -270,8 +269,9 @@ impl Domain {
             state: self.pressure.state(),
             pages_shared,
             pages_sharing,
-            general_profit: saved.cast_signed() - metadata_bytes.cast_signed(),
+            general_profit: saved.cast_signed() - (metadata_bytes + mappings_bytes).cast_signed(),
             metadata_bytes,
+            mappings_bytes,
             store_bytes: self.grant.store.allocated_bytes(),
             store_slots_max: u64::from(self.grant.slots),
             index_keys: self.index.len(),

@@ -120,9 +120,11 @@ pub struct DomainStatus {
     /// Bytes saved, zero pages included, less all metadata. Negative while merging costs more than
     /// it gives.
     pub general_profit: i64,
-    /// Memory for bookkeeping, in bytes: index, tables, the store's, mappings at
-    /// [`MAPPING_BYTES`](crate::MAPPING_BYTES).
+    /// Memory for bookkeeping in the daemon, in bytes: index, tables, the store's.
     pub metadata_bytes: u64,
+    /// Kernel memory for the mappings that merging has made in guests' processes, in bytes, at
+    /// [`MAPPING_BYTES`](crate::MAPPING_BYTES) each.
+    pub mappings_bytes: u64,
     /// Memory that the store holds, in bytes.
     pub store_bytes: u64,
     /// Slots that the store can have.

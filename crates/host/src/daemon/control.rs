@@ -3,13 +3,14 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindery_guest::GuestError;
 use bindery_sys::thread::process_cpu_time;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
+use crate::engine::EngineError;
 use crate::operator::Control;
 use crate::protocol::{Answer, Failure, FailureKind, Request};
+use crate::report::status_bytes;
 use crate::status::{HostStatus, State};
 
 /// How long a guest may take to give everything back.
@@ -24,7 +25,7 @@ impl Shared {
             uptime_s: self.started.elapsed().as_secs(),
             settings: self.engine.settings(),
             cpu_ms: process_cpu_time().as_millis() as u64,
-            resident_bytes: resident_bytes(),
+            resident_bytes: own_bytes("RssAnon:") + own_bytes("RssFile:"),
             state: self.state(),
             domains: self.engine.domains(),
         }
@@ -71,9 +72,14 @@ impl Shared {
     }
 }
 
+/// A part of the daemon's own memory. The pages of stores are counted with their domains.
+fn own_bytes(field: &str) -> u64 {
+    status_bytes("self", field).unwrap_or(0)
+}
+
 impl Control for Shared {
     fn perform(&self, request: Request) -> Answer {
-        let failed = |error: GuestError| Failure::new(FailureKind::Failed, error.to_string());
+        let failed = |error: EngineError| Failure::new(FailureKind::Failed, error.to_string());
         let done = match request {
             Request::Status {} => Ok(Answer::Status(Box::new(self.status()))),
             Request::Guests {} => Ok(Answer::Guests { guests: self.engine.guests() }),
@@ -98,15 +104,4 @@ impl Control for Shared {
         };
         done.unwrap_or_else(Answer::Error)
     }
-}
-
-/// Memory that the daemon has for itself: the pages of stores are counted with their domains.
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kib = |field: &str| -> u64 {
-        let line = status.lines().find_map(|line| line.strip_prefix(field));
-        let number = line.and_then(|rest| rest.split_ascii_whitespace().next());
-        number.and_then(|number| number.parse().ok()).unwrap_or(0)
-    };
-    (kib("RssAnon:") + kib("RssFile:")) * 1024
 }

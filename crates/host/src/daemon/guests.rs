@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use bindery_guest::{Connection, Guest, GuestError};
+use bindery_guest::{Connection, Guest};
 use bindery_sys::socket::Peer;
 
 use super::{SHORTAGE_PAUSE, Shared};
+use crate::engine::EngineError;
 
 /// How often a guest's thread looks whether the daemon ends.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -32,7 +33,7 @@ impl Shared {
     }
 
     /// Takes a guest, or tells it why not.
-    fn welcome(&self, stream: OwnedFd, peer: Peer) -> Result<Option<Arc<Guest>>, GuestError> {
+    fn welcome(&self, stream: OwnedFd, peer: Peer) -> Result<Option<Arc<Guest>>, EngineError> {
         let arrival = Guest::accept(stream)?;
         if self.uid != 0 && peer.uid != self.uid {
             tracing::warn!(pid = peer.pid, uid = peer.uid, "refused a guest of another user");
@@ -51,7 +52,7 @@ impl Shared {
                 if added.is_err() {
                     self.guests.leave(id);
                 }
-                added.map(Some)
+                Ok(Some(added?))
             }
             Err(taken) => {
                 tracing::warn!(pid, "refused a guest: {taken}");
