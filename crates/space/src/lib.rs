@@ -26,6 +26,7 @@
 //! calls [`Space::release_range`] first.
 
 pub mod agent;
+mod backing;
 mod budget;
 mod discard;
 pub mod entry;
@@ -59,7 +60,7 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
 pub use discard::ReleaseError;
 pub use manage::ManageError;
 pub use restore::Unmerged;
-pub use worker::Worker;
+pub use worker::{Sought, Worker};
 
 use crate::{
     budget::Budget,

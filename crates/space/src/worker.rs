@@ -36,6 +36,35 @@ pub struct Worker {
     transit_max_ns: u64,
 }
 
+/// Which of a guest's own pages a scan is for. Absent ones, the zero page and merged ones never are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sought {
+    /// Those written since the last scan.
+    Written,
+    /// All that are there.
+    Present,
+}
+
+impl Sought {
+    fn query(self) -> Query {
+        let own = category::PRESENT | category::ZERO | category::FILE;
+        match self {
+            Self::Written => Query {
+                require: category::WRITTEN | category::PRESENT | category::ZERO,
+                invert: category::ZERO,
+                report: category::WRITTEN,
+                protect: true,
+            },
+            Self::Present => Query {
+                require: own,
+                invert: category::ZERO | category::FILE,
+                report: category::PRESENT,
+                protect: true,
+            },
+        }
+    }
+}
+
 impl Worker {
     pub(crate) fn new(core: Arc<Core>) -> io::Result<Self> {
         let staging = Staging::new(&core.guest_faults)?;
@@ -43,11 +72,7 @@ impl Worker {
         Ok(Self { core, staging, spare: Spare::new()?, extents, transit_max_ns: 0 })
     }
 
-    /// Which pages of `range` were written since the last scan, ascending, into `written` until it
-    /// has `max` elements. Protects them again. Returns where to go on if `written` became full.
-    ///
-    /// Pages that are absent, the zero page or merged are not looked at. About 2 ns for each
-    /// private page that was not written.
+    /// Which pages of `range` were written since the last scan: [`scan_for`](Self::scan_for) those.
     ///
     /// # Errors
     /// As `PAGEMAP_SCAN`.
@@ -57,25 +82,38 @@ impl Worker {
         written: &mut Vec<PageSpan>,
         max: usize,
     ) -> io::Result<Option<PageIndex>> {
-        let query = Query {
-            require: category::WRITTEN | category::PRESENT | category::ZERO,
-            invert: category::ZERO,
-            report: category::WRITTEN,
-            protect: true,
-        };
+        self.scan_for(Sought::Written, range, written, max)
+    }
+
+    /// Which pages of `range` are as sought, ascending, into `found` until it has `max` elements.
+    /// Protects them again. Returns where to go on if `found` became full.
+    ///
+    /// Pages that are absent, the zero page or merged are not looked at. About 2 ns for each
+    /// private page that was not written.
+    ///
+    /// # Errors
+    /// As `PAGEMAP_SCAN`.
+    pub fn scan_for(
+        &mut self,
+        sought: Sought,
+        range: PageRange,
+        found: &mut Vec<PageSpan>,
+        max: usize,
+    ) -> io::Result<Option<PageIndex>> {
+        let query = sought.query();
         for part in self.core.parts(range) {
             let region = &part.region;
             let (mut at, end) = (region.address(part.pages.first), part.end_address());
             while at < end {
-                if written.len() >= max {
+                if found.len() >= max {
                     return Ok(Some(region.page(at)));
                 }
-                let room = (max - written.len()).min(EXTENTS_PER_CALL_MAX);
+                let room = (max - found.len()).min(EXTENTS_PER_CALL_MAX);
                 let extents = &mut self.extents[..room];
                 let scanned = self.core.pagemap.scan(at, end.0 - at.0, query, extents)?;
                 for extent in &extents[..scanned.extents] {
                     let first = region.page(HostAddress(extent.start as usize)).0;
-                    written.push(PageSpan { first, count: extent.pages() as u32 });
+                    found.push(PageSpan { first, count: extent.pages() as u32 });
                 }
                 at = scanned.resume_at;
             }

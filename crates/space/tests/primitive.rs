@@ -2,6 +2,7 @@
 mod common;
 
 use bindery_page::DigestKey;
+use bindery_space::Sought;
 use bindery_space::wire::lane::{Run, outcome};
 use bindery_sys::mapping;
 use bindery_units::{HostAddress, PAGE_BYTES, Slot};
@@ -124,6 +125,34 @@ fn a_scan_finds_what_was_written_and_nothing_else() {
     let expected: Vec<_> =
         (0..1024).step_by(2).chain([2000]).map(|page| bench.page(page).0).collect();
     assert_eq!(pages, expected);
+}
+
+#[test]
+fn a_survey_finds_what_is_there_written_or_not_but_neither_zero_nor_merged() {
+    let Some(bench) = Bench::new(64, 64) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    (0..30).for_each(|page| bench.fill(page, 1 + u64::from(page)));
+    (0..5).for_each(|page| bench.fill(page, 0));
+    (10..15).for_each(|page| bench.fill_slot(Slot(page), 1 + u64::from(page)));
+    let mut outcomes = Vec::new();
+    let zeros = Run { page: bench.page(0).0, count: 5, slot: 0, zero: 1 };
+    worker.merge(STORE, zeros, &mut outcomes);
+    assert_eq!(bench.merge(&mut worker, 10, 5, Slot(10)), merged(5));
+    let mut found = Vec::new();
+    // Everything has been told; then one page is written.
+    worker.scan(bench.all(), &mut found, 100).expect("scan");
+    bench.fill(20, 77);
+    found.clear();
+    worker.scan_for(Sought::Present, bench.all(), &mut found, 100).expect("survey");
+    let spans: Vec<_> = found.iter().map(|span| (span.first, span.count)).collect();
+    assert_eq!(spans, [(bench.page(5).0, 5), (bench.page(15).0, 15)]);
+    // A survey protects what was written, as a scan does.
+    found.clear();
+    worker.scan(bench.all(), &mut found, 100).expect("scan");
+    assert_eq!(found, []);
+    bench.fill(21, 78);
+    worker.scan(bench.all(), &mut found, 100).expect("scan");
+    assert_eq!(found.iter().map(|span| span.first).collect::<Vec<_>>(), [bench.page(21).0]);
 }
 
 #[test]

@@ -27,7 +27,7 @@ use crate::wire::lane::{
     ANSWER_OFFSET, Answer, Lost, MergedSpan, PageDigest, PageSpan, Request, Run, WINDOW_BYTES,
     outcome, status,
 };
-use crate::{Space, Worker};
+use crate::{Sought, Space, Worker};
 
 /// Pages made private in answer to one `UNMERGE`: tens of milliseconds at worst.
 const UNMERGE_PAGES: u32 = 4096;
@@ -151,7 +151,8 @@ impl Lane {
     fn perform(&mut self, request: &Request) -> Outcome {
         let Some(task) = Task::of(request) else { return Outcome::Refused };
         let done = match task {
-            Task::Scan(range) => return self.scan(range),
+            Task::Scan(range) => return self.scan(range, Sought::Written),
+            Task::Survey(range) => return self.scan(range, Sought::Present),
             Task::Lost => self.lost(),
             Task::Digest { pages } => self.digest(pages),
             Task::Fetch { pages } => self.fetch(pages),
@@ -168,10 +169,10 @@ impl Lane {
         done.map_or_else(Outcome::Broken, Outcome::Done)
     }
 
-    fn scan(&mut self, range: PageRange) -> Outcome {
+    fn scan(&mut self, range: PageRange, sought: Sought) -> Outcome {
         let spans = &mut self.arrays.spans;
         spans.clear();
-        match self.worker.scan(range, spans, room_for::<PageSpan>()) {
+        match self.worker.scan_for(sought, range, spans, room_for::<PageSpan>()) {
             Ok(resume) => match write_array(&self.parts.window, 0, spans) {
                 Ok(()) => Outcome::Done(array_of(spans.len(), resume)),
                 Err(error) => Outcome::Broken(error),

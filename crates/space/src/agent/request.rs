@@ -16,6 +16,7 @@ use crate::wire::lane::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     Scan(PageRange),
+    Survey(PageRange),
     Lost,
     Digest { pages: usize },
     Fetch { pages: usize },
@@ -37,6 +38,7 @@ impl Task {
         };
         match request.op {
             op::SCAN => range(request).map(Self::Scan),
+            op::SURVEY => range(request).map(Self::Survey),
             op::LOST => array(0).map(|_| Self::Lost),
             op::DIGEST => array(DIGEST_PAGES_MAX).map(|pages| Self::Digest { pages }),
             op::FETCH => array(FETCH_PAGES_MAX).map(|pages| Self::Fetch { pages }),
@@ -98,7 +100,13 @@ mod tests {
             request.unused[7] = unused;
             match Task::of(&request) {
                 None => {}
-                Some(Task::Scan(r) | Task::Unmerge(r) | Task::Report(r) | Task::Mend(r)) => {
+                Some(
+                    Task::Scan(r)
+                    | Task::Survey(r)
+                    | Task::Unmerge(r)
+                    | Task::Report(r)
+                    | Task::Mend(r),
+                ) => {
                     prop_assert_eq!(u64::from(r.first.0) + u64::from(r.count),
                         u64::from(r.end().0));
                 }
@@ -131,6 +139,7 @@ mod tests {
     fn each_operation_is_understood() {
         let some = PageRange::new(PageIndex(5), 9);
         assert_eq!(Task::of(&request(op::SCAN, 0, 5, 9)), Some(Task::Scan(some)));
+        assert_eq!(Task::of(&request(op::SURVEY, 0, 5, 9)), Some(Task::Survey(some)));
         assert_eq!(Task::of(&request(op::LOST, 0, 0, 0)), Some(Task::Lost));
         assert_eq!(Task::of(&request(op::DIGEST, 0, 0, 3)), Some(Task::Digest { pages: 3 }));
         assert_eq!(Task::of(&request(op::FETCH, 0, 0, 3)), Some(Task::Fetch { pages: 3 }));

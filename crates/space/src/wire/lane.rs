@@ -54,6 +54,10 @@ pub mod op {
     /// Which pages of `first..first+count` are merged, and with what? Answer:
     /// [`MergedSpan`](super::MergedSpan)s, ascending; `resume_at` if the window was full.
     pub const REPORT: u32 = 7;
+    /// Which pages of `first..first+count` are there and the guest's own, written or not (and
+    /// write-protect those that were)? For a daemon that does not know what was told before: it is
+    /// new, or an answer never came. Answers as `SCAN`.
+    pub const SURVEY: u32 = 9;
     /// Join mappings that breaks left apart in `first..first+count`. Answer: `count` mappings saved.
     pub const MEND: u32 = 8;
 }
