@@ -142,6 +142,10 @@ faulted in. Pages that are shared already (KSM, the zero page, a bindery store) 
 far as the kernel lets this user see them.")]
     Scan(ScanArgs),
     /// Measure, beside what else could be used
+    #[command(after_help = "\
+Examples:
+  bindery bench page
+  bindery bench merge --json")]
     Bench {
         #[command(subcommand)]
         command: BenchCommand,
