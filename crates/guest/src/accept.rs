@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bindery_space::entry::STORE_MAX;
 use bindery_space::wire::channel::{Channel, Received};
 use bindery_space::wire::control::{FromDaemon, FromShim, STORES_MAX, StoreId, VERSION};
 use bindery_sys::pidfd::PeerProcess;
@@ -106,6 +107,10 @@ impl Arrival {
         if !distinct || ids.len() > STORES_MAX {
             return Err(GuestError::nonsense("stores that are named twice, or too many"));
         }
+        if self.free_store_id().is_none() {
+            let what = format!("pages merged with the stores of {STORE_MAX} daemons that ended");
+            return Err(GuestError::nonsense(what));
+        }
         Ok(())
     }
 
@@ -123,7 +128,7 @@ impl Arrival {
     /// # Errors
     /// [`GuestError`] if it has gone meanwhile, or if descriptors are short.
     pub fn welcome(mut self, welcome: Welcome<'_>) -> Result<Arc<Guest>, GuestError> {
-        let store = self.free_store_id();
+        let store = self.free_store_id().expect("checked when the guest arrived");
         let message = FromDaemon::Welcome {
             guest: welcome.id,
             digest_key: welcome.digest_key,
@@ -150,9 +155,9 @@ impl Arrival {
     }
 
     /// The smallest id that names none of the stores that the guest has.
-    fn free_store_id(&self) -> StoreId {
+    fn free_store_id(&self) -> Option<StoreId> {
         let taken = |id: &u8| self.stores.iter().any(|(store, _)| store.0 == *id);
-        StoreId((1..=u8::MAX).find(|id| !taken(id)).expect("a guest has at most 8 stores"))
+        (1..=STORE_MAX).find(|id| !taken(id)).map(StoreId)
     }
 }
 

@@ -27,6 +27,17 @@ pub trait Lane: Send {
     fn scan(&mut self, range: PageRange, written: &mut Vec<PageSpan>)
     -> Result<Resume, GuestError>;
 
+    /// Which pages of `range` are present and private, whether they were written or not. What was
+    /// not known, or is not known any more, is known again. Otherwise as [`scan`](Self::scan).
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn survey(
+        &mut self,
+        range: PageRange,
+        present: &mut Vec<PageSpan>,
+    ) -> Result<Resume, GuestError>;
+
     /// Which merged pages were lost, each told once. True while there are more.
     ///
     /// # Errors

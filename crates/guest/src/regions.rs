@@ -10,9 +10,6 @@ use crate::GuestError;
 /// Page indices of a guest are below this: 4 TiB. Bounds what a guest can make the daemon hold.
 pub const PAGES_MAX: u32 = 1 << 30;
 
-/// Regions begin at multiples of this many pages, so that no table of ours is shared by two.
-const REGION_ALIGN_PAGES: u32 = 512;
-
 /// The most regions of one guest. A VMM has a handful.
 const REGIONS_MAX: usize = 4096;
 
@@ -44,9 +41,8 @@ impl RegionTable {
     /// [`PAGES_MAX`], or if there are too many.
     pub fn add(&mut self, region: Region) -> Result<(), GuestError> {
         let range = checked(region.pages)?;
-        let aligned =
-            range.first.0.is_multiple_of(REGION_ALIGN_PAGES) && region.address.is_page_aligned();
-        if !aligned || self.overlapping(range).next().is_some() {
+        // What is left of a region that was cut may begin at any page.
+        if !region.address.is_page_aligned() || self.overlapping(range).next().is_some() {
             return Err(GuestError::nonsense(format!("a region of {range}, misaligned or taken")));
         }
         if self.regions.len() >= REGIONS_MAX {
@@ -168,7 +164,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         let mut table = RegionTable::default();
-        for bad in [region(1, 4), region(0, 0), region(512, u32::MAX), region(PAGES_MAX, 1)] {
+        for bad in [region(0, 0), region(512, u32::MAX), region(PAGES_MAX, 1)] {
             assert!(table.add(bad).is_err(), "{bad:?}");
         }
         let beyond = PageRange { first: PageIndex(u32::MAX), count: 2 };

@@ -18,7 +18,7 @@ use bindery_space::wire::lane::{
 };
 use bindery_sys::memfd;
 use bindery_sys::socket::{receive, send_now, seqpacket_pair, wait_readable};
-use bindery_units::{PAGE_BYTES, PageRange};
+use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::accept::stalled;
@@ -126,6 +126,21 @@ impl SocketLane {
         Ok(answer)
     }
 
+    /// Asks about a range what is answered with spans.
+    fn ask_spans(
+        &mut self,
+        name: &'static str,
+        request: Request,
+        spans: &mut Vec<PageSpan>,
+    ) -> Result<Resume, GuestError> {
+        let range = PageRange::new(PageIndex(request.first), request.count);
+        let answer = self.ask(name, request, &[])?;
+        self.take_array(0, check::count(&answer, room_for::<PageSpan>())?, spans)?;
+        let resume = check::resume(&answer, range)?;
+        check::spans(spans, range, resume)?;
+        Ok(resume)
+    }
+
     /// Copies `count` elements of the answer's array.
     fn take_array<T>(
         &self,
@@ -162,11 +177,15 @@ impl Lane for SocketLane {
         range: PageRange,
         written: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
-        let answer = self.ask("a scan", about(op::SCAN, range), &[])?;
-        self.take_array(0, check::count(&answer, room_for::<PageSpan>())?, written)?;
-        let resume = check::resume(&answer, range)?;
-        check::spans(written, range, resume)?;
-        Ok(resume)
+        self.ask_spans("a scan", about(op::SCAN, range), written)
+    }
+
+    fn survey(
+        &mut self,
+        range: PageRange,
+        present: &mut Vec<PageSpan>,
+    ) -> Result<Resume, GuestError> {
+        self.ask_spans("a survey", about(op::SURVEY, range), present)
     }
 
     fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError> {

@@ -204,6 +204,12 @@ impl Engine {
         Arc::clone(&guard(&self.status))
     }
 
+    /// Looks at everything, as no other code may.
+    #[cfg(test)]
+    pub(crate) fn with_domains<T>(&self, look: impl FnOnce(&Domains) -> T) -> T {
+        look(&guard(&self.core).domains)
+    }
+
     fn take_changes(&self, core: &mut Core) {
         let backs_off = guard(&self.settings).backs_off;
         for change in std::mem::take(&mut *guard(&self.inbox)) {

@@ -44,6 +44,8 @@ mod slots;
 mod stable;
 pub mod status;
 mod store;
+#[cfg(test)]
+mod tests;
 mod unmerge;
 mod workers;
 

@@ -83,19 +83,19 @@ impl State {
     }
 }
 
-/// What is not known because an answer never came.
+/// What has to be asked, because nobody told it yet, or an answer never came.
 #[derive(Debug, Default)]
 pub(crate) struct Doubt {
-    /// What of these was written: all of it, then.
-    pub(crate) written: Vec<PageRange>,
-    /// Which pages are merged, and with what: it has to be asked.
+    /// Which pages are there. All of them may have been written.
+    pub(crate) present: bool,
+    /// Which pages are merged, and with what.
     pub(crate) merged: bool,
 }
 
 impl Member {
     pub(crate) fn new(number: u32, connection: Arc<dyn Connection>) -> Self {
-        let merged = connection.holds_other_stores();
-        let doubt = Doubt { merged, ..Doubt::default() };
+        // Another daemon may have been told before what is there: a scan would not tell again.
+        let doubt = Doubt { present: true, merged: connection.holds_other_stores() };
         Self {
             number,
             connection,

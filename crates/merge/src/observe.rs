@@ -59,16 +59,9 @@ fn look(
     state: &mut State,
     scratch: &mut Scratch,
 ) -> Result<(), GuestError> {
-    for range in std::mem::take(&mut state.doubt.written) {
-        note_written(domain, member, state, range, &mut scratch.handles);
-    }
     settle_losses(domain, member, lane, state, scratch)?;
     bring_back_foreign(lane, state)?;
-    for region in state.managed.clone() {
-        for piece in region.pieces(SCAN_PAGES) {
-            scan(domain, member, lane, state, piece, scratch)?;
-        }
-    }
+    scan_all(domain, member, lane, state, scratch)?;
     if state.unmended_breaks >= MEND_BREAKS {
         state.unmended_breaks = 0;
         for region in state.managed.clone() {
@@ -170,33 +163,39 @@ fn take_loss(domain: &Domain, member: &Member, state: &mut State, loss: Lost) {
     }
 }
 
-fn scan(
+/// Takes in which pages were written; or, where that is not known, which are there.
+fn scan_all(
     domain: &Domain,
     member: &Member,
     lane: &mut LaneLease<'_>,
     state: &mut State,
-    piece: PageRange,
     scratch: &mut Scratch,
 ) -> Result<(), GuestError> {
-    state.counts.pages_scanned += u64::from(piece.count);
-    let mut rest = piece;
-    loop {
-        // A scan protects pages again: if its answer is lost, so is what it said.
-        state.doubt.written.push(rest);
-        let resume = lane.scan(rest, &mut scratch.spans)?;
-        state.doubt.written.pop();
-        for span in &scratch.spans {
-            let written = PageRange::new(PageIndex(span.first), span.count);
-            note_written(domain, member, state, written, &mut scratch.handles);
+    // A scan protects pages again: if its answer is lost, so is what it would have said.
+    let survey = std::mem::replace(&mut state.doubt.present, true);
+    for region in state.managed.clone() {
+        state.counts.pages_scanned += u64::from(region.count);
+        for mut rest in region.pieces(SCAN_PAGES) {
+            while !rest.is_empty() {
+                let spans = &mut scratch.spans;
+                let resume =
+                    if survey { lane.survey(rest, spans)? } else { lane.scan(rest, spans)? };
+                for span in &scratch.spans {
+                    let written = PageRange::new(PageIndex(span.first), span.count);
+                    note_written(domain, member, state, written, &mut scratch.handles);
+                }
+                let at = resume.unwrap_or(rest.end());
+                rest = PageRange::new(at, rest.end().0 - at.0);
+            }
         }
-        let Some(at) = resume else { return Ok(()) };
-        rest = PageRange::new(at, rest.end().0 - at.0);
     }
+    state.doubt.present = false;
+    Ok(())
 }
 
 /// Takes in that pages were written: nothing that was known of them holds any more, except that
 /// merged ones are lost only when their guest says so.
-pub(crate) fn note_written(
+fn note_written(
     domain: &Domain,
     member: &Member,
     state: &mut State,

@@ -203,7 +203,7 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         let portions = round.iter().filter(|portion| portion.domain == *name);
         let pages: usize = portions.map(|portion| portion.pages.len()).sum();
         // Half of what is new is a guess: what proves too wide is narrowed after the period.
-        let keys = domain.index.len() + pages as u64 / 2;
+        let keys = (domain.index.len() + pages as u64 / 2).max(1);
         if keys.ilog2() > domain.index.root_bits() {
             domain.reshape_for(keys);
         }

@@ -5,8 +5,9 @@ use std::time::Duration;
 /// The default period.
 pub const PERIOD: Duration = Duration::from_secs(1);
 
-/// The default size of a store, in slots: 1 TiB, of which memory is used as slots are.
-pub const STORE_SLOTS: u32 = 1 << 28;
+/// The default size of a store, in slots: the most that a shim can tell apart, 256 GiB, of which
+/// memory is used as slots are.
+pub const STORE_SLOTS: u32 = bindery_space::entry::SLOTS_MAX;
 
 /// Most keys of an index.
 pub const INDEX_KEYS_MAX: u32 = 1 << 29;
@@ -19,7 +20,7 @@ pub struct Settings {
     /// From the start of one period to the start of the next. A page is merged when it was not
     /// written for two.
     pub period: Duration,
-    /// Slots of a store made from now on, at most 2^30.
+    /// Slots of a store made from now on, at most [`STORE_SLOTS`].
     pub store_slots: u32,
     /// Keys of an index made from now on, at most [`INDEX_KEYS_MAX`].
     pub index_keys: u32,

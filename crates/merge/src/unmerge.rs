@@ -8,7 +8,7 @@ use crate::domain::Domain;
 use crate::headroom::headroom_bytes;
 use crate::links::Link;
 use crate::member::Member;
-use crate::observe::{note_written, take_losses};
+use crate::observe::take_losses;
 
 /// Why a guest was not unmerged.
 #[derive(Debug, thiserror::Error)]
@@ -87,12 +87,7 @@ fn check_memory(member: &Member, pages: u64) -> Result<(), UnmergeError> {
 }
 
 /// Merges a guest again that was unmerged: all that it has is looked at anew.
-pub(crate) fn merge_again(domain: &Domain, member: &Member) {
-    let mut guard = member.state();
-    let state = &mut *guard;
-    if std::mem::take(&mut state.unmerged) {
-        for region in state.managed.clone() {
-            note_written(domain, member, state, region, &mut Vec::new());
-        }
-    }
+pub(crate) fn merge_again(_domain: &Domain, member: &Member) {
+    let mut state = member.state();
+    state.doubt.present |= std::mem::take(&mut state.unmerged);
 }

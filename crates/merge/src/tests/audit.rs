@@ -1,0 +1,140 @@
+//! What must hold between periods, counted naively.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bindery_index::Handle;
+use bindery_units::{PageIndex, Slot};
+
+use super::model::{Line, ModelGuest, Page};
+use crate::domain::Domain;
+use crate::engine::Engine;
+use crate::entry::Entry;
+use crate::links::Link;
+use crate::member::Member;
+
+/// Checks all domains of an engine against its guests.
+pub(crate) fn audit(engine: &Engine, guests: &[Arc<ModelGuest>]) {
+    guests.iter().for_each(|guest| guest.process().check());
+    engine.with_domains(|domains| {
+        for domain in domains.values() {
+            audit_references(domain);
+            audit_index(domain);
+            for member in domain.members.values() {
+                let id = member.connection.identity().id;
+                let guest = guests.iter().find(|guest| guest_id(guest) == id);
+                audit_guest(member, guest.expect("every member is a guest"));
+            }
+        }
+    });
+}
+
+fn guest_id(guest: &ModelGuest) -> u32 {
+    bindery_guest::Connection::identity(guest).id
+}
+
+fn links(member: &Member) -> impl Iterator<Item = (PageIndex, Link)> + '_ {
+    member.links.linked(member.links.range())
+}
+
+/// Every slot has as many references as pages are linked to it or may be, and is in use exactly
+/// if that is not none.
+fn audit_references(domain: &Domain) {
+    let mut counts: BTreeMap<Slot, u32> = BTreeMap::new();
+    for member in domain.members.values().chain(&domain.departed) {
+        for (_, link) in links(member) {
+            if let Link::Merged(slot) = link {
+                *counts.entry(slot).or_insert(0) += 1;
+            }
+        }
+        let state = member.state();
+        assert!(state.merges.is_empty() && state.zeros.is_empty(), "a round leaves nothing over");
+        for merge in &state.in_flight {
+            *counts.entry(merge.slot).or_insert(0) += 1;
+        }
+    }
+    for (slot, count) in &counts {
+        assert_eq!(domain.slots.references(*slot), *count, "{slot:?}");
+    }
+    assert_eq!(domain.slots.used() as usize, counts.len(), "slots in use are those referenced");
+    let stored = domain.grant.store.allocated_bytes() / 4096;
+    assert_eq!(stored, counts.len() as u64, "the store holds what is in use, and nothing else");
+}
+
+/// Every leaf belongs to one candidate or to one slot, and says so.
+fn audit_index(domain: &Domain) {
+    let mut keys = u64::from(domain.slots.used());
+    for member in domain.members.values().chain(&domain.departed) {
+        let mut counted = [0; 3];
+        for (page, link) in links(member) {
+            match link {
+                Link::Candidate(leaf) => {
+                    let value = domain.index.value(Handle::from_bits(leaf));
+                    let expected = Entry::Candidate { member: member.number, page };
+                    assert_eq!(Entry::from_bits(value), expected);
+                    keys += 1;
+                    counted[0] += 1;
+                }
+                Link::Merged(slot) => {
+                    let leaf = Handle::from_bits(domain.slots.leaf(slot));
+                    let value = Entry::from_bits(domain.index.value(leaf));
+                    assert_eq!(value, Entry::Canonical { slot });
+                    counted[1] += 1;
+                }
+                Link::Zero => counted[2] += 1,
+                Link::None => {}
+            }
+        }
+        let counts = member.counts();
+        let told = [counts.pages_unshared, counts.pages_merged, counts.zero_pages];
+        assert_eq!(told, counted, "figures agree with links");
+    }
+    assert_eq!(domain.index.len(), keys);
+}
+
+/// What a guest maps has references; what is linked, a guest maps or is about to report as lost.
+fn audit_guest(member: &Member, guest: &ModelGuest) {
+    let state = member.state();
+    let in_flight = |page: u32, slot: Slot| {
+        state.in_flight.iter().any(|merge| (merge.page.0, merge.slot) == (page, slot))
+    };
+    for (page, slot) in guest.merged() {
+        let linked = member.links.get(PageIndex(page)) == Link::Merged(slot);
+        assert!(linked || in_flight(page, slot), "page {page} maps {slot:?} without a reference");
+    }
+    if guest.line() != Line::Open || state.doubt.merged {
+        return;
+    }
+    for (page, link) in links(member) {
+        if let Link::Merged(slot) = link {
+            let mapped = guest.merged().get(&page.0) == Some(&slot);
+            let gone = !guest.process().pages.contains_key(&page.0);
+            assert!(mapped || gone || guest.has_lost(page.0, slot), "{page:?} is not merged");
+        }
+    }
+}
+
+/// Once guests have been quiet for long, every content that two pages have is merged, and every
+/// zero page is zero.
+pub(crate) fn assert_converged(guests: &[Arc<ModelGuest>]) {
+    let mut pages_of: BTreeMap<(String, u64), Vec<Page>> = BTreeMap::new();
+    for guest in guests {
+        let domain = bindery_guest::Connection::identity(&**guest).domain.clone();
+        for page in guest.process().pages.values() {
+            let content = match page {
+                Page::Absent => continue,
+                Page::Zero => 0,
+                Page::Private(content) | Page::Merged(_, _, content) => *content,
+            };
+            pages_of.entry((domain.clone(), content)).or_default().push(*page);
+        }
+    }
+    for ((domain, content), pages) in pages_of {
+        let shared = match content {
+            0 => pages.iter().all(|page| *page == Page::Zero),
+            _ if pages.len() == 1 => true,
+            _ => pages.iter().all(|page| matches!(page, Page::Merged(..))),
+        };
+        assert!(shared, "content {content} of {domain} is left private: {pages:?}");
+    }
+}

@@ -1,0 +1,6 @@
+//! The engine against model guests: what must hold after every period, whatever guests do.
+
+mod audit;
+mod model;
+mod random;
+mod scenes;

@@ -1,0 +1,1 @@
+//! Single scenes, each with the one thing that it shows.
