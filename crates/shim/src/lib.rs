@@ -1,1 +1,43 @@
-//! The preload library that puts an unmodified VMM's memory under management
+//! The preload library: puts an unmodified VMM's memory under management.
+//!
+//! `LD_PRELOAD`ed into a VMM (or linked by one, see `include/bindery.h`), it stands in front of the
+//! C library's calls about memory. `madvise(MADV_MERGEABLE)`, by which a VMM offers memory to KSM, is
+//! taken as an offer to [`Space`](bindery_space::Space) instead. From then on the calls by which the
+//! VMM discards, unmaps, moves, locks, shares or watches that memory itself are answered so that it
+//! notices no difference. All else goes to the kernel at once.
+//!
+//! # Invariants
+//! - Nothing is started, opened or allocated before the first `MADV_MERGEABLE`: programs that
+//!   inherit the preload and never give that advice pay one load and a branch for each call.
+//! - The kernel is reached by system calls, never through the C library's symbols, which may be
+//!   our own.
+//! - A call about memory that is not managed takes no lock and allocates nothing: allocators call
+//!   these functions from within.
+//! - `errno` is what the C library would leave: untouched by a call that succeeds.
+//!
+//! # What is not seen
+//! Calls that do not go through the symbols: the C library's own `mmap`s and `munmap`s (its heap
+//! and thread stacks, never guest memory), system calls made directly, and io_uring's
+//! `IORING_OP_MADVISE`. A VMM that manages guest memory by those links the library and says what it
+//! does (`bindery_discard`, `bindery_forget`).
+//!
+//! # Concurrency
+//! The VMM may make any of these calls from any thread at once. Calls that race with each other about
+//! the same memory are as undefined as they are without us.
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("the shim stands in for the 64-bit Linux C library's calls");
+
+pub mod abi;
+mod advice;
+mod answer;
+mod fork;
+pub mod hooks;
+mod kernel;
+mod lock;
+mod managed;
+mod next;
+mod replace;
+mod share;
+mod split;
+mod watch;

@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate, fcntl_add_seals, fstat, ftruncate,
+    memfd_create,
 };
 
 /// Makes a memfd of `bytes` zeros, none of them allocated. `name` is for `/proc/PID/maps`.
@@ -52,6 +53,15 @@ pub fn punch(file: impl AsFd, offset_bytes: u64, bytes: u64) -> io::Result<()> {
     Ok(fallocate(file, flags, offset_bytes, bytes)?)
 }
 
+/// What tells one file from another while either is open: its device and its inode.
+///
+/// # Errors
+/// As fstat(2).
+pub fn identity(file: impl AsFd) -> io::Result<(u64, u64)> {
+    let Stat { st_dev, st_ino, .. } = fstat(file)?;
+    Ok((st_dev, st_ino))
+}
+
 /// The memory that the file holds now, in bytes.
 ///
 /// # Errors
@@ -80,6 +90,14 @@ mod tests {
         let mut bytes = [1; 2];
         file.read_exact_at(&mut bytes, 2 * 4096 - 1).unwrap();
         assert_eq!(bytes, [7, 0]);
+    }
+
+    #[test]
+    fn a_file_is_itself_through_every_descriptor() {
+        let (file, other) = (create("test", MIB).unwrap(), create("test", MIB).unwrap());
+        let again = reopen_read_only(&file).unwrap();
+        assert_eq!(identity(&file).unwrap(), identity(&again).unwrap());
+        assert_ne!(identity(&file).unwrap(), identity(&other).unwrap());
     }
 
     #[test]

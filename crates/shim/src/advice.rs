@@ -1,0 +1,177 @@
+//! What a VMM advises about managed memory.
+//!
+//! | advice | in managed memory |
+//! |---|---|
+//! | `MERGEABLE` | takes it under management; the kernel is told only of what cannot be taken |
+//! | `UNMERGEABLE` | gives it back |
+//! | `DONTNEED`, `DONTNEED_LOCKED`, `FREE`, `REMOVE` | discards, as the memory's first backing would |
+//! | `HUGEPAGE`, `NOHUGEPAGE`, `NORMAL`, `RANDOM`, `SEQUENTIAL` | nothing: they would cut mappings |
+//! | `DONTFORK`, `DOFORK` | passed on, and remembered for mappings made later |
+//! | `WIPEONFORK`, `KEEPONFORK`, `GUARD_INSTALL`, `GUARD_REMOVE` | gives it back, then passed on |
+//! | all others | passed on |
+
+use std::ffi::c_void;
+
+use bindery_space::agent::log;
+use bindery_space::wire::control::Backing;
+use bindery_units::{HostAddress, PAGE_BYTES};
+
+use crate::answer::{Errno, checked};
+use crate::managed::{self, Managed};
+use crate::split::{Piece, pieces};
+use crate::{kernel, lock, share};
+
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` (Linux 6.13), which libc does not name yet.
+const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_GUARD_REMOVE: i32 = 103;
+/// `MADV_DONTNEED_LOCKED` (Linux 5.18).
+const MADV_DONTNEED_LOCKED: i32 = 24;
+
+/// A range as madvise(2) takes it: whole pages, the last one rounded up. `None` for one that the
+/// kernel refuses or ignores.
+pub(crate) fn whole_pages(address: usize, bytes: usize) -> Option<usize> {
+    let whole = bytes.checked_next_multiple_of(PAGE_BYTES)?;
+    address.checked_add(whole)?;
+    (address.is_multiple_of(PAGE_BYTES) && whole > 0).then_some(whole)
+}
+
+/// `MADV_MERGEABLE`: manages what can be managed, and leaves the rest to KSM.
+///
+/// # Safety
+/// As madvise(2).
+pub(crate) unsafe fn offer(address: usize, bytes: usize) -> Result<(), Errno> {
+    let Some(managed) = managed::start().filter(|managed| is_welcome(managed)) else {
+        // SAFETY: the caller's contract.
+        return unsafe { pass_on(address, bytes, libc::MADV_MERGEABLE) };
+    };
+    let mut result = Ok(());
+    for piece in pieces(managed.space.regions(), address, bytes) {
+        if piece.backing.is_some() {
+            continue;
+        }
+        match managed.space.manage(HostAddress(piece.address), piece.bytes) {
+            Ok(region) => share::note(region.backing),
+            Err(error) => {
+                log::say(format_args!("{error}; left to KSM"));
+                // SAFETY: the caller's contract.
+                let passed = unsafe { pass_on(piece.address, piece.bytes, libc::MADV_MERGEABLE) };
+                result = result.and(passed);
+            }
+        }
+    }
+    managed.agent.regions_changed();
+    result
+}
+
+/// Whether memory that is offered now would be merged.
+fn is_welcome(managed: &Managed) -> bool {
+    !managed.agent.has_ended() && !lock::is_everything_locked()
+}
+
+/// All advice but `MADV_MERGEABLE`, about a range of whole pages of which some are managed.
+///
+/// # Safety
+/// As madvise(2).
+pub(crate) unsafe fn advise(
+    managed: &Managed,
+    address: usize,
+    bytes: usize,
+    advice: i32,
+) -> Result<(), Errno> {
+    // SAFETY: for all of these, the caller's contract.
+    unsafe {
+        match advice {
+            libc::MADV_HUGEPAGE
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_NORMAL
+            | libc::MADV_RANDOM
+            | libc::MADV_SEQUENTIAL => for_each_piece(managed, address, bytes, advice, |_| Ok(())),
+            libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED | libc::MADV_FREE | libc::MADV_REMOVE => {
+                let discard = |piece| discard(managed, piece, advice);
+                for_each_piece(managed, address, bytes, advice, discard)
+            }
+            libc::MADV_UNMERGEABLE => {
+                managed.step_aside(address, bytes, "keep memory unmerged (MADV_UNMERGEABLE)");
+                pass_on(address, bytes, advice)
+            }
+            libc::MADV_DONTFORK | libc::MADV_DOFORK => {
+                // Noted first: a mapping made meanwhile gets it either from us or from the kernel.
+                let dont_fork = advice == libc::MADV_DONTFORK;
+                managed.space.note_fork_advice(HostAddress(address), bytes, dont_fork);
+                pass_on(address, bytes, advice)
+            }
+            libc::MADV_WIPEONFORK
+            | libc::MADV_KEEPONFORK
+            | MADV_GUARD_INSTALL
+            | MADV_GUARD_REMOVE => {
+                managed.step_aside(address, bytes, "guard memory, or wipe it on fork");
+                pass_on(address, bytes, advice)
+            }
+            _ => pass_on(address, bytes, advice),
+        }
+    }
+}
+
+/// Discards a managed piece as the memory that it was before would be.
+fn discard(managed: &Managed, piece: Piece, advice: i32) -> Result<(), Errno> {
+    let is_file = piece.backing == Some(Backing::SharedMemfd);
+    match (advice, is_file) {
+        // The pages of a shared file are still in the file: dropping a mapping of them loses nothing.
+        (libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED, true) => Ok(()),
+        (libc::MADV_FREE, true) | (libc::MADV_REMOVE, false) => Err(Errno(libc::EINVAL)),
+        // Managed memory is anonymous, whatever it was: what removes it there is DONTNEED.
+        (libc::MADV_REMOVE, true) => {
+            let address = HostAddress(piece.address);
+            Ok(managed.space.discard(address, piece.bytes, libc::MADV_DONTNEED)?)
+        }
+        (_, _) => Ok(managed.space.discard(HostAddress(piece.address), piece.bytes, advice)?),
+    }
+}
+
+/// Calls `ours` for each managed piece, and gives the advice to the kernel for each other one. Goes
+/// on over memory that is not mapped, as the kernel does, and tells of it at the end.
+///
+/// # Safety
+/// As madvise(2).
+unsafe fn for_each_piece(
+    managed: &Managed,
+    address: usize,
+    bytes: usize,
+    advice: i32,
+    mut ours: impl FnMut(Piece) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let mut result = Ok(());
+    for piece in pieces(managed.space.regions(), address, bytes) {
+        let done = match piece.backing {
+            Some(_) => ours(piece),
+            // SAFETY: the caller's contract.
+            None => unsafe { pass_on(piece.address, piece.bytes, advice) },
+        };
+        match done {
+            Err(Errno(libc::ENOMEM)) => result = done,
+            _ => done?,
+        }
+    }
+    result
+}
+
+/// # Safety
+/// As madvise(2).
+unsafe fn pass_on(address: usize, bytes: usize, advice: i32) -> Result<(), Errno> {
+    // SAFETY: the caller's contract.
+    checked(unsafe { kernel::madvise(address as *mut c_void, bytes, advice) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_rounded_as_the_kernel_rounds() {
+        assert_eq!(whole_pages(4096, 1), Some(4096));
+        assert_eq!(whole_pages(8192, 8192), Some(8192));
+        for refused in [(1, 4096), (4096, 0), (usize::MAX - 4095, 4096), (4096, usize::MAX)] {
+            assert_eq!(whole_pages(refused.0, refused.1), None, "{refused:?}");
+        }
+    }
+}

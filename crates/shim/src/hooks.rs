@@ -1,0 +1,295 @@
+//! The functions that stand in for the C library's.
+//!
+//! Each decides whether it is concerned and passes on the rest. Variadic ones (`ioctl`, `mremap`) are
+//! written with the argument that they may have: on the targets of this library a variadic integer
+//! or pointer travels where a named one does.
+
+use std::ffi::c_void;
+
+use libc::{c_int, c_uint, c_ulong, mmsghdr, msghdr, off64_t, size_t, ssize_t};
+
+use crate::advice::{advise, offer, whole_pages};
+use crate::answer::{Errno, answer, aside};
+use crate::{kernel, lock, managed, next, replace, share, watch};
+
+/// Stands in for madvise(2).
+///
+/// # Safety
+/// As madvise(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
+    let start = address as usize;
+    let ours = whole_pages(start, bytes).and_then(|bytes| {
+        if advice == libc::MADV_MERGEABLE {
+            // SAFETY: the caller's contract.
+            return Some(answer(|| unsafe { offer(start, bytes) }));
+        }
+        let managed = managed::overlapping(start, bytes)?;
+        // SAFETY: the caller's contract.
+        Some(answer(|| unsafe { advise(managed, start, bytes, advice) }))
+    });
+    // SAFETY: the caller's contract.
+    ours.unwrap_or_else(|| unsafe { kernel::madvise(address, bytes, advice) })
+}
+
+/// Stands in for posix_madvise(3), which returns its error.
+///
+/// # Safety
+/// As posix_madvise(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_madvise(
+    address: *mut c_void,
+    bytes: size_t,
+    advice: c_int,
+) -> c_int {
+    if advice == libc::POSIX_MADV_DONTNEED {
+        // As the C library: POSIX's advice of that name may not discard anything.
+        return 0;
+    }
+    let before = Errno::last();
+    // The other values are those of madvise.
+    // SAFETY: the caller's contract.
+    let result = unsafe { madvise(address, bytes, advice) };
+    let error = Errno::last();
+    before.set();
+    if result == 0 { 0 } else { error.0 }
+}
+
+/// Stands in for munmap(2).
+///
+/// # Safety
+/// As munmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(address: *mut c_void, bytes: size_t) -> c_int {
+    let going = replace::before_unmap(address as usize, bytes);
+    // SAFETY: the caller's contract.
+    let result = unsafe { kernel::munmap(address, bytes) };
+    if let Some(going) = going {
+        going.after(result == 0);
+    }
+    result
+}
+
+/// Stands in for mmap(2).
+///
+/// # Safety
+/// As mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    bytes: size_t,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: off64_t,
+) -> *mut c_void {
+    if flags & libc::MAP_ANONYMOUS == 0
+        && answer(|| share::before_use(file, "map guest memory once more")) != 0
+    {
+        return libc::MAP_FAILED;
+    }
+    let going =
+        replace::replaces(flags).then(|| replace::before_unmap(address as usize, bytes)).flatten();
+    // SAFETY: the caller's contract.
+    let result = unsafe { kernel::mmap(address, bytes, protection, flags, file, offset) };
+    if let Some(going) = going {
+        going.after(result != libc::MAP_FAILED);
+    }
+    result
+}
+
+/// Stands in for mmap64(3), which is mmap(2).
+///
+/// # Safety
+/// As mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    bytes: size_t,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: off64_t,
+) -> *mut c_void {
+    // SAFETY: the caller's contract.
+    unsafe { mmap(address, bytes, protection, flags, file, offset) }
+}
+
+/// Stands in for mremap(2).
+///
+/// # Safety
+/// As mremap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    address: *mut c_void,
+    old_bytes: size_t,
+    new_bytes: size_t,
+    flags: c_int,
+    new_address: *mut c_void,
+) -> *mut c_void {
+    let has_target = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
+    // Without these flags the argument need not be there.
+    let new_address = if has_target { new_address } else { std::ptr::null_mut() };
+    replace::before_move(address as usize, old_bytes);
+    let going = (flags & libc::MREMAP_FIXED != 0)
+        .then(|| replace::before_unmap(new_address as usize, new_bytes))
+        .flatten();
+    // SAFETY: the caller's contract.
+    let result = unsafe { kernel::mremap(address, old_bytes, new_bytes, flags, new_address) };
+    if let Some(going) = going {
+        going.after(result != libc::MAP_FAILED);
+    }
+    result
+}
+
+/// Stands in for mprotect(2).
+///
+/// # Safety
+/// As mprotect(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(address: *mut c_void, bytes: size_t, protection: c_int) -> c_int {
+    replace::before_protect(address as usize, bytes, protection);
+    // SAFETY: the caller's contract.
+    unsafe { kernel::mprotect(address, bytes, protection) }
+}
+
+/// Stands in for mlock(2).
+///
+/// # Safety
+/// As mlock(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock(address: *const c_void, bytes: size_t) -> c_int {
+    aside(|| lock::before_range(address as usize, bytes));
+    // SAFETY: the caller's contract.
+    unsafe { kernel::mlock(address, bytes) }
+}
+
+/// Stands in for mlock2(2).
+///
+/// # Safety
+/// As mlock2(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock2(address: *const c_void, bytes: size_t, flags: c_uint) -> c_int {
+    aside(|| lock::before_range(address as usize, bytes));
+    // SAFETY: the caller's contract.
+    unsafe { kernel::mlock2(address, bytes, flags) }
+}
+
+/// Stands in for mlockall(2).
+///
+/// # Safety
+/// As mlockall(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    aside(|| lock::before_all(flags));
+    // SAFETY: the caller's contract.
+    let result = unsafe { kernel::mlockall(flags) };
+    if result == 0 {
+        lock::note_all(flags);
+    }
+    result
+}
+
+/// Stands in for munlockall(2).
+///
+/// # Safety
+/// As munlockall(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munlockall() -> c_int {
+    // SAFETY: the caller's contract.
+    let result = unsafe { kernel::munlockall() };
+    if result == 0 {
+        lock::note_all(0);
+    }
+    result
+}
+
+/// Stands in for ioctl(2).
+///
+/// # Safety
+/// As ioctl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if request as u32 == watch::UFFDIO_REGISTER {
+        // SAFETY: the caller's contract.
+        aside(|| unsafe { watch::before_register(argument) });
+    }
+    // SAFETY: the caller's contract.
+    unsafe { kernel::ioctl(file, request, argument) }
+}
+
+/// Stands in for sendmsg(2).
+///
+/// # Safety
+/// As sendmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's contract.
+    if answer(|| unsafe { share::before_send(message) }) != 0 {
+        return -1;
+    }
+    let next = next::SENDMSG.or(kernel::sendmsg);
+    // SAFETY: the caller's contract.
+    unsafe { next(socket, message, flags) }
+}
+
+/// Stands in for sendmmsg(2).
+///
+/// # Safety
+/// As sendmmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmmsg(
+    socket: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let checked = answer(|| {
+        (0..count as usize).try_for_each(|at| {
+            // SAFETY: the caller's contract: so many headers.
+            unsafe { share::before_send(&raw const (*messages.add(at)).msg_hdr) }
+        })
+    });
+    if checked != 0 {
+        return -1;
+    }
+    let next = next::SENDMMSG.or(kernel::sendmmsg);
+    // SAFETY: the caller's contract.
+    unsafe { next(socket, messages, count, flags) }
+}
+
+/// Stands in for fallocate(2).
+///
+/// # Safety
+/// As fallocate(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fallocate(
+    file: c_int,
+    mode: c_int,
+    offset: off64_t,
+    bytes: off64_t,
+) -> c_int {
+    if mode & libc::FALLOC_FL_PUNCH_HOLE != 0
+        && answer(|| share::before_punch(file, offset, bytes)) != 0
+    {
+        return -1;
+    }
+    let next = next::FALLOCATE.or(kernel::fallocate);
+    // SAFETY: the caller's contract.
+    unsafe { next(file, mode, offset, bytes) }
+}
+
+/// Stands in for fallocate64(3), which is fallocate(2).
+///
+/// # Safety
+/// As fallocate(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fallocate64(
+    file: c_int,
+    mode: c_int,
+    offset: off64_t,
+    bytes: off64_t,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { fallocate(file, mode, offset, bytes) }
+}

@@ -1,0 +1,53 @@
+//! The system calls that the hooks stand in front of.
+//!
+//! `libc::syscall` has the C library's convention: -1 and `errno`. The functions here have it too,
+//! so that a hook that is not concerned can return the result as it is.
+
+use libc::{c_int, c_uint, c_ulong, c_void, mmsghdr, msghdr, off64_t, size_t, ssize_t};
+
+macro_rules! system_calls {
+    ($($(#[$doc:meta])* $name:ident = $number:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the system call.
+            pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+                // SAFETY: the caller's contract: that of the system call.
+                unsafe { libc::syscall(libc::$number, $($argument),*) as $result }
+            }
+        )*
+    };
+}
+
+system_calls! {
+    /// madvise(2)
+    madvise = SYS_madvise(address: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
+    /// munmap(2)
+    munmap = SYS_munmap(address: *mut c_void, bytes: size_t) -> c_int;
+    /// mprotect(2)
+    mprotect = SYS_mprotect(address: *mut c_void, bytes: size_t, protection: c_int) -> c_int;
+    /// mmap(2)
+    mmap = SYS_mmap(address: *mut c_void, bytes: size_t, protection: c_int, flags: c_int,
+        file: c_int, offset: off64_t) -> *mut c_void;
+    /// mremap(2)
+    mremap = SYS_mremap(address: *mut c_void, old_bytes: size_t, new_bytes: size_t, flags: c_int,
+        new_address: *mut c_void) -> *mut c_void;
+    /// mlock(2)
+    mlock = SYS_mlock(address: *const c_void, bytes: size_t) -> c_int;
+    /// mlock2(2)
+    mlock2 = SYS_mlock2(address: *const c_void, bytes: size_t, flags: c_uint) -> c_int;
+    /// mlockall(2)
+    mlockall = SYS_mlockall(flags: c_int) -> c_int;
+    /// munlockall(2)
+    munlockall = SYS_munlockall() -> c_int;
+    /// ioctl(2)
+    ioctl = SYS_ioctl(file: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
+    /// sendmsg(2)
+    sendmsg = SYS_sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    /// sendmmsg(2)
+    sendmmsg = SYS_sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int)
+        -> c_int;
+    /// fallocate(2)
+    fallocate = SYS_fallocate(file: c_int, mode: c_int, offset: off64_t, bytes: off64_t) -> c_int;
+}

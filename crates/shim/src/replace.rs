@@ -1,0 +1,82 @@
+//! Managed memory that its VMM unmaps, replaces, moves or protects.
+
+use std::ffi::c_void;
+
+use bindery_units::{HostAddress, PAGE_BYTES};
+
+use crate::answer::aside;
+use crate::kernel;
+use crate::managed::{self, Managed};
+
+/// Managed memory about to go. What the daemon is told of it waits for what the kernel answers.
+pub(crate) struct Going {
+    managed: &'static Managed,
+    address: usize,
+    bytes: usize,
+}
+
+/// Before a range is unmapped, or replaced by another mapping: waits for work on it and forgets it.
+/// `None` if there is none in it, or if the kernel will refuse the range.
+pub(crate) fn before_unmap(address: usize, bytes: usize) -> Option<Going> {
+    let bytes = bytes.checked_next_multiple_of(PAGE_BYTES)?;
+    if !address.is_multiple_of(PAGE_BYTES) {
+        return None;
+    }
+    let managed = managed::overlapping(address, bytes)?;
+    aside(|| managed.space.forget(HostAddress(address), bytes));
+    Some(Going { managed, address, bytes })
+}
+
+impl Going {
+    /// After the kernel did it, or did not.
+    pub(crate) fn after(self, is_gone: bool) {
+        aside(|| {
+            if !is_gone {
+                // Still mapped, and no longer ours: make copies of what is mapped from the store
+                // before the daemon hears that it may take the slots away.
+                // SAFETY: populating keeps content.
+                unsafe {
+                    let address = self.address as *mut c_void;
+                    kernel::madvise(address, self.bytes, libc::MADV_POPULATE_WRITE)
+                };
+            }
+            self.managed.agent.regions_changed();
+        });
+    }
+}
+
+/// Whether mmap(2) with these flags replaces what is mapped.
+pub(crate) const fn replaces(flags: i32) -> bool {
+    flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0
+}
+
+/// Before a range is moved or grown: the kernel moves ordinary memory only.
+pub(crate) fn before_move(address: usize, bytes: usize) {
+    if let Some(managed) = managed::overlapping(address, bytes.max(1)) {
+        aside(|| managed.step_aside(address, bytes.max(1), "move memory (mremap)"));
+    }
+}
+
+/// Before the protection of a range is changed to less than reading and writing, which pages that
+/// come and go would not keep.
+pub(crate) fn before_protect(address: usize, bytes: usize, protection: i32) {
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    if protection & both == both {
+        return;
+    }
+    if let Some(managed) = managed::overlapping(address, bytes) {
+        aside(|| managed.step_aside(address, bytes, "protect memory (mprotect)"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_fixed_mapping_that_may_replace_does() {
+        assert!(replaces(libc::MAP_PRIVATE | libc::MAP_FIXED));
+        assert!(!replaces(libc::MAP_PRIVATE));
+        assert!(!replaces(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE));
+    }
+}
