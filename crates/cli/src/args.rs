@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bindery_host::{NAME_BYTES_MAX, PERIODS, WORKERS, is_name};
+use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 use bindery_space::wire::control::default_socket;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -39,7 +40,7 @@ pub(crate) struct Arguments {
 pub(crate) struct Global {
     /// The daemon's socket [default: /run/bindery/bindery.sock for root, otherwise
     /// $XDG_RUNTIME_DIR/bindery.sock or /tmp/bindery-<uid>/bindery.sock]
-    #[arg(long, env = "BINDERY_SOCKET", global = true, value_name = "PATH")]
+    #[arg(long, env = SOCKET_VARIABLE, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print JSON instead of text
     #[arg(long, global = true)]
@@ -208,10 +209,10 @@ pub(crate) struct DaemonArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// What to call the guest [default: the VMM's name and process id]
-    #[arg(long, env = "BINDERY_NAME", value_parser = parse_name)]
+    #[arg(long, env = NAME_VARIABLE, value_parser = parse_name)]
     pub(crate) name: Option<String>,
     /// Share pages only with guests of this domain [default: `default`]; never with other users'
-    #[arg(long, env = "BINDERY_DOMAIN", value_parser = parse_name)]
+    #[arg(long, env = DOMAIN_VARIABLE, value_parser = parse_name)]
     pub(crate) domain: Option<String>,
     /// The VMM and its arguments
     #[arg(

@@ -11,6 +11,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
+
 use crate::args::{Arguments, DaemonArgs, Global, RunArgs};
 use crate::connect::{ask_guests, connect, is_running};
 use crate::daemon::start_in_background;
@@ -34,9 +36,9 @@ pub(crate) fn run(global: &Global, arguments: &RunArgs) -> Result<(), Failure> {
         check_name_is_free(global, name)?;
     }
     let mut command = Command::new(&program);
-    command.args(rest).env("LD_PRELOAD", preload(&shim)?).env("BINDERY_SOCKET", socket);
+    command.args(rest).env("LD_PRELOAD", preload(&shim)?).env(SOCKET_VARIABLE, socket);
     for (variable, value) in
-        [("BINDERY_NAME", &arguments.name), ("BINDERY_DOMAIN", &arguments.domain)]
+        [(NAME_VARIABLE, &arguments.name), (DOMAIN_VARIABLE, &arguments.domain)]
     {
         if let Some(value) = value {
             command.env(variable, value);
