@@ -57,7 +57,7 @@ pub use engine::Engine;
 pub use pressure::{
     DomainState, FULL_PAUSE, STORM_BREAKS_MIN, STORM_PAUSE_MAX, STORM_SHARE, Shortage,
 };
-pub use settings::{INDEX_KEYS_MAX, MAPPING_BYTES, PERIOD, STORE_SLOTS, Settings};
+pub use settings::{INDEX_KEYS, INDEX_KEYS_MAX, MAPPING_BYTES, PERIOD, STORE_SLOTS, Settings};
 pub use store::StoreError;
 pub use unmerge::{UnmergeError, Unmerging};
 pub use workers::WORKERS_MAX;

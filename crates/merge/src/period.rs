@@ -114,7 +114,9 @@ fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
     if let Some(last) = managed.last() {
         member.links.grow(last.end());
     }
-    member.state_mut().managed = managed;
+    let state = member.state_mut();
+    state.managed = managed;
+    state.transit_max_ns = 0;
     Ok(())
 }
 

@@ -9,8 +9,12 @@ pub const PERIOD: Duration = Duration::from_secs(1);
 /// memory is used as slots are.
 pub const STORE_SLOTS: u32 = bindery_space::entry::SLOTS_MAX;
 
-/// Most keys of an index.
+/// Most keys that an index can have.
 pub const INDEX_KEYS_MAX: u32 = 1 << 29;
+
+/// The default size of an index, in keys: 512 GiB of different pages. Some 300 KiB are held for it
+/// before there is any.
+pub const INDEX_KEYS: u32 = 1 << 27;
 
 /// How an engine is to work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +39,7 @@ impl Default for Settings {
             workers: 1,
             period: PERIOD,
             store_slots: STORE_SLOTS,
-            index_keys: INDEX_KEYS_MAX,
+            index_keys: INDEX_KEYS,
             backs_off: true,
         }
     }
