@@ -135,7 +135,12 @@ pub unsafe extern "C" fn mremap(
         .then(|| replace::before_unmap(new_address as usize, new_bytes))
         .flatten();
     // SAFETY: the caller's contract.
-    let result = unsafe { kernel::mremap(address, old_bytes, new_bytes, flags, new_address) };
+    let mut result = unsafe { kernel::mremap(address, old_bytes, new_bytes, flags, new_address) };
+    if result == libc::MAP_FAILED {
+        let request = (address as usize, old_bytes, new_bytes, flags, new_address as usize);
+        // SAFETY: the caller's contract.
+        result = unsafe { replace::move_piecewise(request) };
+    }
     if let Some(going) = going {
         going.after(result != libc::MAP_FAILED);
     }

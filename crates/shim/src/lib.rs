@@ -19,7 +19,9 @@
 //! Calls that do not go through the symbols: the C library's own `mmap`s and `munmap`s (its heap
 //! and thread stacks, never guest memory), system calls made directly, and io_uring's
 //! `IORING_OP_MADVISE`. A VMM that manages guest memory by those links the library and says what it
-//! does (`bindery_discard`, `bindery_forget`).
+//! does (`bindery_discard`, `bindery_forget`). A memfd that was taken over must not be read or written
+//! by its descriptor, and a child of fork that did not call exec has a copy of such memory where it
+//! would have shared it; no VMM is known to do either with guest memory.
 //!
 //! # Concurrency
 //! The VMM may make any of these calls from any thread at once. Calls that race with each other about
@@ -37,6 +39,7 @@ mod kernel;
 mod lock;
 mod managed;
 mod next;
+mod remap;
 mod replace;
 mod share;
 mod split;

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use bindery_sys::{mapping, userfault::mode};
+use bindery_sys::{mapping, maps, userfault::mode};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT};
 
 use crate::{
@@ -127,33 +127,12 @@ struct Memfd {
     offset_bytes: u64,
 }
 
-/// One line of /proc/PID/maps; see proc_pid_maps(5).
-struct Line<'a> {
-    start: usize,
-    end: usize,
-    permissions: &'a str,
-    offset_bytes: u64,
-    inode: u64,
-    name: &'a str,
-}
-
-fn parse(line: &str) -> Option<Line<'_>> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let permissions = fields.next()?;
-    let offset_bytes = u64::from_str_radix(fields.next()?, 16).ok()?;
-    let inode = fields.nth(1)?.parse().ok()?;
-    let name = fields.next().unwrap_or("");
-    let hex = |digits| usize::from_str_radix(digits, 16).ok();
-    Some(Line { start: hex(start)?, end: hex(end)?, permissions, offset_bytes, inode, name })
-}
-
 fn backing_of(maps: &str, address: HostAddress, bytes: usize) -> Result<Found, ManageError> {
     let unsuitable = |what: String| ManageError::Unsuitable { address, what };
     let end = address.0 + bytes;
     let mut at = address.0;
     let mut found = None;
-    for line in maps.lines().filter_map(parse).filter(|l| l.start < end && l.end > address.0) {
+    for line in maps::lines(maps).filter(|l| l.start < end && l.end > address.0) {
         if line.start > at {
             break;
         }
@@ -185,7 +164,7 @@ impl Memfd {
     /// A descriptor of the file, if it is empty and no other process and no other mapping uses it.
     fn open_if_only_ours(&self, maps: &str, address: HostAddress) -> Result<OwnedFd, ManageError> {
         let unsuitable = |what: &str| ManageError::Unsuitable { address, what: what.to_owned() };
-        let mapped = maps.lines().filter_map(parse).filter(|l| l.inode == self.inode).count();
+        let mapped = maps::lines(maps).filter(|l| l.inode == self.inode).count();
         if mapped != 1 {
             return Err(unsuitable("a memfd that is mapped more than once"));
         }

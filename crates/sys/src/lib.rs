@@ -8,6 +8,7 @@
 pub mod event;
 pub mod lock;
 pub mod mapping;
+pub mod maps;
 pub mod memfd;
 pub mod pagemap;
 pub mod pidfd;

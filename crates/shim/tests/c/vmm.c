@@ -2,7 +2,7 @@
  * A little VMM: offers memory as QEMU does, waits until the test has merged it, does one thing to it,
  * and looks whether it can tell. Says "ready", reads a line, says "ok" or what is wrong.
  *
- *   vmm <backing: anonymous|memfd> <action>
+ *   vmm <backing: anonymous|memfd|file> <action>
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -194,6 +194,15 @@ static void act_unmergeable(void)
 	write_through(0, PAGES);
 }
 
+static void act_unmergeable_then_wait(void)
+{
+	char line[16];
+
+	CHECK(madvise(ram, BYTES, MADV_UNMERGEABLE) == 0);
+	CHECK(fgets(line, sizeof line, stdin));
+	expect(ram, 0, PAGES);
+}
+
 static void act_again(void)
 {
 	CHECK(madvise(ram, BYTES, MADV_MERGEABLE) == 0);
@@ -241,7 +250,15 @@ static void act_mremap(void)
 	CHECK(moved != MAP_FAILED);
 	expect(moved, 0, PAGES);
 	ram = moved;
-	write_through(0, PAGES);
+	write_through(FILLED, PAGES);
+	/* To a place of our choice, where something is. */
+	moved = mmap(NULL, BYTES, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(mremap(ram, BYTES, 300 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, moved) == moved);
+	CHECK(msync(ram, PAGE, MS_ASYNC) == -1 && errno == ENOMEM);
+	CHECK(msync(ram + BYTES - PAGE, PAGE, MS_ASYNC) == -1 && errno == ENOMEM);
+	expect(moved, 0, FILLED);
+	ram = moved;
+	write_through(0, 300);
 }
 
 static void act_mprotect(void)
@@ -450,6 +467,56 @@ static void act_punch(void)
 	write_through(0, PAGES);
 }
 
+/* Whether the kernel was told that the RAM may be merged by KSM. */
+static int is_left_to_ksm(void)
+{
+	FILE *maps = fopen("/proc/self/smaps", "r");
+	int inside = 0, found = 0;
+	unsigned long start, end;
+	char line[512];
+
+	CHECK(maps);
+	while (fgets(line, sizeof line, maps)) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+			inside = start <= (unsigned long)ram && (unsigned long)ram < end;
+		else if (inside && strncmp(line, "VmFlags:", 8) == 0)
+			found = strstr(line, " mg") != NULL;
+	}
+	fclose(maps);
+	return found;
+}
+
+static void act_left_to_ksm(void)
+{
+	if (!is_left_to_ksm()) {
+		/* KSM may not be built in. */
+		CHECK(access("/sys/kernel/mm/ksm", F_OK) != 0);
+	}
+	expect(ram, 0, PAGES);
+	write_through(0, PAGES);
+}
+
+/* Makes this process one whose memory cannot be managed. */
+static void hinder(const char *how)
+{
+	if (strcmp(how, "locked") == 0) {
+		if (mlockall(MCL_FUTURE) != 0) {
+			printf("ready\nskipped\n");
+			exit(0);
+		}
+	} else if (strcmp(how, "unprivileged") == 0) {
+		FILE *setting = fopen("/proc/sys/vm/unprivileged_userfaultfd", "r");
+		int allowed = 1;
+
+		if (!setting || fscanf(setting, "%d", &allowed) != 1 || allowed ||
+		    setgid(65534) != 0 || setuid(65534) != 0 ||
+		    access("/dev/userfaultfd", R_OK | W_OK) == 0) {
+			printf("ready\nskipped\n");
+			exit(0);
+		}
+	}
+}
+
 static const struct {
 	const char *name;
 	void (*act)(void);
@@ -457,13 +524,17 @@ static const struct {
 	{ "nothing", act_nothing },	  { "write", act_write },
 	{ "dontneed", act_dontneed },	  { "free", act_free },
 	{ "remove", act_remove },	  { "hints", act_hints },
-	{ "unmergeable", act_unmergeable }, { "again", act_again },
+	{ "unmergeable", act_unmergeable },
+	{ "unmergeable-then-wait", act_unmergeable_then_wait },
+	{ "again", act_again },
 	{ "munmap", act_munmap },	  { "mmap-over", act_mmap_over },
 	{ "mremap", act_mremap },	  { "mprotect", act_mprotect },
 	{ "mlock", act_mlock },		  { "mlockall", act_mlockall },
 	{ "guard", act_guard },		  { "userfault", act_userfault },
 	{ "fork", act_fork },		  { "fork-often", act_fork_often },
 	{ "dontfork", act_dontfork },	  { "share", act_share },
+	{ "nothing-at-all", act_nothing }, { "locked", act_left_to_ksm },
+	{ "unprivileged", act_left_to_ksm },
 	{ "map-again", act_map_again },	  { "punch", act_punch },
 };
 
@@ -475,6 +546,11 @@ static void offer(const char *backing)
 		ram_fd = memfd_create("ram", MFD_CLOEXEC);
 		CHECK(ram_fd >= 0 && ftruncate(ram_fd, BYTES) == 0);
 		ram = mmap(NULL, BYTES, both, MAP_SHARED, ram_fd, 0);
+	} else if (strcmp(backing, "file") == 0) {
+		FILE *file = tmpfile();
+
+		CHECK(file && ftruncate(fileno(file), BYTES) == 0);
+		ram = mmap(NULL, BYTES, both, MAP_SHARED, fileno(file), 0);
 	} else {
 		ram = mmap(NULL, BYTES, both, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	}
@@ -492,6 +568,7 @@ int main(int count, char **arguments)
 		bad("usage: vmm <backing> <action>");
 	/* A test that hangs is a test that failed. */
 	alarm(60);
+	hinder(arguments[2]);
 	offer(arguments[1]);
 	if (strcmp(arguments[2], "dontfork") == 0)
 		CHECK(madvise(ram, BYTES, MADV_DONTFORK) == 0);

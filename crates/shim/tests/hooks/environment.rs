@@ -1,0 +1,67 @@
+//! Programs that never offer memory, and machines on which it cannot be managed.
+
+use std::process::{Command, Stdio};
+
+use crate::can_manage;
+use crate::vmm::{Vmm, shim};
+
+/// What a program prints with the shim in front.
+fn run(program: &str, arguments: &[&str]) -> (String, String) {
+    let output = Command::new(program)
+        .args(arguments)
+        .env("LD_PRELOAD", shim())
+        .env("BINDERY_SOCKET", "/nonexistent/bindery.sock")
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program runs");
+    assert!(output.status.success(), "{program}: {output:?}");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_program_that_offers_nothing_gets_nothing() {
+    let (status, said) = run("grep", &["-E", "Threads|FDSize", "/proc/self/status"]);
+    assert!(status.contains("Threads:\t1\n"), "{status}");
+    let (files, _) = run("ls", &["-l", "/proc/self/fd"]);
+    assert!(!files.contains("userfaultfd") && !files.contains("socket"), "{files}");
+    assert_eq!(said, "");
+}
+
+/// Without permission, and with all memory locked, memory is left to KSM and the log says why.
+#[test]
+fn what_cannot_be_managed_is_left_to_ksm() {
+    if !can_manage() {
+        return;
+    }
+    for (how, why) in [("unprivileged", "userfaultfd"), ("locked", "mem-lock=off")] {
+        let directory = tempfile::tempdir().expect("directory");
+        std::fs::set_permissions(
+            directory.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o777),
+        )
+        .expect("a directory for everybody");
+        let mut vmm = Vmm::start(directory, &["anonymous", how]);
+        assert_eq!(vmm.line(), "ready");
+        let ended = vmm.go();
+        if ended.said == "skipped" {
+            eprintln!("SKIPPED: {how}: this user or this machine's settings do not allow it");
+            continue;
+        }
+        assert_eq!(ended.said, "ok", "{}", ended.log);
+        assert!(ended.log.contains(why), "{how}: {}", ended.log);
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_merged_is_named() {
+    if !can_manage() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let mut vmm = Vmm::start(directory, &["file", "nothing-at-all"]);
+    assert_eq!(vmm.line(), "ready");
+    let ended = vmm.go();
+    assert_eq!(ended.said, "ok", "{}", ended.log);
+    assert!(ended.log.contains("left to KSM"), "{}", ended.log);
+}

@@ -1,0 +1,114 @@
+//! An unmodified program with the shim in front: whatever it does to its memory while that is merged,
+//! it can tell no difference. The program is `tests/c/vmm.c`.
+
+mod environment;
+mod linked;
+mod peer;
+mod vmm;
+
+use bindery_guest::Connection;
+use bindery_space::Space;
+use peer::{Peer, merge_all, region, wait_until};
+use vmm::Vmm;
+
+/// Whether memory can be managed on this machine; says so loudly if not.
+pub(crate) fn can_manage() -> bool {
+    match Space::start() {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("SKIPPED: {error}");
+            false
+        }
+    }
+}
+
+/// Runs an action on memory that is merged.
+fn act(backing: &str, action: &str) {
+    if !can_manage() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let peer = Peer::listen(&Vmm::socket_in(&directory));
+    let mut vmm = Vmm::start(directory, &[backing, action]);
+    assert_eq!(vmm.line(), "ready");
+    let guest = peer.accept();
+    merge_all(&guest);
+    let ended = vmm.go();
+    assert_eq!(ended.said, "ok", "log: {}", ended.log);
+    let said_aside = ended.log.contains("stepped aside");
+    assert_eq!(said_aside, steps_aside(action), "log: {}", ended.log);
+    assert!(!ended.log.contains("bug"), "{}", ended.log);
+}
+
+/// What cannot be done with managed memory: it is given back first, and the log says so.
+fn steps_aside(action: &str) -> bool {
+    let aside = [
+        "unmergeable",
+        "mremap",
+        "mprotect",
+        "mlock",
+        "mlockall",
+        "guard",
+        "userfault",
+        "share",
+        "map-again",
+    ];
+    aside.contains(&action)
+}
+
+macro_rules! act {
+    ($($test:ident: $backing:literal $action:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                act($backing, $action);
+            }
+        )*
+    };
+}
+
+act! {
+    pages_read_as_written: "anonymous" "nothing";
+    pages_can_be_written: "anonymous" "write";
+    dontneed_leaves_zeros: "anonymous" "dontneed";
+    free_leaves_zeros_or_nothing_new: "anonymous" "free";
+    remove_is_for_files: "anonymous" "remove";
+    hints_cut_no_mapping: "anonymous" "hints";
+    unmergeable_gives_back: "anonymous" "unmergeable";
+    offered_again_nothing_happens: "anonymous" "again";
+    munmap_takes_away: "anonymous" "munmap";
+    mmap_replaces: "anonymous" "mmap-over";
+    mremap_shrinks_and_moves: "anonymous" "mremap";
+    mprotect_protects: "anonymous" "mprotect";
+    mlock_locks: "anonymous" "mlock";
+    mlockall_locks: "anonymous" "mlockall";
+    guards_guard: "anonymous" "guard";
+    the_vmm_can_watch_its_memory: "anonymous" "userfault";
+    children_see_the_pages: "anonymous" "fork";
+    forks_and_breaks_do_not_wait_for_each_other: "anonymous" "fork-often";
+    children_without_the_memory: "anonymous" "dontfork";
+    memfd_pages_read_as_written: "memfd" "nothing";
+    memfd_pages_can_be_written: "memfd" "write";
+    memfd_unmergeable_gives_back: "memfd" "unmergeable";
+    a_memfd_can_be_shared: "memfd" "share";
+    a_memfd_can_be_mapped_again: "memfd" "map-again";
+    a_memfd_can_be_punched: "memfd" "punch";
+}
+
+#[test]
+fn the_daemon_hears_of_memory_that_comes_and_goes() {
+    if !can_manage() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let peer = Peer::listen(&Vmm::socket_in(&directory));
+    let mut vmm = Vmm::start(directory, &["anonymous", "unmergeable-then-wait"]);
+    assert_eq!(vmm.line(), "ready");
+    let guest = peer.accept();
+    assert_eq!(region(&guest).pages.count, 512);
+    assert_eq!(guest.identity().name, "little-vmm");
+    assert!(guest.identity().command.ends_with("vmm anonymous unmergeable-then-wait"));
+    vmm.send("go");
+    wait_until(&guest, <[_]>::is_empty);
+    assert_eq!(vmm.go().said, "ok");
+}

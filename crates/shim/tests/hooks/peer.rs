@@ -1,0 +1,91 @@
+//! A daemon for one guest, which merges all of the little VMM's pages.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bindery_guest::{Connection, Guest, Welcome};
+use bindery_space::wire::control::{MAGIC, Region};
+use bindery_space::wire::lane::{PageSpan, Run, outcome};
+use bindery_sys::{memfd, socket};
+use bindery_units::PAGE_BYTES;
+
+/// Nothing here takes so long unless it is broken.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Pages that the little VMM fills, and with how many different words: 1, 2, …
+const FILLED: u32 = 256;
+const KINDS: u32 = 8;
+
+pub(crate) struct Peer {
+    listener: OwnedFd,
+    store: File,
+}
+
+impl Peer {
+    pub(crate) fn listen(path: &Path) -> Self {
+        let bytes = u64::from(KINDS) * PAGE_BYTES as u64;
+        let store = memfd::create("test-store", bytes).expect("memfd");
+        for slot in 0..KINDS {
+            let page = u64::from(slot + 1).to_ne_bytes().repeat(PAGE_BYTES / 8);
+            let offset = u64::from(slot) * PAGE_BYTES as u64;
+            store.write_all_at(&page, offset).expect("the store holds a page");
+        }
+        Self { listener: socket::listen(path, 1).expect("listen"), store }
+    }
+
+    /// The next guest that calls.
+    pub(crate) fn accept(&self) -> Arc<Guest> {
+        assert!(socket::wait_readable(&self.listener, SOON).expect("wait"), "a guest calls");
+        let stream = socket::accept(&self.listener).expect("accept");
+        assert!(socket::wait_readable(&stream, SOON).expect("wait"));
+        let mut magic = [0; 4];
+        socket::receive(&stream, &mut magic, &mut Vec::new()).expect("magic");
+        assert_eq!(magic, MAGIC);
+        let arrival = Guest::accept(stream).expect("a shim");
+        let view = memfd::reopen_read_only(&self.store).expect("reopen");
+        let welcome = Welcome {
+            id: 1,
+            name: arrival.name.clone().expect("BINDERY_NAME"),
+            domain: "test".into(),
+            digest_key: [1; 32],
+            store: view.as_fd(),
+            slots: KINDS,
+        };
+        arrival.welcome(welcome).expect("a guest")
+    }
+}
+
+/// The guest's only region, once it is told.
+pub(crate) fn region(guest: &Guest) -> Region {
+    wait_until(guest, |regions| !regions.is_empty());
+    guest.regions()[0]
+}
+
+/// Waits until the guest's regions are as `wanted`.
+pub(crate) fn wait_until(guest: &Guest, wanted: impl Fn(&[Region]) -> bool) {
+    let begun = Instant::now();
+    while !wanted(&guest.regions()) {
+        assert!(begun.elapsed() < SOON, "regions stay {:?}", guest.regions());
+        guest.wait_events(SOON).expect("the guest lives");
+    }
+}
+
+/// Merges every page that the little VMM filled.
+pub(crate) fn merge_all(guest: &Guest) {
+    let region = region(guest);
+    let mut lane = guest.lane().expect("a lane");
+    let mut written: Vec<PageSpan> = Vec::new();
+    lane.scan(region.pages, &mut written).expect("scan");
+    let pages: u32 = written.iter().map(|span| span.count).sum();
+    assert_eq!(pages, FILLED, "the pages that were written are those that were filled");
+    let run = |first| Run { page: region.pages.first.0 + first, count: KINDS, slot: 0, zero: 0 };
+    let runs: Vec<Run> = (0..FILLED).step_by(KINDS as usize).map(run).collect();
+    let mut outcomes = Vec::new();
+    lane.merge(guest.store(), &runs, &mut outcomes).expect("merge");
+    let merged = outcomes.iter().filter(|&&page| page == outcome::MERGED).count();
+    assert_eq!(merged, FILLED as usize, "{outcomes:?}");
+}

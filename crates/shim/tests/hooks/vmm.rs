@@ -1,0 +1,104 @@
+//! Programs of the tests in C, built once, and run with the shim in front.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// The shim, as cargo built it for these tests: beside them. The one a directory further up is from
+/// the last `cargo build`.
+pub(crate) fn shim() -> PathBuf {
+    let program = std::env::current_exe().expect("this test has a path");
+    let shim = program.with_file_name("libbindery_shim.so");
+    assert!(shim.exists(), "{} is built with this test", shim.display());
+    shim
+}
+
+/// Builds `tests/c/<name>.c`, with arguments before and after it, and returns where the program is.
+pub(crate) fn build(name: &str, before: &[&str], after: &[&str]) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+    // A name of its own for each call: tests build at the same time.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory").keep();
+    let program = directory.join(name);
+    let built = Command::new("cc")
+        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .args(before)
+        .arg(sources.join(format!("{name}.c")))
+        .args(after)
+        .output()
+        .expect("a C compiler");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    program
+}
+
+/// A program that runs with the shim in front. Killed if the test ends before it does.
+pub(crate) struct Vmm {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    directory: TempDir,
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// Its last line.
+    pub(crate) said: String,
+    /// What the shim logged.
+    pub(crate) log: String,
+}
+
+impl Vmm {
+    /// Where a program in `directory` finds its daemon.
+    pub(crate) fn socket_in(directory: &TempDir) -> PathBuf {
+        directory.path().join("socket")
+    }
+
+    /// Starts the little VMM.
+    pub(crate) fn start(directory: TempDir, arguments: &[&str]) -> Self {
+        static PROGRAM: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+        let program = PROGRAM.get_or_init(|| build("vmm", &[], &[]));
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env("LD_PRELOAD", shim())
+            .env("BINDERY_SOCKET", Self::socket_in(&directory))
+            .env("BINDERY_NAME", "little-vmm")
+            .env("BINDERY_LOG", directory.path().join("log"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the little VMM");
+        let stdin = child.stdin.take().expect("piped");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, stdin, stdout, directory }
+    }
+
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("the VMM's output");
+        line.trim_end().to_owned()
+    }
+
+    /// Gives it a line to read.
+    pub(crate) fn send(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").expect("the VMM listens");
+    }
+
+    /// Lets it do what it is for, and waits for its end.
+    pub(crate) fn go(mut self) -> Ended {
+        self.send("go");
+        let said = self.line();
+        let log = std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
+        Ended { said, log }
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        // It may have ended already; either way it is not left behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
