@@ -216,9 +216,9 @@ impl Core {
         }
         let bytes = count as usize * PAGE_BYTES;
         // SAFETY: the piece is held and the file has its content now.
-        if let Err(error) =
-            unsafe { mapping::replace_with_shared_file(address, bytes, file.as_fd(), offset) }
-        {
+        let mapped =
+            unsafe { mapping::replace_with_shared_file(address, bytes, file.as_fd(), offset) };
+        if let Err(error) = mapped {
             give_back();
             return Err(ReleaseError::Memory(error));
         }

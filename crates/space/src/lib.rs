@@ -39,6 +39,8 @@ mod restore;
 mod spare;
 mod store;
 mod transfer;
+#[cfg(feature = "vm-memory")]
+pub mod vm_memory;
 pub mod wire;
 mod worker;
 

@@ -226,9 +226,7 @@ impl Worker {
     /// The store of a run that names one, `Some(None)` for zeros, nothing for nonsense.
     #[expect(clippy::option_option, reason = "nonsense and zeros are different answers")]
     fn target(&self, store: StoreId, run: Run) -> Option<Option<Arc<crate::store::StoreView>>> {
-        if run.page.checked_add(run.count).is_none() {
-            return None;
-        }
+        run.page.checked_add(run.count)?;
         if run.zero != 0 {
             return Some(None);
         }

@@ -15,6 +15,9 @@ use zerocopy::IntoBytes;
 use crate::daemon::{Connection, SOON};
 use crate::{Meeting, Stop, threads_named};
 
+/// What a daemon says on a new connection, given a store.
+type Speech<'a> = &'a dyn Fn(&mut Connection, &File);
+
 /// Numbers near the edges of what is allowed, and any others.
 fn edge(meeting: &Meeting) -> impl Strategy<Value = u32> + use<> {
     let first = meeting.bench.region.pages.first.0;
@@ -80,7 +83,7 @@ fn a_daemon_that_speaks_nonsense_is_left_and_called_again() {
         socket::send(connection.channel.as_fd(), bytes, &[]).unwrap();
     };
     let too_long = (FRAME_BYTES_MAX + 1).to_le_bytes();
-    let nonsense: [&dyn Fn(&mut Connection, &File); 6] = [
+    let nonsense: [Speech<'_>; 6] = [
         &|connection, _| raw(connection, b"HTTP/1.1 400 Bad Request\r\n\r\n"),
         &|connection, _| raw(connection, &too_long),
         &|connection, _| raw(connection, &[1, 0, 0, 0, 250]),
