@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bindery_page::DigestKey;
 use bindery_space::wire::lane::{
     Lost, PageDigest, PageSpan, Request, Run,
-    op::{DIGEST, FETCH, LOST, MERGE, REPORT, SCAN, UNMERGE},
+    op::{DIGEST, FETCH, LOST, MERGE, REPORT, SCAN, SURVEY, UNMERGE},
     outcome, status,
 };
 use bindery_units::{PAGE_BYTES, Slot};
@@ -49,6 +49,8 @@ fn every_request_does_what_it_says() {
     assert_eq!(lane.array::<PageSpan>(0, 1), [PageSpan { first, count: 4 }]);
     assert!(answer.lane_cpu_ns > 0 && answer.mappings > 0 && answer.mappings_max > 0);
     assert_eq!(lane.ask::<u8>(about(SCAN, &meeting), &[]).count, 0, "nothing written since");
+    assert_eq!(lane.ask::<u8>(about(SURVEY, &meeting), &[]).count, 1);
+    assert_eq!(lane.array::<PageSpan>(0, 1), [PageSpan { first, count: 4 }], "still there");
 
     let pages = [first, first + 3, first + 1_000_000];
     let request = Request { op: DIGEST, count: 3, ..Request::default() };
