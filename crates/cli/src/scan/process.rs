@@ -253,7 +253,8 @@ impl Maps {
             let name = fields.next().unwrap_or_default();
             let private = permissions.ends_with('p');
             if name.starts_with(STORE_NAME) {
-                maps.store_bytes += end - start;
+                // The shim's own view of the whole store is a shared mapping.
+                maps.store_bytes += if private { end - start } else { 0 };
             } else if !private && (name.starts_with("/memfd:") || name.starts_with("/dev/shm/")) {
                 maps.shared_memory_bytes += end - start;
             } else if private && inode == "0" && permissions.starts_with('r') && is_memory(name) {
@@ -327,6 +328,7 @@ mod tests {
              7f0050000000-7f0050001000 ---p 00000000 00:00 0 \n\
              7f0060000000-7f0060002000 rw-p 00000000 00:00 0      [anon:guest ram]\n\
              7f0070000000-7f0070003000 r--p 00005000 00:01 77     /memfd:bindery-store (deleted)\n\
+             7f0078000000-7f4078000000 r--s 00000000 00:01 77     /memfd:bindery-store (deleted)\n\
              7f0080000000-7f0080004000 rw-s 00000000 00:01 78     /memfd:memory-backend-memfd (deleted)\n\
              7f0090000000-7f0090004000 rw-s 00000000 00:01 79     /dev/zero (deleted)\n\
              7ffd00000000-7ffd00004000 r--p 00000000 00:00 0      [vvar]\n\

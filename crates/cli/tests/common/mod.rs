@@ -45,18 +45,27 @@ pub(crate) fn run(mut command: Command) -> Ended {
     }
 }
 
-/// A daemon on a socket in a directory of its own, killed when dropped.
+/// A daemon on a socket of its own, killed when dropped.
 pub(crate) struct TestDaemon {
-    directory: tempfile::TempDir,
+    socket: PathBuf,
     child: Child,
+    /// Made for this daemon's socket, if it was.
+    directory: Option<tempfile::TempDir>,
 }
 
 impl TestDaemon {
-    /// Starts a daemon and waits until it answers.
+    /// Starts a daemon in a directory of its own and waits until it answers.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let child = daemon_command(&directory.path().join("b.sock"), arguments).spawn().unwrap();
-        let daemon = Self { directory, child };
+        let mut daemon = Self::start_at(&directory.path().join("b.sock"), arguments);
+        daemon.directory = Some(directory);
+        daemon
+    }
+
+    /// Starts a daemon on the socket at `socket` and waits until it answers.
+    pub(crate) fn start_at(socket: &Path, arguments: &[&str]) -> Self {
+        let child = daemon_command(socket, arguments).spawn().unwrap();
+        let daemon = Self { socket: socket.into(), child, directory: None };
         let deadline = Instant::now() + PATIENCE;
         while daemon.ask(&["status"]).code != Some(0) {
             assert!(Instant::now() < deadline, "the daemon never answered");
@@ -70,11 +79,12 @@ impl TestDaemon {
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.directory.path().join("b.sock")
+        self.socket.clone()
     }
 
+    /// The directory that its socket is in.
     pub(crate) fn directory(&self) -> &Path {
-        self.directory.path()
+        self.socket.parent().unwrap()
     }
 
     /// Runs a command against this daemon.
@@ -115,6 +125,14 @@ pub(crate) fn daemon_command(socket: &Path, arguments: &[&str]) -> Command {
     let mut command = bindery(["daemon"]);
     command.args(arguments).arg("--socket").arg(socket).stderr(Stdio::null()).stdout(Stdio::null());
     command
+}
+
+/// The same command line with another program.
+pub(crate) fn with_program(command: &Command, program: &Path) -> Command {
+    let mut other = Command::new(program);
+    other.args(command.get_args()).env_remove("BINDERY_SOCKET");
+    other.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null());
+    other
 }
 
 /// Sends a signal to one process.

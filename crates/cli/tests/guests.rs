@@ -1,0 +1,227 @@
+//! Guests and daemons: merging as an operator sees it, names, domains, and daemons that come and
+//! go.
+
+mod common;
+#[path = "common/guest.rs"]
+mod guest;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{
+    NOBODY, PATIENCE, TestDaemon, as_nobody, bindery, can_change_user, daemon_command,
+    program_for_all, run,
+};
+use guest::{EQUAL_PAGES, PAGES, TestGuest, UNIQUE_PAGES, ZERO_PAGES, can_manage};
+use serde_json::Value;
+
+#[test]
+#[ignore = "the guests' process of the other tests, not a test of its own"]
+fn guest_process() {
+    guest::live();
+}
+
+/// The guest called `name`, as `bindery ps` shows it.
+fn guest_status(daemon: &TestDaemon, name: &str) -> Option<Value> {
+    let guests = daemon.ask(&["ps", "--json"]).json();
+    guests.as_array().unwrap().iter().find(|guest| guest["name"] == name).cloned()
+}
+
+fn domain_status(daemon: &TestDaemon, name: &str) -> Value {
+    let status = daemon.ask(&["status", "--json"]).json();
+    let domains = status["domains"].as_array().unwrap();
+    domains.iter().find(|domain| domain["name"] == name).cloned().unwrap_or_default()
+}
+
+/// Waits until `holds`.
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "it never came to this: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn merged_pages(daemon: &TestDaemon, name: &str) -> u64 {
+    guest_status(daemon, name).map_or(0, |guest| guest["pages_merged"].as_u64().unwrap())
+}
+
+fn is_merged(daemon: &TestDaemon, name: &str) -> bool {
+    merged_pages(daemon, name) == EQUAL_PAGES as u64
+}
+
+const FAST: [&str; 4] = ["--period", "50ms", "--workers", "2"];
+
+#[test]
+fn equal_pages_become_one_and_come_back_when_written() {
+    if !can_manage("equal_pages_become_one_and_come_back_when_written") {
+        return;
+    }
+    let daemon = TestDaemon::start(&FAST);
+    let mut one = TestGuest::start(&daemon.socket(), "one", "web");
+    let mut two = TestGuest::start(&daemon.socket(), "two", "web");
+    let mut apart = TestGuest::start(&daemon.socket(), "apart", "mail");
+    wait_until("all duplicates are merged", || {
+        is_merged(&daemon, "one") && is_merged(&daemon, "two")
+    });
+
+    let status = guest_status(&daemon, "one").unwrap();
+    let bytes = |pages: usize| (pages * 4096) as u64;
+    assert_eq!(status["pid"], one.pid());
+    assert_eq!(status["ram_bytes"], bytes(PAGES));
+    assert_eq!(status["merged_bytes"], bytes(EQUAL_PAGES));
+    assert_eq!(status["zero_bytes"], bytes(ZERO_PAGES));
+    assert_eq!(status["pages_unshared"], UNIQUE_PAGES);
+    assert_eq!(status["state"]["name"], "merging");
+    let web = domain_status(&daemon, "web");
+    assert_eq!(web["pages_shared"], EQUAL_PAGES);
+    assert_eq!(web["pages_sharing"], EQUAL_PAGES);
+    assert_eq!(web["guests"], 2);
+    // The same contents, in another domain: nobody to share them with.
+    assert_eq!(merged_pages(&daemon, "apart"), 0);
+    assert_eq!(domain_status(&daemon, "mail")["pages_sharing"], 0);
+
+    // To a scan, what is merged is shared already.
+    let scan = run(bindery(["scan", "--json", &one.pid().to_string()])).json();
+    assert_eq!(scan["inputs"][0]["bindery_merged_bytes"], bytes(EQUAL_PAGES));
+
+    one.write(40);
+    wait_until("breaks are counted", || {
+        guest_status(&daemon, "one").unwrap()["breaks"].as_u64().unwrap() >= 40
+    });
+    wait_until("what broke is private", || merged_pages(&daemon, "one") == EQUAL_PAGES as u64 - 40);
+    for guest in [&mut one, &mut two, &mut apart] {
+        guest.check();
+    }
+    for table in ["ps", "top"] {
+        let ended = daemon.ask(&[table]);
+        assert!(ended.out.contains("one") && ended.out.contains("apart"), "{}", ended.out);
+    }
+}
+
+#[test]
+fn a_guest_is_unmerged_merged_again_and_let_go() {
+    if !can_manage("a_guest_is_unmerged_merged_again_and_let_go") {
+        return;
+    }
+    let daemon = TestDaemon::start(&FAST);
+    let mut one = TestGuest::start(&daemon.socket(), "one", "web");
+    let mut two = TestGuest::start(&daemon.socket(), "two", "web");
+    let both = || is_merged(&daemon, "one") && is_merged(&daemon, "two");
+    wait_until("all duplicates are merged", both);
+
+    let unmerged = daemon.ask(&["unmerge", "one", "--json"]).json();
+    assert_eq!(unmerged, serde_json::json!({ "guest": "one", "pages": EQUAL_PAGES }));
+    wait_until("the guest is unmerged", || {
+        let status = guest_status(&daemon, "one").unwrap();
+        status["state"]["name"] == "unmerged" && status["merged_bytes"] == 0
+    });
+    one.check();
+    // By its process id this time.
+    assert_eq!(daemon.ask(&["merge", &one.pid().to_string()]).code, Some(0));
+    wait_until("it is merged again", both);
+
+    assert_eq!(daemon.ask(&["unmanage", "two"]).code, Some(0));
+    assert!(guest_status(&daemon, "two").is_none());
+    wait_until("its agent ends", || two.has_ended());
+    two.write(3);
+    two.check();
+    one.check();
+    assert_eq!(daemon.ask(&["unmanage", "two"]).code, Some(4));
+}
+
+#[test]
+fn a_name_is_taken_once() {
+    if !can_manage("a_name_is_taken_once") {
+        return;
+    }
+    let daemon = TestDaemon::start(&FAST);
+    let first = TestGuest::start(&daemon.socket(), "web", "a");
+    wait_until("the first is there", || guest_status(&daemon, "web").is_some());
+    let mut second = TestGuest::start(&daemon.socket(), "web", "b");
+    wait_until("the second is refused", || second.has_ended());
+    second.check();
+    assert_eq!(guest_status(&daemon, "web").unwrap()["pid"], first.pid());
+
+    let ended = {
+        let mut command = bindery(["run", "--name", "web", "--socket"]);
+        // Any file will do for a shim: it does not come to preloading.
+        command.arg(daemon.socket()).env("BINDERY_SHIM", std::env::current_exe().unwrap());
+        command.args(["--", "true"]);
+        run(command)
+    };
+    assert_eq!(ended.code, Some(6), "{}", ended.err);
+    assert!(ended.err.contains(&format!("pid {}", first.pid())), "{}", ended.err);
+}
+
+#[test]
+fn guests_outlive_daemons_and_are_taken_over() {
+    if !can_manage("guests_outlive_daemons_and_are_taken_over") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("b.sock");
+    let daemon = TestDaemon::start_at(&socket, &FAST);
+    let mut guests = ["one", "two"].map(|name| TestGuest::start(&socket, name, "web"));
+    let merged = |daemon: &TestDaemon| is_merged(daemon, "one") && is_merged(daemon, "two");
+    wait_until("all duplicates are merged", || merged(&daemon));
+    // Killed.
+    drop(daemon);
+    guests.iter_mut().for_each(TestGuest::check);
+
+    let mut daemon = TestDaemon::start_at(&socket, &FAST);
+    wait_until("the next daemon has taken them over", || merged(&daemon));
+    assert_eq!(domain_status(&daemon, "web")["pages_shared"], EQUAL_PAGES);
+    guests.iter_mut().for_each(TestGuest::check);
+    // Ended: guests keep what they have.
+    assert_eq!(daemon.end_with("TERM"), Some(0));
+    guests.iter_mut().for_each(TestGuest::check);
+
+    let mut daemon = TestDaemon::start_at(&socket, &FAST);
+    wait_until("they are back under their names", || merged(&daemon));
+    let guest_pids = || guests.iter().map(|guest| guest.pid().cast_signed());
+    assert!(guest_pids().all(has_merged_pages));
+    assert_eq!(daemon.ask(&["stop", "--unmerge"]).code, Some(0));
+    assert_eq!(daemon.await_end(), Some(0));
+    assert!(!guest_pids().any(has_merged_pages), "`stop --unmerge` left merged pages");
+    guests.iter_mut().for_each(TestGuest::check);
+}
+
+/// Whether pages of a process are mapped from a canonical store. (The agent's own view of the store
+/// is a shared mapping.)
+fn has_merged_pages(pid: i32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.lines().any(|line| line.contains("bindery-store") && line.contains("p 0"))
+}
+
+#[test]
+fn guests_of_other_users_are_refused() {
+    let test = "guests_of_other_users_are_refused";
+    if !can_manage(test) || !can_change_user(test) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = program_for_all(directory.path());
+    let sockets = directory.path().join("sockets");
+    std::fs::create_dir(&sockets).unwrap();
+    std::os::unix::fs::chown(&sockets, Some(NOBODY), Some(NOBODY)).unwrap();
+    let socket = sockets.join("b.sock");
+    let command = daemon_command(&socket, &FAST);
+    let mut child = as_nobody(common::with_program(&command, &program)).spawn().unwrap();
+    wait_until("nobody's daemon listens", || socket.exists());
+
+    // This test's own user, root, whom no file mode keeps out.
+    let mut guest = TestGuest::start(&socket, "intruder", "web");
+    wait_until("the guest is refused", || guest.has_ended());
+    guest.check();
+    assert!(ps(&socket).as_array().unwrap().is_empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// What `bindery ps` says; root may ask every daemon.
+fn ps(socket: &Path) -> Value {
+    let mut command = bindery(["ps", "--json", "--socket"]);
+    command.arg(socket);
+    run(command).json()
+}
