@@ -163,8 +163,9 @@ impl Engine for BinderyEngine {
     fn cpu_time(&self) -> Result<Duration> {
         let status = self.daemon.status()?;
         let domains = status["domains"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let of_domains: u64 = domains.iter().filter_map(|domain| domain["cpu_ms"].as_u64()).sum();
-        Ok(Duration::from_millis(of_domains))
+        let in_guests = domains.iter().filter_map(|domain| domain["guest_cpu_time_us"].as_u64());
+        let own = Duration::from_millis(status["cpu_ms"].as_u64().unwrap_or(0));
+        Ok(own + Duration::from_micros(in_guests.sum()))
     }
 
     fn own_pids(&self) -> Option<u32> {
