@@ -170,8 +170,9 @@ impl Domain {
         locked(&self.shortage).get_or_insert(shortage);
     }
 
-    pub(crate) fn is_short(&self) -> bool {
-        locked(&self.shortage).is_some()
+    /// What was short first in this period.
+    pub(crate) fn shortage(&self) -> Option<Shortage> {
+        *locked(&self.shortage)
     }
 
     /// Frees the slots that nobody maps any more, and gives their memory back. Between phases only.

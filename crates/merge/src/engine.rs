@@ -194,6 +194,9 @@ impl Engine {
         let (domain, member) = found.ok_or(UnmergeError::Unknown(id))?;
         let result = work(domain, member);
         core.domains.values_mut().for_each(Domain::sweep);
+        // Whoever asked for it looks at the figures next.
+        let last = Duration::from_micros(self.status().scan_time_us);
+        self.publish(&core.domains, core.periods, core.cpu, last);
         Ok(result)
     }
 

@@ -21,6 +21,9 @@ use crate::slots::runs_of;
 use crate::stable::BACK_OFF_MAX;
 use crate::workers::Workers;
 
+/// Guests that a content is asked of, one after the other, before it is given up.
+const HOMES_MAX: usize = 3;
+
 /// The classes of a round, in order of their homes; the first of them have slots.
 pub(crate) struct Plan {
     classes: Vec<Class>,
@@ -44,35 +47,51 @@ impl Plan {
         Self { classes, joins: found.joins, slots, filled }
     }
 
-    /// The requests that fetch the contents: classes with one home, and their place in the plan.
-    fn requests(&self) -> Vec<(usize, &[Class])> {
-        let mut at = 0;
-        let with_slots = &self.classes[..self.slots.len()];
-        let homes = with_slots.chunk_by(|a, b| a.home.0 == b.home.0);
-        homes
-            .flat_map(|home| home.chunks(FETCH_PAGES_MAX))
-            .map(|request| {
-                at += request.len();
-                (at - request.len(), request)
-            })
-            .collect()
+    /// Copies the contents into the store, from other guests where homes fail. A phase of its own,
+    /// or several.
+    pub(crate) fn fill(&mut self, domain: &Domain, workers: &Workers) {
+        let mut missing: Vec<usize> = (0..self.slots.len()).collect();
+        for _ in 0..HOMES_MAX {
+            let homes = missing.chunk_by(|a, b| self.home_of(*a) == self.home_of(*b));
+            let requests: Vec<&[usize]> =
+                homes.flat_map(|home| home.chunks(FETCH_PAGES_MAX)).collect();
+            workers.each(&requests, Fetched::default, |fetched, classes| {
+                self.fill_some(domain, classes, fetched);
+            });
+            missing.retain(|class| !self.is_filled(*class));
+            missing.retain(|class| self.try_next_home(*class));
+            missing.sort_by_key(|class| self.home_of(*class));
+        }
     }
 
-    /// Copies the contents into the store. A phase of its own.
-    pub(crate) fn fill(&self, domain: &Domain, workers: &Workers) {
-        let requests = self.requests();
-        workers.each(&requests, Fetched::default, |fetched, (first, classes)| {
-            self.fill_some(domain, *first, classes, fetched);
-        });
+    fn home_of(&self, class: usize) -> u32 {
+        self.classes[class].home.0
     }
 
-    fn fill_some(&self, domain: &Domain, first: usize, classes: &[Class], fetched: &mut Fetched) {
-        let Some(member) = domain.members.get(&classes[0].home.0) else { return };
-        if domain.is_short() {
+    fn is_filled(&self, class: usize) -> bool {
+        // Relaxed: read after the phase's threads were joined.
+        self.filled[class].load(Ordering::Relaxed)
+    }
+
+    /// Makes the next guest that has the content its home. False if there is none.
+    fn try_next_home(&mut self, class: usize) -> bool {
+        let class = &mut self.classes[class];
+        let joins = &self.joins[class.joins.0 as usize..class.joins.1 as usize];
+        let next = joins.iter().find(|join| join.member > class.home.0);
+        if let Some(join) = next {
+            class.home = (join.member, join.page);
+        }
+        next.is_some()
+    }
+
+    /// Fetches the contents of classes with one home, and writes those that are as digested.
+    fn fill_some(&self, domain: &Domain, classes: &[usize], fetched: &mut Fetched) {
+        let Some(member) = domain.members.get(&self.home_of(classes[0])) else { return };
+        if domain.shortage() == Some(Shortage::Memory) {
             return;
         }
         let Some(mut lane) = member.lane() else { return };
-        let pages: Vec<u32> = classes.iter().map(|class| class.home.1.0).collect();
+        let pages: Vec<u32> = classes.iter().map(|class| self.classes[*class].home.1.0).collect();
         let result = lane.fetch(&pages, fetched);
         member.take_gauges(&mut lane, &mut member.state());
         drop(lane);
@@ -83,11 +102,11 @@ impl Plan {
             .filter(|at| {
                 fetched.page(*at).is_some_and(|page| {
                     let digest = bindery_page::digest(page, &domain.key);
-                    digest.to_words() == classes[*at].seed.digest
+                    digest.to_words() == self.classes[classes[*at]].seed.digest
                 })
             })
             .collect();
-        let slot = |at: usize| self.slots[first + at];
+        let slot = |at: usize| self.slots[classes[at]];
         for run in good.chunk_by(|a, b| *b == a + 1 && slot(*b).0 == slot(*a).0 + 1) {
             let bytes = fetched.bytes(run[0], run.len());
             if let Err(error) = domain.grant.store.write(slot(run[0]), bytes) {
@@ -96,7 +115,7 @@ impl Plan {
             }
             for at in run {
                 // Relaxed: read after the phase's threads were joined.
-                self.filled[first + at].store(true, Ordering::Relaxed);
+                self.filled[classes[*at]].store(true, Ordering::Relaxed);
             }
         }
     }
@@ -105,6 +124,7 @@ impl Plan {
     pub(crate) fn commit(self, domain: &mut Domain) {
         let guard = pin();
         let mut empty = Vec::new();
+        let memory_is_short = domain.shortage() == Some(Shortage::Memory);
         for (at, class) in self.classes.iter().enumerate() {
             let slot = self.slots.get(at).copied();
             let joins = &self.joins[class.joins.0 as usize..class.joins.1 as usize];
@@ -116,14 +136,12 @@ impl Plan {
                     member.link(join.page, Link::None);
                 }
             }
-            match slot.filter(|_| self.filled[at].load(Ordering::Relaxed)) {
+            match slot.filter(|_| self.is_filled(at)) {
                 Some(slot) => make_canonical(domain, class, slot, joins),
                 None => {
                     domain.delete(class.seed.leaf, &guard);
                     empty.extend(slot);
-                    // With a slot, its home failed: try another. Without, there is no room.
-                    let periods = if slot.is_some() { 0 } else { BACK_OFF_MAX };
-                    tell_again(domain, joins, periods);
+                    give_up(domain, joins, slot.is_none() || memory_is_short);
                 }
             }
         }
@@ -150,10 +168,19 @@ fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]
     }
 }
 
-fn tell_again(domain: &mut Domain, joins: &[Join], periods: u8) {
+/// Pages of a class that is given up are looked at again: later if there was no room, ever later
+/// if nobody had what was digested.
+fn give_up(domain: &mut Domain, joins: &[Join], no_room: bool) {
     for join in joins {
-        if let Some(member) = domain.members.get_mut(&join.member) {
-            member.state_mut().stable.tell_again(join.page, periods);
+        let Some(member) = domain.members.get_mut(&join.member) else { continue };
+        let stable = &mut member.state_mut().stable;
+        if no_room {
+            stable.tell_again(join.page, BACK_OFF_MAX);
+        } else {
+            if domain.backs_off {
+                stable.note_break(join.page);
+            }
+            stable.tell_after_back_off(join.page);
         }
     }
 }

@@ -213,11 +213,14 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
     let batches: Vec<Batch<'_>> =
         round.iter().flat_map(|portion| batches(domains, portion)).collect();
     workers.each(&batches, examine::Scratch::default, |scratch, batch| {
-        if batch.domain.is_short() { batch.put_back() } else { batch.examine(scratch) }
+        match batch.domain.shortage() {
+            None => batch.examine(scratch),
+            Some(_) => batch.put_back(),
+        }
     });
     drop(batches);
     for domain in domains.values_mut() {
-        let plan = Plan::make(domain);
+        let mut plan = Plan::make(domain);
         plan.fill(domain, workers);
         plan.commit(domain);
     }

@@ -98,18 +98,19 @@ fn audit_guest(member: &Member, guest: &ModelGuest) {
     let in_flight = |page: u32, slot: Slot| {
         state.in_flight.iter().any(|merge| (merge.page.0, merge.slot) == (page, slot))
     };
-    for (page, slot) in guest.merged() {
-        let linked = member.links.get(PageIndex(page)) == Link::Merged(slot);
-        assert!(linked || in_flight(page, slot), "page {page} maps {slot:?} without a reference");
+    let merged = guest.merged();
+    for (page, slot) in &merged {
+        let linked = member.links.get(PageIndex(*page)) == Link::Merged(*slot);
+        assert!(linked || in_flight(*page, *slot), "page {page} maps {slot:?} unreferenced");
     }
     if guest.line() != Line::Open || state.doubt.merged {
         return;
     }
     for (page, link) in links(member) {
         if let Link::Merged(slot) = link {
-            let mapped = guest.merged().get(&page.0) == Some(&slot);
-            let gone = !guest.process().pages.contains_key(&page.0);
-            assert!(mapped || gone || guest.has_lost(page.0, slot), "{page:?} is not merged");
+            let mapped = merged.get(&page.0) == Some(&slot);
+            let gone = || !guest.process().pages.contains_key(&page.0);
+            assert!(mapped || gone() || guest.has_lost(page.0, slot), "{page:?} is not merged");
         }
     }
 }

@@ -44,6 +44,7 @@ pub(crate) enum Page {
 /// The process: it outlives connections.
 pub(crate) struct Process {
     pub(crate) pid: i32,
+    pub(crate) instance: u64,
     pub(crate) pages: BTreeMap<u32, Page>,
     written: BTreeMap<u32, ()>,
     lost: VecDeque<Lost>,
@@ -57,6 +58,8 @@ pub(crate) struct Process {
     pub(crate) busy: bool,
     pub(crate) mappings: u32,
     pub(crate) mappings_max: u32,
+    /// Says of every page that it holds this.
+    pub(crate) lies: Option<Content>,
     pub(crate) requests: Vec<&'static str>,
 }
 
@@ -222,6 +225,7 @@ impl ModelGuest {
     pub(crate) fn start(id: u32, grant: &Grant, pages: u32, seed: u64) -> Arc<Self> {
         let process = Process {
             pid: 1000 + id as i32,
+            instance: u64::from(id),
             pages: BTreeMap::new(),
             written: BTreeMap::new(),
             lost: VecDeque::new(),
@@ -234,6 +238,7 @@ impl ModelGuest {
             busy: false,
             mappings: 100,
             mappings_max: 1_000_000,
+            lies: None,
             requests: Vec::new(),
         };
         let guest = Self::connect(id, grant, &Arc::new(Mutex::new(process)));
@@ -263,7 +268,7 @@ impl ModelGuest {
             uid: 0,
             pid: inner.pid,
             command: "model".into(),
-            instance: inner.pid as u64,
+            instance: inner.instance,
         };
         drop(inner);
         Arc::new(Self {
@@ -448,7 +453,11 @@ impl Lane for ModelLane {
 
     fn digest(&mut self, pages: &[u32], digests: &mut Vec<PageDigest>) -> Result<(), GuestError> {
         self.ask("digest", |process| {
-            let digest = |page: &u32| match process.read(*page) {
+            let read = |page| {
+                let truth = process.read(page)?;
+                Some(process.lies.map_or(truth, bytes_of))
+            };
+            let digest = |page: &u32| match read(*page) {
                 None => PageDigest::default(),
                 Some(bytes) if bytes == [0; PAGE_BYTES] => {
                     PageDigest { kind: 1, ..PageDigest::default() }

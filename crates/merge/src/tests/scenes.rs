@@ -1,1 +1,297 @@
 //! Single scenes, each with the one thing that it shows.
+
+use std::sync::Arc;
+
+use bindery_guest::Connection;
+
+use super::audit::{assert_converged, audit};
+use super::model::{Line, ModelGuest, Page};
+use crate::domain::Grant;
+use crate::pressure::{DomainState, STORM_BREAKS_MIN};
+use crate::status::{DomainStatus, GuestState, GuestStatus};
+use crate::{Engine, Settings};
+
+struct Scene {
+    engine: Engine,
+    guests: Vec<Arc<ModelGuest>>,
+}
+
+impl Scene {
+    fn new(settings: Settings) -> Self {
+        Self { engine: Engine::new(settings), guests: Vec::new() }
+    }
+
+    /// A guest of `domain` whose page `n` holds `content(n)`.
+    fn guest(
+        &mut self,
+        domain: &str,
+        pages: u32,
+        content: impl Fn(u32) -> u64,
+    ) -> (Arc<ModelGuest>, Arc<Grant>) {
+        let grant = self.engine.domain(domain).unwrap();
+        let id = self.guests.len() as u32 + 1;
+        let guest = ModelGuest::start(id, &grant, pages, u64::from(id));
+        (0..pages).for_each(|page| guest.process().write(page, content(page)));
+        self.engine.add_guest(&grant, guest.clone());
+        self.guests.push(Arc::clone(&guest));
+        (guest, grant)
+    }
+
+    fn periods(&self, count: u32) {
+        for _ in 0..count {
+            self.engine.run_period();
+            audit(&self.engine, &self.guests);
+        }
+    }
+
+    fn domain(&self, name: &str) -> DomainStatus {
+        let status = self.engine.status();
+        status.domains.iter().find(|domain| domain.name == name).unwrap().clone()
+    }
+
+    fn status_of(&self, guest: &ModelGuest) -> GuestStatus {
+        let id = guest.identity().id;
+        let status = self.engine.status();
+        let mut guests = status.domains.iter().flat_map(|domain| &domain.guests);
+        guests.find(|guest| guest.id == id).unwrap().clone()
+    }
+}
+
+#[test]
+fn pages_are_merged_after_two_quiet_periods_and_then_left_in_peace() {
+    let mut scene = Scene::new(Settings::default());
+    let (one, _) = scene.guest("a", 300, |page| u64::from(page % 100));
+    let (two, _) = scene.guest("a", 300, |page| u64::from(page % 150));
+    scene.periods(2);
+    assert!(one.merged().is_empty() && two.merged().is_empty());
+    scene.periods(1);
+    assert_converged(&scene.guests);
+    let domain = scene.domain("a");
+    assert_eq!((domain.pages_shared, domain.counts.zero_pages), (149, 5));
+    assert_eq!(domain.pages_sharing, 600 - 5 - 149);
+    one.process().requests.clear();
+    scene.periods(3);
+    assert_eq!(one.process().requests, ["lost", "scan"].repeat(3));
+}
+
+#[test]
+fn duplicates_within_one_guest_are_merged() {
+    let mut scene = Scene::new(Settings::default());
+    scene.guest("a", 200, |page| u64::from(1 + page % 10));
+    scene.periods(3);
+    assert_eq!((scene.domain("a").pages_shared, scene.domain("a").pages_sharing), (10, 190));
+}
+
+#[test]
+fn domains_share_nothing() {
+    let mut scene = Scene::new(Settings::default());
+    let (one, a) = scene.guest("a", 100, |page| u64::from(page + 1));
+    let (two, b) = scene.guest("b", 100, |page| u64::from(page + 1));
+    assert_ne!(a.digest_key(), b.digest_key());
+    scene.periods(6);
+    assert!(one.merged().is_empty() && two.merged().is_empty());
+    assert_eq!(a.store.allocated_bytes() + b.store.allocated_bytes(), 0);
+}
+
+#[test]
+fn a_stopped_guest_disturbs_nobody_and_is_used_again() {
+    let mut scene = Scene::new(Settings::default());
+    let (stopped, _) = scene.guest("a", 200, |page| u64::from(page + 1));
+    let (one, _) = scene.guest("a", 200, |page| u64::from(page + 1));
+    let (two, _) = scene.guest("a", 200, |page| u64::from(page + 1));
+    scene.periods(1);
+    stopped.set_line(Line::Stalled);
+    stopped.process().requests.clear();
+    scene.periods(5);
+    assert_eq!(stopped.process().requests.len(), 1, "it is asked once, and then left alone");
+    assert_eq!(scene.status_of(&stopped).state, GuestState::Stalled);
+    assert_eq!((one.merged().len(), two.merged().len()), (200, 200));
+    stopped.set_line(Line::Open);
+    scene.periods(4);
+    assert_eq!(scene.status_of(&stopped).state, GuestState::Merging);
+    assert_eq!(stopped.merged(), one.merged());
+}
+
+#[test]
+fn what_a_lost_guest_maps_stays_until_its_process_ends() {
+    let mut scene = Scene::new(Settings::default());
+    let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
+    let (other, _) = scene.guest("a", 100, |page| u64::from(page + 1));
+    scene.periods(3);
+    lost.set_line(Line::Closed);
+    (0..100).for_each(|page| other.process().write(page, 1000 + u64::from(page)));
+    // `audit` reads every page of the lost guest through its store.
+    scene.periods(8);
+    assert_eq!(scene.status_of(&lost).state, GuestState::Disconnected);
+    assert_eq!(grant.store.allocated_bytes(), 100 * 4096);
+    lost.process().end();
+    scene.periods(1);
+    assert_eq!(grant.store.allocated_bytes(), 0);
+}
+
+#[test]
+fn nobody_but_the_process_itself_can_come_back_for_it() {
+    let mut scene = Scene::new(Settings::default());
+    let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
+    scene.guest("a", 100, |page| u64::from(page + 1));
+    scene.periods(3);
+    lost.set_line(Line::Closed);
+    scene.periods(1);
+    // Says the same of itself, but the kernel says that it is another process.
+    let thief = ModelGuest::start(9, &grant, 10, 9);
+    thief.process().instance = lost.identity().instance;
+    let thief = ModelGuest::connect(10, &grant, &thief.process);
+    assert_eq!(thief.identity().instance, lost.identity().instance);
+    scene.engine.add_guest(&grant, thief.clone());
+    scene.guests.push(thief);
+    scene.guests[1].process().end();
+    scene.periods(3);
+    assert_eq!(grant.store.allocated_bytes(), 100 * 4096);
+    let back = ModelGuest::connect(11, &grant, &lost.process);
+    scene.engine.add_guest(&grant, back.clone());
+    scene.guests.push(Arc::clone(&back));
+    scene.periods(10);
+    assert_eq!(scene.status_of(&back).counts.pages_foreign, 0);
+    assert!(scene.domain("a").guests.iter().all(|guest| guest.state != GuestState::Disconnected));
+    // Its pages are merged with the slots that were kept for it, under the new connection.
+    assert_eq!((back.merged().len(), grant.store.allocated_bytes()), (100, 100 * 4096));
+    back.process().end();
+    scene.periods(1);
+    assert_eq!(grant.store.allocated_bytes(), 0);
+}
+
+#[test]
+fn mappings_go_to_the_longest_runs() {
+    let mut scene = Scene::new(Settings::default());
+    // Stretches of one page and of forty, with pages of its own between them.
+    let content = |own: u64| {
+        move |page: u32| match page % 50 {
+            1 | 5..45 => u64::from(page + 1),
+            _ => own << 32 | u64::from(page),
+        }
+    };
+    let (short, _) = scene.guest("a", 1000, content(1));
+    scene.guest("a", 1000, content(2));
+    let mappings = short.process().mappings;
+    short.process().mappings_max = mappings + 60;
+    scene.periods(3);
+    let merged = short.merged();
+    assert!(merged.keys().all(|page| (5..45).contains(&(page % 50))), "{merged:?}");
+    assert_eq!(scene.status_of(&short).state, GuestState::MappingsShort);
+    assert_eq!(scene.guests[1].merged().len(), 20 * 41);
+    short.process().mappings_max = 1_000_000;
+    scene.periods(10);
+    assert_eq!(short.merged().len(), 20 * 41);
+    assert_eq!(scene.status_of(&short).state, GuestState::Merging);
+}
+
+#[test]
+fn a_storm_of_breaks_slows_merging_down() {
+    let pages = 4 * STORM_BREAKS_MIN as u32;
+    for backs_off in [true, false] {
+        let mut scene = Scene::new(Settings { backs_off, ..Settings::default() });
+        let (one, _) = scene.guest("a", pages, |page| u64::from(page + 1));
+        scene.guest("a", pages, |page| u64::from(page + 1));
+        scene.periods(3);
+        (0..pages).for_each(|page| one.process().write(page, u64::from(page + 2)));
+        scene.periods(1);
+        let expected = if backs_off { DomainState::Storm } else { DomainState::Merging };
+        assert_eq!(scene.domain("a").state, expected);
+        assert_eq!(scene.domain("a").counts.breaks, u64::from(pages));
+        scene.periods(6);
+        assert_eq!(scene.domain("a").state, DomainState::Merging);
+        assert_converged(&scene.guests);
+    }
+}
+
+#[test]
+fn a_full_store_is_said_and_goes_on_when_there_is_room() {
+    let mut scene = Scene::new(Settings { store_slots: 50, ..Settings::default() });
+    let (one, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
+    let (two, _) = scene.guest("a", 100, |page| u64::from(page + 1));
+    scene.periods(3);
+    assert_eq!(scene.domain("a").state, DomainState::StoreFull);
+    assert_eq!(grant.store.allocated_bytes(), 50 * 4096);
+    // What was merged becomes unique, so that there is room for the others.
+    let merged: Vec<u32> = one.merged().into_keys().collect();
+    for page in merged {
+        one.process().write(page, 1 << 40 | u64::from(page));
+        two.process().write(page, 1 << 41 | u64::from(page));
+    }
+    scene.periods(20);
+    assert_eq!(scene.domain("a").state, DomainState::Merging);
+    assert_converged(&scene.guests);
+}
+
+#[test]
+fn a_guest_that_lies_about_digests_gains_and_spoils_nothing() {
+    let mut scene = Scene::new(Settings::default());
+    let (liar, grant) = scene.guest("a", 20, |page| 500 + u64::from(page));
+    liar.process().lies = Some(7);
+    scene.periods(3);
+    assert_eq!(grant.store.allocated_bytes(), 0, "its pages were fetched and found out");
+    scene.guest("a", 20, |_| 7);
+    scene.guest("a", 20, |_| 7);
+    scene.periods(12);
+    assert!(liar.merged().is_empty());
+    let honest = &scene.guests[1..];
+    assert!(honest.iter().all(|guest| guest.merged().len() == 20));
+    assert_eq!(scene.domain("a").pages_shared, 1);
+}
+
+#[test]
+fn a_guest_that_reports_slots_that_nobody_has_is_dropped() {
+    let mut scene = Scene::new(Settings::default());
+    let (liar, _) = scene.guest("a", 20, |page| u64::from(page + 1));
+    let (one, _) = scene.guest("a", 20, |page| u64::from(page + 1));
+    scene.periods(3);
+    // It stops in the middle of something, and then reports what cannot be.
+    (0..20).for_each(|page| one.process().write(page, 900 + u64::from(page)));
+    liar.set_line(Line::Stalled);
+    scene.engine.run_period();
+    liar.set_line(Line::Open);
+    let store = liar.store();
+    liar.process().pages.insert(3, Page::Merged(store, bindery_units::Slot(4000), 0));
+    scene.engine.run_period();
+    let state = scene.status_of(&liar).state;
+    assert_eq!(state, GuestState::Disconnected);
+    assert_eq!(scene.status_of(&one).state, GuestState::Merging);
+}
+
+#[test]
+fn regions_that_go_take_their_references_with_them() {
+    let mut scene = Scene::new(Settings::default());
+    let (one, grant) = scene.guest("a", 600, |page| u64::from(page + 1));
+    let (two, _) = scene.guest("a", 600, |page| u64::from(page + 1));
+    scene.periods(3);
+    one.remove_region(100, 500);
+    two.remove_region(200, 400);
+    scene.periods(2);
+    assert_eq!((one.merged().len(), two.merged().len()), (100, 200));
+    assert_eq!(grant.store.allocated_bytes(), 200 * 4096);
+}
+
+#[test]
+fn metadata_is_below_32_bytes_a_page_when_all_pages_differ() {
+    let pages = 1 << 17;
+    let mut scene = Scene::new(Settings { index_keys: 1 << 20, ..Settings::default() });
+    scene.guest("a", pages, |page| u64::from(page + 1));
+    (0..3).for_each(|_| scene.engine.run_period());
+    let domain = scene.domain("a");
+    assert_eq!((domain.counts.pages_unshared, domain.index_keys), (1 << 17, 1 << 17));
+    let each = domain.metadata_bytes as f64 / f64::from(pages);
+    assert!(each <= 32.0, "{each:.1} bytes a page");
+}
+
+#[test]
+fn figures_survive_json() {
+    let mut scene = Scene::new(Settings::default());
+    scene.guest("a", 10, u64::from);
+    scene.periods(3);
+    let status = scene.engine.status();
+    let json = serde_json::to_string(&*status).unwrap();
+    for name in ["pages_shared", "pages_sharing", "full_scans", "general_profit", "zero_pages"] {
+        assert!(json.contains(name), "{name} in {json}");
+    }
+    assert_eq!(serde_json::from_str::<crate::status::EngineStatus>(&json).unwrap(), *status);
+}
