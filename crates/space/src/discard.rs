@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use bindery_sys::{mapping, userfault::mode};
+use bindery_sys::mapping;
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
@@ -69,17 +69,10 @@ impl Core {
     fn discard_mapped(&self, region: &Region, run: PageRange) -> io::Result<()> {
         let (address, bytes) = (region.address(run.first), run.count as usize * PAGE_BYTES);
         // SAFETY: the VMM throws the pages away, and the range is held.
-        if unsafe { mapping::replace_with_anonymous(address, bytes) }.is_err() {
+        if unsafe { self.lay_afresh(region, address, bytes) }.is_err() {
             return self.discard_in_place(region, run);
         }
         self.budget.made(2);
-        // SAFETY: absent pages of the range are zero ones, which is what the handler makes them.
-        // The advice keeps content; NOHUGEPAGE as for all managed memory.
-        unsafe {
-            mapping::advise(address, bytes, libc::MADV_NOHUGEPAGE)?;
-            region.advise_mapping(address, bytes)?;
-            self.guest_faults.register(address, bytes, mode::MISSING | mode::WP)?;
-        }
         for page in run.pages() {
             let entry = region.entry(page);
             if matches!(entry.kind(), Kind::Merged | Kind::Bound) {

@@ -33,6 +33,7 @@ pub mod entry;
 mod handlers;
 mod held;
 mod manage;
+mod mend;
 mod merge;
 mod region;
 mod restore;

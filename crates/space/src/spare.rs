@@ -19,8 +19,9 @@ pub(crate) const SPARE_PAGES_MAX: usize = 64;
 /// A stock of spare pages, for one thread.
 #[derive(Debug)]
 pub(crate) struct Spare {
-    /// Where the chunk begins. Pages are taken from its end, so that taking one cuts the mapping in
-    /// two and never in three.
+    /// Where what is left of the chunk begins. Pages are taken from there, ascending: pages that come
+    /// back one after the other, as a march of writes brings them, then lie as they did in the chunk,
+    /// and the kernel joins their mappings.
     start: HostAddress,
     pages: usize,
 }
@@ -50,11 +51,12 @@ impl Spare {
         if self.pages < count {
             self.refill()?;
         }
-        Ok(self.start.plus((self.pages - count) * PAGE_BYTES))
+        Ok(self.start)
     }
 
     /// The pages that [`peek`](Self::peek) gave were moved elsewhere.
     pub(crate) fn taken(&mut self, count: usize) {
+        self.start = self.start.plus(count * PAGE_BYTES);
         self.pages -= count;
     }
 

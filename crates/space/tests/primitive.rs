@@ -272,3 +272,25 @@ fn shared_files_that_only_we_use_are_taken_over_and_given_back() {
     let refused = space.manage(second.address(), bytes).expect_err("mapped twice");
     assert!(refused.to_string().contains("more than once"), "{refused}");
 }
+
+#[test]
+fn mending_joins_what_breaks_left_apart() {
+    let Some(bench) = Bench::new(512, 512) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..512 {
+        bench.fill(page, u64::from(page) + 1);
+        bench.fill_slot(Slot(page), u64::from(page) + 1);
+    }
+    assert_eq!(bench.merge(&mut worker, 0, 512, Slot(0)), merged(512));
+    // So that each comes back alone, and not in an order that the kernel can join by itself.
+    let scattered = (0..400).step_by(2).chain((1..400).step_by(2));
+    scattered.for_each(|page| bench.fill(page, 7000 + u64::from(page)));
+    let saved = worker.mend(bench.all());
+    assert!(saved > 300, "{saved} mappings fewer");
+    assert!((0..400).all(|page| bench.holds(page, 7000 + u64::from(page))));
+    assert!((400..512).all(|page| bench.holds(page, u64::from(page) + 1)));
+    assert!(backing(bench.address(450)).0, "what is merged stays merged");
+    assert!(worker.mend(bench.all()) < 5, "nothing is left to join");
+    bench.fill(450, 9);
+    assert!(bench.holds(450, 9));
+}

@@ -164,7 +164,7 @@ impl Lane {
             Task::Unmerge(range) => return self.unmerge(range),
             Task::Report(range) => self.report(range),
             // Nothing joins mappings yet: none were saved.
-            Task::Mend(_) => Ok(array_of(0, None)),
+            Task::Mend(range) => Ok(array_of(self.worker.mend(range) as usize, None)),
         };
         done.map_or_else(Outcome::Broken, Outcome::Done)
     }
