@@ -13,7 +13,7 @@ use crate::domain::Domain;
 use crate::links::Link;
 use crate::member::{Member, State};
 use crate::resync::resynchronise;
-use crate::settings::{MEND_BREAKS, REHOME_PAGES, REHOME_PERIODS, SCAN_PAGES};
+use crate::settings::{MEND_BREAKS, MEND_PAGES, REHOME_PAGES, REHOME_PERIODS, SCAN_PAGES};
 use crate::stable::Telling;
 
 /// Causes of a loss, as lanes tell them.
@@ -62,10 +62,18 @@ fn look(
     settle_losses(domain, member, lane, state, scratch)?;
     bring_back_foreign(lane, state)?;
     scan_all(domain, member, lane, state, scratch)?;
-    if state.unmended_breaks >= MEND_BREAKS {
-        state.unmended_breaks = 0;
-        for region in state.managed.clone() {
-            lane.mend(region)?;
+    mend(lane, state)
+}
+
+/// Has mappings joined that breaks left apart, if they are many and mappings get short.
+fn mend(lane: &mut LaneLease<'_>, state: &mut State) -> Result<(), GuestError> {
+    if state.unmended_breaks < MEND_BREAKS || state.mappings < state.mappings_max / 2 {
+        return Ok(());
+    }
+    state.unmended_breaks = 0;
+    for region in state.managed.clone() {
+        for piece in region.pieces(MEND_PAGES) {
+            lane.mend(piece)?;
         }
     }
     Ok(())

@@ -100,6 +100,7 @@ fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
         Health::Stalled if !member.connection.settle()? => {}
         Health::Stalled | Health::Failing | Health::Well => member.set_health(Health::Well),
     }
+    // Shims never use a page index again: what was removed is gone for good.
     for change in member.connection.changes()? {
         if let RegionChange::Removed(range) = change {
             domain.unlink_range(member, range);

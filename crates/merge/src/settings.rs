@@ -65,8 +65,12 @@ pub(crate) const REHOME_PERIODS: u32 = 4;
 /// Pages brought back in one period for that reason.
 pub(crate) const REHOME_PAGES: u32 = 8192;
 
-/// Breaks after which a guest is asked to join what they left apart.
+/// Breaks after which a guest that has used half of its mappings is asked to join what they left
+/// apart. Not before: pages that are moved for it count as written.
 pub(crate) const MEND_BREAKS: u64 = 4096;
+
+/// Pages of one request to mend: 0.2 s if mappings end in every run of 64 of them.
+pub(crate) const MEND_PAGES: u32 = 1 << 18;
 
 /// Bytes of kernel memory for one mapping: a `vm_area_struct` and its share of a maple tree node
 /// (measured, 192 to 225).

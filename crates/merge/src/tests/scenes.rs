@@ -8,6 +8,7 @@ use super::audit::{assert_converged, audit};
 use super::model::{Line, ModelGuest, Page};
 use crate::domain::Grant;
 use crate::pressure::{DomainState, STORM_BREAKS_MIN};
+use crate::settings::MEND_BREAKS;
 use crate::status::{DomainStatus, GuestState, GuestStatus};
 use crate::{Engine, Settings};
 
@@ -183,6 +184,23 @@ fn mappings_go_to_the_longest_runs() {
     scene.periods(10);
     assert_eq!(short.merged().len(), 20 * 41);
     assert_eq!(scene.status_of(&short).state, GuestState::Merging);
+}
+
+#[test]
+fn mappings_that_breaks_left_apart_are_joined_when_they_get_short() {
+    let pages = MEND_BREAKS as u32;
+    let settings = Settings { backs_off: false, ..Settings::default() };
+    for (mappings_max, mends) in [(1_000_000, 0), (pages * 2, 1)] {
+        let mut scene = Scene::new(settings);
+        let (one, _) = scene.guest("a", pages, |page| u64::from(page + 1));
+        scene.guest("a", pages, |page| u64::from(page + 1));
+        one.process().mappings_max = mappings_max;
+        scene.periods(3);
+        (0..pages).for_each(|page| one.process().write(page, u64::from(page + 2)));
+        scene.periods(2);
+        let asked = one.process().requests.iter().filter(|request| **request == "mend").count();
+        assert_eq!(asked, mends, "of {mappings_max} mappings");
+    }
 }
 
 #[test]
