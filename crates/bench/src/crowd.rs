@@ -34,6 +34,13 @@ impl Crowd {
         self.0.iter_mut().try_for_each(|guest| guest.ask("verify", "verified"))
     }
 
+    /// Has one process do something and returns its answer, a line.
+    pub(crate) fn ask_one(&mut self, process: usize, word: &str) -> Result<String> {
+        let guest = &mut self.0[process];
+        writeln!(guest.words, "{word}")?;
+        guest.answer()
+    }
+
     /// The processes.
     pub(crate) fn pids(&self) -> impl Iterator<Item = u32> {
         self.0.iter().map(|guest| guest.process.id())
@@ -49,12 +56,10 @@ struct Guest {
 
 impl Guest {
     fn start(merger: &Merger, dataset: &Dataset, process: u32, program: &Path) -> Result<Self> {
-        let mut command = Command::new(program);
-        if let Merger::Bindery { socket, .. } = merger {
-            command.arg("run").arg("--socket").arg(socket);
-            command.args(["--name", &format!("guest{process}"), "--"]).arg(program);
-        }
-        let mut process = command
+        let mut words = merger.launcher(&format!("guest{process}"));
+        words.push(program.into());
+        let mut process = Command::new(&words[0])
+            .args(&words[1..])
             .args(["bench", "guest-process", "--content", &dataset.content.to_string()])
             .args(["--pages", &dataset.pages.to_string()])
             .args(["--extent-pages", &dataset.extent_pages.to_string()])
@@ -76,10 +81,15 @@ impl Guest {
     }
 
     fn expect(&mut self, answer: &str) -> Result<()> {
+        let line = self.answer()?;
+        ensure!(line == answer, "a guest's process said {line:?} instead of {answer:?}");
+        Ok(())
+    }
+
+    fn answer(&mut self) -> Result<String> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
-        ensure!(line.trim() == answer, "a guest's process said {line:?} instead of {answer:?}");
-        Ok(())
+        Ok(line.trim_end().to_owned())
     }
 }
 

@@ -1,9 +1,12 @@
-//! Who merges: kernel KSM at full speed, or a Bindery daemon of its own.
+//! Who merges: kernel KSM, a Bindery daemon of its own, or nobody.
 //!
 //! CPU time is read from the kernel, not asked of the contender: ksmd's thread, or the daemon's
-//! process and everything that happens in the guests' processes, which do nothing else meanwhile.
+//! process and what it costs in the guests' processes.
+
+mod metadata;
 
 use std::{
+    ffi::OsString,
     fmt,
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -13,21 +16,56 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use bindery_host::{
+    PERIODS,
     client::Client,
     protocol::{Answer, Request},
-    status::HostStatus,
+    status::{GuestStatus, HostStatus},
 };
 use bindery_testkit::machine::{
     KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time, process_cpu_time,
 };
 
+pub(crate) use self::metadata::Metadata;
 use crate::crowd::Crowd;
+
+/// How fast KSM runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KsmPace {
+    /// As fast as it goes.
+    FullSpeed,
+    /// Fast enough to look at so many pages once each period: as often as Bindery looks.
+    EveryPeriod { pages: u64, period: Duration },
+}
+
+/// The rest between two batches of a KSM that does not run at full speed: the kernel's default.
+const KSM_SLEEP: Duration = Duration::from_millis(20);
+
+impl KsmPace {
+    /// Zero pages go to the kernel's zero page either way: that costs KSM less than a chain of
+    /// reverse mappings, and it is what Bindery does with them.
+    fn settings(self) -> KsmSettings {
+        let full_speed = KsmSettings { use_zero_pages: Some(true), ..KsmSettings::full_speed() };
+        match self {
+            Self::FullSpeed => full_speed,
+            Self::EveryPeriod { pages, period } => {
+                let batches = (period.as_millis() / KSM_SLEEP.as_millis()).max(1) as u64;
+                KsmSettings {
+                    sleep_millisecs: Some(KSM_SLEEP.as_millis() as u64),
+                    pages_to_scan: Some(pages.div_ceil(batches)),
+                    ..full_speed
+                }
+            }
+        }
+    }
+}
 
 /// Who merges.
 #[derive(Clone, Debug)]
 pub(crate) enum Engine {
-    /// The kernel, at full speed.
-    Ksm,
+    /// Nobody.
+    Neither,
+    /// The kernel.
+    Ksm(KsmPace),
     /// A daemon.
     Bindery {
         /// How many workers it has.
@@ -42,7 +80,11 @@ pub(crate) enum Engine {
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ksm => f.write_str("KSM"),
+            Self::Neither => f.write_str("neither"),
+            Self::Ksm(KsmPace::FullSpeed) => f.write_str("KSM"),
+            Self::Ksm(KsmPace::EveryPeriod { period, .. }) => {
+                write!(f, "KSM every {} s", period.as_secs_f64())
+            }
             Self::Bindery { workers: 1, .. } => f.write_str("Bindery, 1 worker"),
             Self::Bindery { workers, .. } => write!(f, "Bindery, {workers} workers"),
         }
@@ -51,107 +93,202 @@ impl fmt::Display for Engine {
 
 /// Who merges, running.
 pub(crate) enum Merger {
+    Neither { _stopped: KsmGuard },
     Ksm(KsmGuard),
-    Bindery { daemon: Child, socket: PathBuf, _stopped: KsmGuard, _directory: tempfile::TempDir },
+    Bindery(Box<Daemon>),
+}
+
+/// A daemon on a socket of its own.
+pub(crate) struct Daemon {
+    process: Child,
+    program: PathBuf,
+    socket: PathBuf,
+    period: Duration,
+    _stopped: KsmGuard,
+    _directory: tempfile::TempDir,
 }
 
 impl Merger {
+    /// Starts merging.
     pub(crate) fn start(engine: &Engine) -> Result<Self> {
-        let Engine::Bindery { workers, period, program } = engine else {
-            return Ok(Self::Ksm(KsmGuard::start(KsmSettings::full_speed())?));
-        };
-        let stopped = KsmGuard::stopped()?;
-        let directory = tempfile::tempdir()?;
-        let socket = directory.path().join("bindery.sock");
-        let daemon = Command::new(program)
-            .args(["daemon", "--workers", &workers.to_string(), "--period"])
-            .arg(format!("{}ms", period.as_millis()))
-            .arg("--socket")
-            .arg(&socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        let started = Instant::now();
-        while Client::connect(&socket).is_err() {
-            ensure!(started.elapsed() < Duration::from_secs(10), "the daemon does not listen");
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(Self::Bindery { daemon, socket, _stopped: stopped, _directory: directory })
+        let merger = Self::hold(engine)?;
+        merger.begin()?;
+        Ok(merger)
     }
 
-    /// CPU time spent on merging so far.
-    pub(crate) fn cpu_time(&self, crowd: &Crowd) -> Result<Duration> {
-        match self {
-            Self::Ksm(_) => Ok(ksmd_cpu_time()?),
-            Self::Bindery { daemon, .. } => {
-                let mut sum = process_cpu_time(daemon.id())?;
-                for pid in crowd.pids() {
-                    sum += process_cpu_time(pid)?;
-                }
-                Ok(sum)
+    /// Starts all that it takes, but merges nothing until [`Self::begin`].
+    pub(crate) fn hold(engine: &Engine) -> Result<Self> {
+        match engine {
+            Engine::Neither => Ok(Self::Neither { _stopped: KsmGuard::stopped()? }),
+            Engine::Ksm(pace) => {
+                let guard = KsmGuard::start(pace.settings())?;
+                guard.pause()?;
+                Ok(Self::Ksm(guard))
+            }
+            Engine::Bindery { workers, period, program } => {
+                Ok(Self::Bindery(Box::new(Daemon::start(*workers, *period, program.clone())?)))
             }
         }
     }
 
-    /// Pages saved now.
+    /// Starts to merge.
+    pub(crate) fn begin(&self) -> Result<()> {
+        match self {
+            Self::Neither { .. } => Ok(()),
+            Self::Ksm(guard) => Ok(guard.resume()?),
+            Self::Bindery(daemon) => {
+                let period_ms = Some(daemon.period.as_millis() as u64);
+                daemon.ask(&Request::Set { workers: None, period_ms }).map(drop)
+            }
+        }
+    }
+
+    /// Words before a command that have its memory merged.
+    pub(crate) fn launcher(&self, name: &str) -> Vec<OsString> {
+        let Self::Bindery(daemon) = self else { return Vec::new() };
+        let mut words = vec![daemon.program.clone().into_os_string()];
+        words.extend(["run", "--socket"].map(OsString::from));
+        words.push(daemon.socket.clone().into_os_string());
+        words.extend(["--name", name, "--"].map(OsString::from));
+        words
+    }
+
+    /// CPU time of ksmd's thread or of the daemon's process so far.
+    pub(crate) fn own_cpu_time(&self) -> Result<Duration> {
+        match self {
+            Self::Neither { .. } => Ok(Duration::ZERO),
+            Self::Ksm(_) => Ok(ksmd_cpu_time()?),
+            Self::Bindery(daemon) => Ok(process_cpu_time(daemon.process.id())?),
+        }
+    }
+
+    /// CPU time spent on merging so far: its own, and all that happens in the processes of a crowd,
+    /// which do nothing else meanwhile.
+    pub(crate) fn cpu_time(&self, crowd: &Crowd) -> Result<Duration> {
+        let mut sum = self.own_cpu_time()?;
+        if let Self::Bindery(_) = self {
+            for pid in crowd.pids() {
+                sum += process_cpu_time(pid)?;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Pages saved now, zero pages among them.
     pub(crate) fn pages_saved(&self) -> Result<u64> {
-        match self.status()? {
-            None => Ok(KsmCounters::read()?.pages_sharing),
-            Some(status) => Ok(status.domains.iter().map(|domain| domain.pages_sharing).sum()),
+        match self {
+            Self::Neither { .. } => Ok(0),
+            Self::Ksm(_) => {
+                let ksm = KsmCounters::read()?;
+                Ok(ksm.pages_sharing + ksm.ksm_zero_pages)
+            }
+            Self::Bindery(daemon) => {
+                let status = daemon.status()?;
+                let saved = |domain: &bindery_host::status::DomainStatus| {
+                    domain.pages_sharing + domain.counts.zero_pages
+                };
+                Ok(status.domains.iter().map(saved).sum())
+            }
         }
     }
 
     /// How often all memory was looked at so far.
     pub(crate) fn full_scans(&self) -> Result<u64> {
-        match self.status()? {
-            None => Ok(KsmCounters::read()?.full_scans),
-            Some(status) => Ok(status.domains.iter().map(|domain| domain.full_scans).sum()),
-        }
-    }
-
-    /// Memory that merging costs, in bytes: tables, and what mappings or reverse mappings cost the
-    /// kernel.
-    pub(crate) fn metadata_bytes(&self) -> Result<u64> {
-        match self.status()? {
-            // What KSM's own profit subtracts, and its 64 bytes a stable node
-            // (Documentation/admin-guide/mm/ksm.rst).
-            None => {
-                let ksm = KsmCounters::read()?;
-                let scanned = ksm.pages_sharing + ksm.pages_unshared + ksm.pages_volatile;
-                Ok(64 * (scanned + 2 * ksm.pages_shared))
+        match self {
+            Self::Neither { .. } => Ok(0),
+            Self::Ksm(_) => Ok(KsmCounters::read()?.full_scans),
+            Self::Bindery(daemon) => {
+                Ok(daemon.status()?.domains.iter().map(|domain| domain.full_scans).sum())
             }
-            Some(status) => Ok(status
-                .domains
-                .iter()
-                .map(|domain| domain.metadata_bytes + domain.mappings_bytes)
-                .sum()),
         }
     }
 
-    /// What the daemon says of itself; nothing for KSM.
-    fn status(&self) -> Result<Option<Box<HostStatus>>> {
-        let Self::Bindery { socket, .. } = self else { return Ok(None) };
-        let answer = Client::connect(socket)?.ask(&Request::Status {}, Duration::from_secs(5))?;
-        let Answer::Status(status) = answer else { bail!("the daemon answered {answer:?}") };
-        Ok(Some(status))
+    /// What keeping books about pages costs now.
+    pub(crate) fn metadata(&self) -> Result<Metadata> {
+        match self {
+            Self::Neither { .. } => Ok(Metadata::default()),
+            Self::Ksm(_) => Ok(Metadata::of_ksm(&KsmCounters::read()?)),
+            Self::Bindery(daemon) => Ok(Metadata::of_daemon(&*daemon.status()?)),
+        }
+    }
+
+    /// The longest that a guest's thread can have waited for a page since this was last asked, of
+    /// all guests. Nothing for KSM, which does not say.
+    pub(crate) fn transit_max(&self) -> Result<Duration> {
+        let Self::Bindery(daemon) = self else { return Ok(Duration::ZERO) };
+        let longest = daemon.guests()?.iter().map(|guest| guest.transit_max_us).max();
+        Ok(Duration::from_micros(longest.unwrap_or(0)))
     }
 
     /// Stops KSM's scanning; a daemon goes on.
     pub(crate) fn pause(&self) -> Result<()> {
         match self {
             Self::Ksm(guard) => Ok(guard.pause()?),
-            Self::Bindery { .. } => Ok(()),
+            Self::Neither { .. } | Self::Bindery(_) => Ok(()),
         }
     }
 
     /// Ends the daemon, or leaves KSM as it was.
     pub(crate) fn stop(self) -> Result<()> {
-        if let Self::Bindery { mut daemon, socket, .. } = self {
-            let stop = Request::Stop { unmerge: false };
-            Client::connect(&socket)?.ask(&stop, Duration::from_secs(10))?;
-            daemon.wait()?;
+        if let Self::Bindery(mut daemon) = self {
+            daemon.ask(&Request::Stop { unmerge: false })?;
+            daemon.process.wait()?;
         }
         Ok(())
+    }
+}
+
+impl Daemon {
+    fn start(workers: u32, period: Duration, program: PathBuf) -> Result<Self> {
+        let stopped = KsmGuard::stopped()?;
+        let directory = tempfile::tempdir()?;
+        let socket = directory.path().join("bindery.sock");
+        // No guest is merged before the first period that it is there for: the longest of all ends
+        // when the real one is set.
+        let process = Command::new(&program)
+            .args(["daemon", "--workers", &workers.to_string(), "--period"])
+            .arg(format!("{}ms", PERIODS.end().as_millis()))
+            .arg("--socket")
+            .arg(&socket)
+            .env("BINDERY_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let mut daemon =
+            Self { process, program, socket, period, _stopped: stopped, _directory: directory };
+        let started = Instant::now();
+        while Client::connect(&daemon.socket).is_err() {
+            ensure!(daemon.process.try_wait()?.is_none(), "the daemon has ended by itself");
+            ensure!(started.elapsed() < Duration::from_secs(10), "the daemon does not listen");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(daemon)
+    }
+
+    fn ask(&self, request: &Request) -> Result<Answer> {
+        Ok(Client::connect(&self.socket)?.ask(request, Duration::from_secs(10))?)
+    }
+
+    fn status(&self) -> Result<Box<HostStatus>> {
+        match self.ask(&Request::Status {})? {
+            Answer::Status(status) => Ok(status),
+            answer => bail!("the daemon answered {answer:?}"),
+        }
+    }
+
+    fn guests(&self) -> Result<Vec<GuestStatus>> {
+        match self.ask(&Request::Guests {})? {
+            Answer::Guests { guests } => Ok(guests),
+            answer => bail!("the daemon answered {answer:?}"),
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It is ours; after `stop` it has ended, and this does nothing.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }

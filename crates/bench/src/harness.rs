@@ -11,11 +11,14 @@
 //!
 //! Everything here runs on the caller's thread; a contender may start threads of its own.
 
-use std::fmt;
+mod table;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
+
+pub use self::table::{Table, significant};
 
 /// One number that a run cost, for example `("time", "ns/page", 141.0)`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -116,7 +119,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    fn new(name: &'static str, unit: &'static str, samples: Vec<f64>) -> Self {
+    pub(crate) fn new(name: &'static str, unit: &'static str, samples: Vec<f64>) -> Self {
         let sorted = sorted(&samples);
         let (min, max) = (sorted[0], sorted[sorted.len() - 1]);
         Self { name, unit, median: middle(&sorted), min, max, samples }
@@ -159,50 +162,63 @@ impl SampleSet {
 /// If there is no round or no contender, if two contenders give different check values, or if a
 /// run reports other figures than the first one did.
 pub fn interleave(rounds: usize, contenders: &mut [Contender<'_>]) -> Result<Vec<SampleSet>> {
-    ensure!(rounds > 0, "a measurement needs at least one round");
-    ensure!(!contenders.is_empty(), "a measurement needs at least one contender");
-    let mut runs: Vec<Vec<Measured>> = vec![Vec::with_capacity(rounds); contenders.len()];
     for contender in contenders.iter_mut() {
         (contender.run)();
     }
-    for round in 0..rounds {
-        for turn in 0..contenders.len() {
-            let who = (round + turn) % contenders.len();
-            runs[who].push((contenders[who].run)());
-        }
-    }
-    ensure_comparable(contenders, &runs)?;
-    Ok(contenders.iter().zip(&runs).map(|(contender, runs)| collect(contender, runs)).collect())
+    let names: Vec<String> = contenders.iter().map(|contender| contender.name.clone()).collect();
+    take_turns(rounds, &names, |who| Ok((contenders[who].run)()))
 }
 
-fn ensure_comparable(contenders: &[Contender<'_>], runs: &[Vec<Measured>]) -> Result<()> {
+/// As [`interleave`], for runs that take long, start cold anyway and may fail: no round is thrown
+/// away. `run` is told whose turn it is, by the position of the name.
+///
+/// # Errors
+/// As [`interleave`], and the first run that fails ends it.
+pub fn take_turns(
+    rounds: usize,
+    names: &[String],
+    mut run: impl FnMut(usize) -> Result<Measured>,
+) -> Result<Vec<SampleSet>> {
+    ensure!(rounds > 0, "a measurement needs at least one round");
+    ensure!(!names.is_empty(), "a measurement needs at least one contender");
+    let mut runs: Vec<Vec<Measured>> = vec![Vec::with_capacity(rounds); names.len()];
+    for round in 0..rounds {
+        for turn in 0..names.len() {
+            let who = (round + turn) % names.len();
+            runs[who].push(run(who)?);
+        }
+    }
+    ensure_comparable(names, &runs)?;
+    Ok(names.iter().zip(&runs).map(|(name, runs)| collect(name, runs)).collect())
+}
+
+fn ensure_comparable(names: &[String], runs: &[Vec<Measured>]) -> Result<()> {
     let labels = |run: &Measured| -> Vec<(&str, &str)> {
         run.figures.iter().map(|figure| (figure.name, figure.unit)).collect()
     };
     let expected = labels(&runs[0][0]);
     let mut agreed: Option<(&str, u64)> = None;
-    for (contender, runs) in contenders.iter().zip(runs) {
+    for (own, runs) in names.iter().zip(runs) {
         for run in runs {
             let found = labels(run);
-            ensure!(found == expected, "{} reports {found:?}, not {expected:?}", contender.name);
+            ensure!(found == expected, "{own} reports {found:?}, not {expected:?}");
             let Some(check) = run.check else { continue };
-            let (name, value) = *agreed.get_or_insert((&contender.name, check));
+            let (name, value) = *agreed.get_or_insert((own, check));
             ensure!(
                 value == check,
-                "{name} and {} computed different results: {value:#x} and {check:#x}",
-                contender.name
+                "{name} and {own} computed different results: {value:#x} and {check:#x}"
             );
         }
     }
     Ok(())
 }
 
-fn collect(contender: &Contender<'_>, runs: &[Measured]) -> SampleSet {
+fn collect(name: &str, runs: &[Measured]) -> SampleSet {
     let figures = runs[0].figures.iter().enumerate().map(|(at, figure)| {
         let samples = runs.iter().map(|run| run.figures[at].value).collect();
         Samples::new(figure.name, figure.unit, samples)
     });
-    SampleSet { name: contender.name.clone(), figures: figures.collect() }
+    SampleSet { name: name.to_owned(), figures: figures.collect() }
 }
 
 /// The middle of `values`; the mean of the two middle ones where their number is even.
@@ -224,95 +240,6 @@ fn middle(sorted: &[f64]) -> f64 {
     let half = sorted.len() / 2;
     assert!(!sorted.is_empty(), "a median needs a value");
     if sorted.len() % 2 == 1 { sorted[half] } else { f64::midpoint(sorted[half - 1], sorted[half]) }
-}
-
-/// A table for people. The first column is set to the left, the others to the right.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Table {
-    /// Printed above the table.
-    pub title: String,
-    /// One heading a column.
-    pub headings: Vec<String>,
-    /// The cells, row by row.
-    pub rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    /// A table without rows.
-    pub fn new(title: impl Into<String>, headings: &[&str]) -> Self {
-        let headings = headings.iter().map(ToString::to_string).collect();
-        Self { title: title.into(), headings, rows: Vec::new() }
-    }
-
-    /// Adds a row.
-    ///
-    /// # Panics
-    /// If the row has not one cell a column.
-    pub fn push(&mut self, row: Vec<String>) {
-        assert_eq!(row.len(), self.headings.len(), "a row has one cell a column");
-        self.rows.push(row);
-    }
-
-    /// A table of `sets`: for every figure its median and range, and for the first figure the ratio
-    /// to the contender at `base`.
-    ///
-    /// # Panics
-    /// If `base` is not the position of a set.
-    pub fn of_samples(title: impl Into<String>, sets: &[SampleSet], base: usize) -> Self {
-        let mut headings = vec![String::new()];
-        for figure in &sets[base].figures {
-            headings.push(format!("{} ({})", figure.name, figure.unit));
-            headings.push("min..max".to_owned());
-        }
-        headings.push(format!("× {}", sets[base].name));
-        let rows = sets.iter().map(|set| sample_row(set, &sets[base])).collect();
-        Self { title: title.into(), headings, rows }
-    }
-}
-
-fn sample_row(set: &SampleSet, base: &SampleSet) -> Vec<String> {
-    let mut row = vec![set.name.clone()];
-    for figure in &set.figures {
-        row.push(significant(figure.median));
-        row.push(format!("{}..{}", significant(figure.min), significant(figure.max)));
-    }
-    let ratio = set.figures.first().zip(base.figures.first()).map(|(own, base)| own.ratio_to(base));
-    row.push(ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")));
-    row
-}
-
-/// `value` with about three significant digits, as tables print it.
-#[must_use]
-pub fn significant(value: f64) -> String {
-    let decimals = match value.abs() {
-        size if size >= 100.0 || size == 0.0 => 0,
-        size if size >= 10.0 => 1,
-        size if size >= 1.0 => 2,
-        _ => 4,
-    };
-    format!("{value:.decimals$}")
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = |column: usize| {
-            let cells = self.rows.iter().map(|row| &row[column]);
-            cells.chain([&self.headings[column]]).map(|cell| cell.chars().count()).max()
-        };
-        let widths: Vec<usize> =
-            (0..self.headings.len()).map(|column| width(column).unwrap_or(0)).collect();
-        writeln!(f, "{}", self.title)?;
-        for row in std::iter::once(&self.headings).chain(&self.rows) {
-            for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
-                match column {
-                    0 => write!(f, "{cell:width$}")?,
-                    _ => write!(f, "  {cell:>width$}")?,
-                }
-            }
-            writeln!(f)?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -364,18 +291,5 @@ mod tests {
         let mut contenders = [Contender::new("a", &mut a), Contender::new("b", &mut b)];
         assert!(interleave(1, &mut contenders).is_err());
         assert!(interleave(0, &mut contenders).is_err());
-    }
-
-    #[test]
-    fn tables_line_up() {
-        let (mut a, mut b) = (constant(2.0, 7), constant(123.4, 7));
-        let mut contenders = [Contender::new("naive", &mut a), Contender::new("b", &mut b)];
-        let sets = interleave(3, &mut contenders).unwrap();
-        let text = Table::of_samples("times", &sets, 0).to_string();
-        let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "times");
-        assert!(lines[2].starts_with("naive") && lines[2].ends_with("1.00"), "{text}");
-        assert!(lines[3].contains("123..123") && lines[3].ends_with("61.70"), "{text}");
-        assert_eq!(lines[1].chars().count(), lines[3].chars().count(), "{text}");
     }
 }

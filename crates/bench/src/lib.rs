@@ -2,7 +2,9 @@
 
 mod crowd;
 mod engine;
+pub mod guests;
 pub mod harness;
 pub mod merge;
+pub mod overhead;
 pub mod page;
 pub mod steady;

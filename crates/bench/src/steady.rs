@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::{
     crowd::Crowd,
-    engine::{Engine, Merger},
+    engine::{Engine, KsmPace, Merger},
     harness::{median, significant},
     merge::{
         dataset::{Content, Dataset},
@@ -66,7 +66,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let bindery = Engine::Bindery { workers: 1, period: PERIOD, program: options.program.clone() };
     let (mut ksm_us, mut bindery_us) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds {
-        ksm_us.push(scan_cpu_us(&Engine::Ksm, &dataset, options)?);
+        ksm_us.push(scan_cpu_us(&Engine::Ksm(KsmPace::FullSpeed), &dataset, options)?);
         bindery_us.push(scan_cpu_us(&bindery, &dataset, options)?);
     }
     let ratio = median(&ksm_us) / median(&bindery_us);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bindery_bench::merge::dataset::{Content, Dataset};
-use bindery_bench::{merge, page, steady};
+use bindery_bench::{guests, merge, overhead, page, steady};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
@@ -27,6 +27,24 @@ Sets and restores KSM's settings: run it as root, on a machine where KSM does no
     Merge(MergeArgs),
     /// Keep merged memory that nobody writes, beside kernel KSM
     Steady(SteadyArgs),
+    /// Merge real guests, beside kernel KSM
+    #[command(after_help = "\
+Examples:
+  bindery bench guests --rounds 1
+  bindery bench guests --servers 8 --databases 4 --memory-mib 192 --json
+
+Boots QEMU guests from the kit that `cargo xtask setup` fetches, once for each contender and round.
+Sets and restores KSM's settings: run it as root, on a machine that does nothing else.")]
+    Guests(GuestsArgs),
+    /// What guests lose while they are merged, beside kernel KSM and neither
+    #[command(after_help = "\
+Examples:
+  bindery bench overhead --rounds 1
+  bindery bench overhead --guests 4 --loop-seconds 10 --json
+
+Boots QEMU guests from the kit that `cargo xtask setup` fetches, once for each contender and round.
+Sets and restores KSM's settings: run it as root, on a machine that does nothing else.")]
+    Overhead(OverheadArgs),
     /// A guest's process for the benchmarks
     #[command(hide = true)]
     GuestProcess(GuestProcessArgs),
@@ -98,6 +116,50 @@ pub(crate) struct SteadyArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct GuestsArgs {
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Guests of one image
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    servers: u32,
+    /// Guests of another image
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    databases: u32,
+    /// Memory of each guest, in MiB
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(192..=65536))]
+    memory_mib: u32,
+    /// Bindery's workers
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    workers: u32,
+    /// Bindery's merge period, in milliseconds
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    period_ms: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OverheadArgs {
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How many guests; one of them is measured
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    guests: u32,
+    /// Memory of each guest, in MiB
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(192..=65536))]
+    memory_mib: u32,
+    /// How long each loop runs, in seconds
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
+    loop_seconds: u64,
+    /// Bindery's workers
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    workers: u32,
+    /// Bindery's merge period, in milliseconds
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    period_ms: u64,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct GuestProcessArgs {
     #[arg(long)]
     content: ContentName,
@@ -119,6 +181,8 @@ pub(crate) fn run(command: &BenchCommand, json: bool) -> Result<(), Failure> {
         }
         BenchCommand::Merge(arguments) => show(merge::run(&arguments.options()?), json),
         BenchCommand::Steady(arguments) => show(steady::run(&arguments.options()?), json),
+        BenchCommand::Guests(arguments) => show(guests::run(&arguments.options()?), json),
+        BenchCommand::Overhead(arguments) => show(overhead::run(&arguments.options()?), json),
         BenchCommand::GuestProcess(arguments) => {
             merge::process::run(&arguments.dataset(), arguments.process).map_err(failed)
         }
@@ -164,6 +228,34 @@ impl SteadyArgs {
             processes: self.processes,
             process_mib: self.process_mib,
             scans: self.scans,
+            program: program()?,
+        })
+    }
+}
+
+impl GuestsArgs {
+    fn options(&self) -> Result<guests::Options, Failure> {
+        Ok(guests::Options {
+            rounds: self.rounds,
+            servers: self.servers,
+            databases: self.databases,
+            memory_mib: self.memory_mib,
+            workers: self.workers,
+            period: Duration::from_millis(self.period_ms),
+            program: program()?,
+        })
+    }
+}
+
+impl OverheadArgs {
+    fn options(&self) -> Result<overhead::Options, Failure> {
+        Ok(overhead::Options {
+            rounds: self.rounds,
+            guests: self.guests,
+            memory_mib: self.memory_mib,
+            loop_time: Duration::from_secs(self.loop_seconds),
+            workers: self.workers,
+            period: Duration::from_millis(self.period_ms),
             program: program()?,
         })
     }

@@ -22,11 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The share of all duplicates that counts as done, in percent.
 const DONE_PERCENT: u64 = 98;
 
-/// A figure for a run that failed; the failure itself is reported beside it.
-pub(super) fn nothing() -> Measured {
-    Measured::new("time", "s", f64::NAN).unchecked()
-}
-
 /// Waits until 98% of all duplicates are merged.
 pub(crate) fn wait_until_merged(merger: &Merger, dataset: &Dataset) -> Result<()> {
     let started = Instant::now();
@@ -53,7 +48,7 @@ pub(super) fn converge(engine: &Engine, dataset: &Dataset, program: &Path) -> Re
     // What is left of the work ends by itself; memory is compared when both are done.
     thread::sleep(Duration::from_millis(500));
     let used_after = used_memory()?;
-    let (saved, metadata) = (merger.pages_saved()?, merger.metadata_bytes()?);
+    let (saved, metadata) = (merger.pages_saved()?, merger.metadata()?);
     merger.pause()?;
     crowd.verify()?;
     drop(crowd);
@@ -64,8 +59,8 @@ pub(super) fn converge(engine: &Engine, dataset: &Dataset, program: &Path) -> Re
         .and("µs a page saved", "µs", cpu_time.as_secs_f64() * 1e6 / saved as f64)
         .and("memory before", "MiB", mib(used_before))
         .and("memory after", "MiB", mib(used_after))
-        .and("metadata", "MiB", mib(metadata as i64))
-        .unchecked())
+        .and("metadata", "B/page", metadata.tables_bytes_a_page())
+        .and("mappings", "B/page", metadata.mappings_bytes_a_page()))
 }
 
 /// Memory used by the whole machine, kernel structures included, in bytes.

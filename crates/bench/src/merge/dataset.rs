@@ -44,6 +44,15 @@ pub struct Dataset {
     pub processes: u32,
 }
 
+/// Set in the seeds of pages that all processes have.
+const IMAGE: u64 = 1 << 40;
+
+/// Whether the page of a seed stands in every process.
+#[must_use]
+pub const fn is_image(seed: u64) -> bool {
+    seed >> 40 == IMAGE >> 40
+}
+
 /// Mean length of the zeros at the start of a page of `zero-prefix`.
 const ZERO_PREFIX_MEAN_BYTES: u64 = 128;
 
@@ -67,7 +76,7 @@ impl Dataset {
         let mut seeds = Vec::with_capacity(self.pages as usize);
         while seeds.len() < self.pages as usize {
             for _ in 0..random.length(self.extent_pages).min(self.image_pages() - image) {
-                seeds.push(1 << 40 | u64::from(image));
+                seeds.push(IMAGE | u64::from(image));
                 image += 1;
             }
             // Own pages between, half as many, so that both end together.
@@ -97,10 +106,10 @@ impl Dataset {
 }
 
 /// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators".
-struct Mix(u64);
+pub(super) struct Mix(pub(super) u64);
 
 impl Mix {
-    const fn next(&mut self) -> u64 {
+    pub(super) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -12,17 +12,18 @@
 
 mod contender;
 pub mod dataset;
+pub mod latency;
 pub mod process;
 
-use std::{cell::RefCell, fmt, path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
 pub(crate) use self::contender::wait_until_merged;
 use self::dataset::{Content, Dataset};
-use crate::engine::Engine;
-use crate::harness::{Contender, SampleSet, Table, interleave};
+use crate::engine::{Engine, KsmPace};
+use crate::harness::{SampleSet, Table, take_turns};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -88,35 +89,17 @@ fn measure(options: &Options, content: Content, extent_pages: u32) -> Result<Cas
         extent_pages,
         processes: options.processes,
     };
-    let mut engines = vec![Engine::Ksm];
+    let mut engines = vec![Engine::Ksm(KsmPace::FullSpeed)];
     engines.extend(options.workers.iter().map(|&workers| Engine::Bindery {
         workers,
         period: options.period,
         program: options.program.clone(),
     }));
-    // The harness takes figures; what went wrong is kept beside it.
-    let failure = RefCell::new(None);
-    let mut runs: Vec<_> = engines
-        .iter()
-        .map(|engine| {
-            || {
-                contender::converge(engine, &dataset, &options.program).unwrap_or_else(|error| {
-                    failure.borrow_mut().get_or_insert(error);
-                    contender::nothing()
-                })
-            }
-        })
-        .collect();
-    let mut contenders: Vec<Contender<'_>> = engines
-        .iter()
-        .zip(&mut runs)
-        .map(|(engine, run)| Contender::new(engine.to_string(), run))
-        .collect();
-    let samples = interleave(options.rounds, &mut contenders);
-    if let Some(error) = failure.take() {
-        return Err(error);
-    }
-    Ok(Case { content, extent_pages, duplicates: dataset.duplicates(), samples: samples? })
+    let names: Vec<String> = engines.iter().map(ToString::to_string).collect();
+    let samples = take_turns(options.rounds, &names, |who| {
+        contender::converge(&engines[who], &dataset, &options.program)
+    })?;
+    Ok(Case { content, extent_pages, duplicates: dataset.duplicates(), samples })
 }
 
 impl fmt::Display for Report {

@@ -1,0 +1,56 @@
+//! How long a plain process waits for memory that is merged, or being merged.
+
+use std::{path::Path, thread, time::Duration};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    crowd::Crowd,
+    engine::{Engine, Merger},
+    harness::Measured,
+    merge::{
+        dataset::{Content, Dataset},
+        latency::Latencies,
+        wait_until_merged,
+    },
+};
+
+/// Two processes of 256 MiB: some thousand first writes, far apart.
+const DATASET: Dataset =
+    Dataset { content: Content::Easy, pages: 1 << 16, extent_pages: 64, processes: 2 };
+
+/// Reads are watched for so long, and longer if merging takes longer.
+const WATCHED: Duration = Duration::from_secs(5);
+
+/// Has `engine` merge two processes, one of which reads meanwhile; then the other writes.
+pub(super) fn run(engine: &Engine, program: &Path) -> Result<Measured> {
+    let merger = Merger::start(engine)?;
+    let mut crowd = Crowd::start(&merger, &DATASET, program)?;
+    crowd.ask_one(0, "watch")?;
+    crowd.merge()?;
+    if !matches!(engine, Engine::Neither) {
+        wait_until_merged(&merger, &DATASET)?;
+    }
+    thread::sleep(WATCHED);
+    let reads = latencies(&crowd.ask_one(0, "watched")?)?;
+    // In KSM's favour: at full speed it would take a CPU from the writer and break what it writes.
+    merger.pause()?;
+    let writes = latencies(&crowd.ask_one(1, "write")?)?;
+    crowd.verify()?;
+    drop(crowd);
+    merger.stop()?;
+    Ok(Measured::new("first write, p50", "µs", writes.p50_us)
+        .and("first write, p99", "µs", writes.p99_us)
+        .and("first write, p99.9", "µs", writes.p999_us)
+        .and("first write, longest", "µs", writes.max_us)
+        .and("writes", "count", writes.count as f64)
+        .and("read, p50", "µs", reads.p50_us)
+        .and("read, p99", "µs", reads.p99_us)
+        .and("read, p99.9", "µs", reads.p999_us)
+        .and("read, longest", "µs", reads.max_us)
+        .and("reads", "count", reads.count as f64))
+}
+
+fn latencies(line: &str) -> Result<Latencies> {
+    serde_json::from_str(line).with_context(|| format!("a guest's process said {line:?}"))
+}

@@ -1,0 +1,96 @@
+//! `bindery bench overhead`: what guests lose while they are merged.
+//!
+//! Two measurements, beside the same without any merging:
+//!
+//! * [`probe`](self): one guest measures itself (a loop that only calculates, a loop that only
+//!   writes memory, how late a timer comes) while it and its neighbours, which hold the same pages,
+//!   are merged from boot on. KSM runs twice: at full speed, and at the pace that looks at all
+//!   memory as often as Bindery does. Full speed takes a CPU for itself for ever, which is no way to
+//!   run a host; the other merges as eagerly as Bindery.
+//! * [`access`](self): a plain process times its first write to each of many merged pages, and
+//!   another its reads of pages while they are being merged. Without a guest's emulated CPU around
+//!   them, microseconds can be told.
+
+mod access;
+mod probe;
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+
+use crate::{
+    engine::{Engine, KsmPace},
+    harness::{SampleSet, Table, take_turns},
+};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Interleaved rounds; medians are shown.
+    pub rounds: usize,
+    /// How many guests, of one image.
+    pub guests: u32,
+    /// Memory of each guest, in MiB.
+    pub memory_mib: u32,
+    /// How long each loop runs.
+    pub loop_time: Duration,
+    /// Bindery's workers.
+    pub workers: u32,
+    /// Bindery's merge period.
+    pub period: Duration,
+    /// The `bindery` program to run.
+    pub program: PathBuf,
+}
+
+impl Options {
+    fn bindery(&self) -> Engine {
+        Engine::Bindery {
+            workers: self.workers,
+            period: self.period,
+            program: self.program.clone(),
+        }
+    }
+
+    /// KSM that looks at all guests' memory once each of Bindery's periods.
+    fn eager_ksm(&self) -> Engine {
+        let pages = (u64::from(self.guests) * u64::from(self.memory_mib)) << 8;
+        Engine::Ksm(KsmPace::EveryPeriod { pages, period: self.period })
+    }
+}
+
+/// What was measured, each with no merging first.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// How a guest finds itself.
+    pub guests: Vec<SampleSet>,
+    /// How long a plain process waits for its memory.
+    pub accesses: Vec<SampleSet>,
+}
+
+/// Measures.
+///
+/// # Errors
+/// If the guests' kit is incomplete, a process cannot be started, KSM is not there, an engine does
+/// not merge, or a guest or a page is not what it was.
+pub fn run(options: &Options) -> Result<Report> {
+    ensure!(options.guests >= 2, "sharing takes at least two guests");
+    let full_speed = Engine::Ksm(KsmPace::FullSpeed);
+    let engines = [Engine::Neither, options.eager_ksm(), full_speed.clone(), options.bindery()];
+    let names = engines.each_ref().map(ToString::to_string);
+    let guests = take_turns(options.rounds, &names, |who| probe::run(&engines[who], options))?;
+    let engines = [Engine::Neither, full_speed, options.bindery()];
+    let names = engines.each_ref().map(ToString::to_string);
+    let accesses =
+        take_turns(options.rounds, &names, |who| access::run(&engines[who], &options.program))?;
+    Ok(Report { guests, accesses })
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let title = "a guest, by its own clock, while it is merged";
+        writeln!(f, "{}", Table::by_figure(title, &self.guests, 0))?;
+        let title = "a plain process: first writes to merged pages, reads while pages are merged";
+        Table::by_figure(title, &self.accesses, 0).fmt(f)
+    }
+}
