@@ -28,13 +28,13 @@ fn report(work: impl FnOnce() -> Result<(), String>) -> c_int {
 }
 
 fn managed_here() -> Result<&'static Managed, String> {
+    if lock::is_everything_locked() {
+        return Err("all memory of this process is locked (mlockall), which defeats merging".into());
+    }
     let managed = managed::start()
         .ok_or("memory cannot be managed in this process; the log says why (BINDERY_LOG)")?;
     if managed.agent.has_ended() {
         return Err("the daemon has refused or released this process; the log says why".into());
-    }
-    if lock::is_everything_locked() {
-        return Err("all memory of this process is locked (mlockall), which defeats merging".into());
     }
     Ok(managed)
 }

@@ -40,7 +40,9 @@ pub(crate) fn whole_pages(address: usize, bytes: usize) -> Option<usize> {
 /// # Safety
 /// As madvise(2).
 pub(crate) unsafe fn offer(address: usize, bytes: usize) -> Result<(), Errno> {
-    let Some(managed) = managed::start().filter(|managed| is_welcome(managed)) else {
+    // The lock is looked at first: what we map ourselves would be locked, too.
+    let managed = if lock::is_everything_locked() { None } else { managed::start() };
+    let Some(managed) = managed.filter(|managed| !managed.agent.has_ended()) else {
         // SAFETY: the caller's contract.
         return unsafe { pass_on(address, bytes, libc::MADV_MERGEABLE) };
     };
@@ -61,11 +63,6 @@ pub(crate) unsafe fn offer(address: usize, bytes: usize) -> Result<(), Errno> {
     }
     managed.agent.regions_changed();
     result
-}
-
-/// Whether memory that is offered now would be merged.
-fn is_welcome(managed: &Managed) -> bool {
-    !managed.agent.has_ended() && !lock::is_everything_locked()
 }
 
 /// All advice but `MADV_MERGEABLE`, about a range of whole pages of which some are managed.

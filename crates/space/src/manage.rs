@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
 };
 
 use bindery_sys::{mapping, maps, userfault::mode};
@@ -92,10 +92,12 @@ impl Core {
         };
         let announced = Announced { pages, address, backing: kind };
         let region = Region::new(announced, file, offset).map_err(kernel)?;
+        let advised = maps::advised(address.0).map_err(kernel)?;
+        region.dont_fork.store(advised.dont_fork, Ordering::Relaxed);
         if matches!(backing, Found::Memfd(_)) {
             // SAFETY: the file is empty and only mapped here, so fresh memory in its place holds
-            // the same zeros.
-            unsafe { mapping::replace_with_anonymous(address, bytes) }.map_err(kernel)?;
+            // the same zeros; the advice is its owner's.
+            unsafe { replace_file(&region, bytes, advised.dont_dump) }.map_err(kernel)?;
         }
         self.watch(address, bytes)?;
         // From here on the handlers find it.
@@ -114,6 +116,22 @@ impl Core {
             _ => ManageError::Kernel { address, source },
         })
     }
+}
+
+/// Puts fresh anonymous memory in place of a region's file, advised as the file's mapping was.
+///
+/// # Safety
+/// The region is its owner's to replace, and holds only zeros.
+unsafe fn replace_file(region: &Region, bytes: usize, dont_dump: bool) -> io::Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        mapping::replace_with_anonymous(region.start(), bytes)?;
+        region.advise_mapping(region.start(), bytes)?;
+        if dont_dump {
+            mapping::advise(region.start(), bytes, libc::MADV_DONTDUMP)?;
+        }
+    }
+    Ok(())
 }
 
 /// What a range is mapped from.

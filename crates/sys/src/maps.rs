@@ -34,6 +34,33 @@ pub fn lines(maps: &str) -> impl Iterator<Item = Line<'_>> {
     maps.lines().filter_map(parse)
 }
 
+/// What its owner advised for a mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Advised {
+    /// `MADV_DONTFORK`.
+    pub dont_fork: bool,
+    /// `MADV_DONTDUMP`.
+    pub dont_dump: bool,
+}
+
+/// What was advised for the mapping that the byte at `address` lies in; nothing where there is none.
+/// Reads `/proc/self/smaps`, which takes some 10 ms for each GiB that the process has in memory.
+///
+/// # Errors
+/// As read(2); when `/proc` is not mounted.
+pub fn advised(address: usize) -> io::Result<Advised> {
+    Ok(advised_in(&fs::read_to_string("/proc/self/smaps")?, address))
+}
+
+fn advised_in(smaps: &str, address: usize) -> Advised {
+    let behind = smaps.lines().skip_while(|line| {
+        parse(line).is_none_or(|mapping| address < mapping.start || mapping.end <= address)
+    });
+    let flags = behind.filter_map(|line| line.strip_prefix("VmFlags:")).next().unwrap_or("");
+    let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
+    Advised { dont_fork: has("dc"), dont_dump: has("dd") }
+}
+
 fn parse(line: &str) -> Option<Line<'_>> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
@@ -65,6 +92,20 @@ mod tests {
         };
         assert_eq!(found.len(), 2);
         assert_eq!((found[0], found[1].name), (ram, ""));
+    }
+
+    #[test]
+    fn advice_is_that_of_the_mapping_and_not_of_the_next() {
+        let smaps = "7f00030000-7f00040000 rw-s 00000000 00:01 4242 /memfd:ram (deleted)\n\
+                     Size:  64 kB\n\
+                     VmFlags: rd wr sh dc mr \n\
+                     7f00040000-7f00050000 rw-p 00000000 00:00 0 \n\
+                     VmFlags: rd wr dd \n";
+        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump };
+        assert_eq!(advised_in(smaps, 0x7f_0003_ffff), dont(true, false));
+        assert_eq!(advised_in(smaps, 0x7f_0004_0000), dont(false, true));
+        assert_eq!(advised_in(smaps, 0x7f_0005_0000), dont(false, false));
+        assert_eq!(advised((&raw const smaps).addr()).unwrap(), dont(false, false));
     }
 
     #[test]

@@ -538,7 +538,7 @@ static const struct {
 	{ "map-again", act_map_again },	  { "punch", act_punch },
 };
 
-static void offer(const char *backing)
+static void offer(const char *backing, const char *action)
 {
 	const int both = PROT_READ | PROT_WRITE;
 
@@ -555,6 +555,9 @@ static void offer(const char *backing)
 		ram = mmap(NULL, BYTES, both, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	}
 	CHECK(ram != MAP_FAILED);
+	/* As QEMU does for memfds: before memory is offered. */
+	if (strcmp(action, "dontfork") == 0 && ram_fd >= 0)
+		CHECK(madvise(ram, BYTES, MADV_DONTFORK) == 0);
 	errno = 77;
 	CHECK(madvise(ram, BYTES, MADV_MERGEABLE) == 0);
 	CHECK(errno == 77);
@@ -569,8 +572,8 @@ int main(int count, char **arguments)
 	/* A test that hangs is a test that failed. */
 	alarm(60);
 	hinder(arguments[2]);
-	offer(arguments[1]);
-	if (strcmp(arguments[2], "dontfork") == 0)
+	offer(arguments[1], arguments[2]);
+	if (strcmp(arguments[2], "dontfork") == 0 && ram_fd < 0)
 		CHECK(madvise(ram, BYTES, MADV_DONTFORK) == 0);
 	fill();
 	printf("ready\n");

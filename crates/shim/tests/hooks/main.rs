@@ -90,6 +90,7 @@ act! {
     memfd_pages_read_as_written: "memfd" "nothing";
     memfd_pages_can_be_written: "memfd" "write";
     memfd_unmergeable_gives_back: "memfd" "unmergeable";
+    memfd_children_without_the_memory: "memfd" "dontfork";
     a_memfd_can_be_shared: "memfd" "share";
     a_memfd_can_be_mapped_again: "memfd" "map-again";
     a_memfd_can_be_punched: "memfd" "punch";
