@@ -8,7 +8,7 @@ mod vmm;
 
 use bindery_guest::Connection;
 use bindery_space::Space;
-use peer::{Peer, merge_all, region, wait_until};
+use peer::{Peer, merge_all, merge_until_gone, region, wait_until};
 use vmm::Vmm;
 
 /// Whether memory can be managed on this machine; says so loudly if not.
@@ -112,4 +112,25 @@ fn the_daemon_hears_of_memory_that_comes_and_goes() {
     vmm.send("go");
     wait_until(&guest, <[_]>::is_empty);
     assert_eq!(vmm.go().said, "ok");
+}
+
+/// Writers, a discarder, a thread that maps and unmaps, and children of fork, all at once, while every
+/// page is merged as soon as it was written. `STORM_SECONDS` makes it longer.
+#[test]
+fn everything_at_once() {
+    if !can_manage() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let peer = Peer::listen(&Vmm::socket_in(&directory));
+    let mut vmm = Vmm::start(directory, &["anonymous", "storm"]);
+    assert_eq!(vmm.line(), "ready");
+    let guest = peer.accept();
+    merge_all(&guest);
+    let merging = std::thread::spawn(move || merge_until_gone(&guest));
+    let ended = vmm.go();
+    assert_eq!(ended.said, "ok", "log: {}", ended.log);
+    let (merged, told) = merging.join().expect("the merging thread");
+    println!("{merged} pages merged, {told} lost again");
+    assert!(merged > 1000 && told > 100, "{merged} merged, {told} lost");
 }

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bindery_guest::{Connection, Guest, Welcome};
+use bindery_guest::{Connection, Fetched, Guest, GuestError, Welcome};
 use bindery_space::wire::control::{MAGIC, Region};
-use bindery_space::wire::lane::{PageSpan, Run, outcome};
+use bindery_space::wire::lane::{FETCH_PAGES_MAX, PageSpan, Run, outcome};
 use bindery_sys::{memfd, socket};
 use bindery_units::PAGE_BYTES;
 
@@ -71,6 +71,63 @@ pub(crate) fn wait_until(guest: &Guest, wanted: impl Fn(&[Region]) -> bool) {
     while !wanted(&guest.regions()) {
         assert!(begun.elapsed() < SOON, "regions stay {:?}", guest.regions());
         guest.wait_events(SOON).expect("the guest lives");
+    }
+}
+
+/// Merges whatever the guest has, as soon as it was written, until it ends. Returns how many pages it
+/// merged and how many it was told of as lost.
+pub(crate) fn merge_until_gone(guest: &Guest) -> (usize, usize) {
+    let (mut merged, mut told) = (0, 0);
+    loop {
+        match merge_round(guest) {
+            Ok((more_merged, more_told)) => {
+                merged += more_merged;
+                told += more_told;
+            }
+            Err(GuestError::Gone) => return (merged, told),
+            // The machine is busy; a lane that owes an answer is not used until it has given it.
+            Err(GuestError::Stalled { .. }) => std::thread::sleep(Duration::from_millis(50)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn merge_round(guest: &Guest) -> Result<(usize, usize), GuestError> {
+    guest.changes()?;
+    let mut lane = guest.lane()?;
+    let (mut merged, mut told) = (0, 0);
+    let mut lost = Vec::new();
+    while lane.lost(&mut lost)? {
+        told += lost.len();
+    }
+    told += lost.len();
+    for region in guest.regions() {
+        let mut written = Vec::new();
+        lane.scan(region.pages, &mut written)?;
+        let pages: Vec<u32> =
+            written.iter().flat_map(|span| span.first..span.first + span.count).collect();
+        for pages in pages.chunks(FETCH_PAGES_MAX) {
+            let mut fetched = Fetched::default();
+            lane.fetch(pages, &mut fetched)?;
+            let runs: Vec<Run> = pages
+                .iter()
+                .enumerate()
+                .filter_map(|(at, &page)| Some((page, fetched.page(at)?)))
+                .map(|(page, bytes)| run_for(page, bytes[0].into()))
+                .collect();
+            let mut outcomes = Vec::new();
+            lane.merge(guest.store(), &runs, &mut outcomes)?;
+            merged += outcomes.iter().filter(|&&page| page == outcome::MERGED).count();
+        }
+    }
+    Ok((merged, told))
+}
+
+/// How a page that seems to be full of `word` is merged.
+fn run_for(page: u32, word: u32) -> Run {
+    match word {
+        1..=KINDS => Run { page, count: 1, slot: word - 1, zero: 0 },
+        _ => Run { page, count: 1, slot: 0, zero: 1 },
     }
 }
 
