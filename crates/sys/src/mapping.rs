@@ -6,7 +6,7 @@ use std::{
     ptr,
 };
 
-use bindery_units::HostAddress;
+use bindery_units::{HostAddress, PAGE_BYTES};
 
 /// A mapping that is unmapped when it is dropped.
 #[derive(Debug)]
@@ -89,7 +89,9 @@ impl Drop for Mapping {
 /// The range must be the caller's to replace.
 ///
 /// # Errors
-/// As mmap(2); `ENOMEM` if the process has too many mappings, and then nothing has changed.
+/// As mmap(2). `ENOMEM` if the process has too many mappings, and then nothing has changed; or if
+/// the kernel has no memory, and then the range may be unmapped (`vms_abort_munmap_vmas` in the
+/// kernel's mm/vma.c).
 pub unsafe fn replace_with_file(
     start: HostAddress,
     bytes: usize,
@@ -123,10 +125,36 @@ pub unsafe fn replace_with_shared_file(
 /// The range must be the caller's to replace.
 ///
 /// # Errors
-/// As mmap(2); `ENOMEM` if the process has too many mappings, and then nothing has changed.
+/// As mmap(2). `ENOMEM` if the process has too many mappings, and then nothing has changed; or if
+/// the kernel has no memory, and then the range may be unmapped (`vms_abort_munmap_vmas` in the
+/// kernel's mm/vma.c).
 pub unsafe fn replace_with_anonymous(start: HostAddress, bytes: usize) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     raw_mmap(start.0, bytes, READ_WRITE, flags, -1, 0).map(drop)
+}
+
+/// Maps fresh, absent, anonymous memory at `start`, where nothing is mapped.
+///
+/// # Errors
+/// As mmap(2); `EEXIST` if something is mapped there.
+pub fn fill_gap(start: HostAddress, bytes: usize) -> io::Result<()> {
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let flags = kind | libc::MAP_FIXED_NOREPLACE;
+    raw_mmap(start.0, bytes, READ_WRITE, flags, -1, 0).map(drop)
+}
+
+/// Whether every page of a range is mapped, populated or not.
+#[must_use]
+pub fn is_mapped(start: HostAddress, bytes: usize) -> bool {
+    const PAGES: usize = 64;
+    let mut resident = [0u8; PAGES];
+    (0..bytes).step_by(PAGES * PAGE_BYTES).all(|at| {
+        let piece = (bytes - at).min(PAGES * PAGE_BYTES);
+        // SAFETY: the vector has a byte for each page of the piece; mincore(2) only looks.
+        let result =
+            unsafe { libc::syscall(libc::SYS_mincore, start.0 + at, piece, resident.as_mut_ptr()) };
+        result == 0
+    })
 }
 
 /// Moves the mapping of `source` over what is at `destination`, pages and all, atomically.
@@ -135,8 +163,9 @@ pub unsafe fn replace_with_anonymous(start: HostAddress, bytes: usize) -> io::Re
 /// Both ranges must be the caller's; the source is unmapped afterwards.
 ///
 /// # Errors
-/// As mremap(2); `ENOMEM` if the process has too many mappings, and then the destination may have
-/// been left as it was or not: see mremap(2).
+/// As mremap(2). `ENOMEM` if the process has too many mappings, and then nothing has changed; or if
+/// the kernel has no memory, and then the destination may be unmapped: the kernel unmaps it first
+/// (`mremap_to` in mm/mremap.c). The source is as it was.
 pub unsafe fn remap_over(
     source: HostAddress,
     destination: HostAddress,
@@ -183,5 +212,5 @@ pub unsafe fn advise(start: HostAddress, bytes: usize, advice: i32) -> io::Resul
 pub unsafe fn copy_page(source: *const u8, destination: *mut u8) {
     // SAFETY: the caller's contract. Not a reference, so no claim is made that the bytes stand
     // still while they are copied.
-    unsafe { ptr::copy_nonoverlapping(source, destination, bindery_units::PAGE_BYTES) };
+    unsafe { ptr::copy_nonoverlapping(source, destination, PAGE_BYTES) };
 }

@@ -338,7 +338,11 @@ fn open_context() -> io::Result<OwnedFd> {
     if refused.raw_os_error() != Some(libc::EPERM) {
         return Err(refused);
     }
-    let device = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?;
+    let device = match OpenOptions::new().read(true).write(true).open("/dev/userfaultfd") {
+        // There is no other way, so it is the first one that is to be told of.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(refused),
+        opened => opened?,
+    };
     // SAFETY: the request takes the flags of the new descriptor.
     let descriptor = unsafe { libc::syscall(libc::SYS_ioctl, device.as_raw_fd(), IOC_NEW, flags) };
     if descriptor < 0 {
