@@ -7,8 +7,13 @@
 //! kernel's copy-on-write, which needs no mapping (see [`restore`](crate::restore)).
 
 use std::{
-    fs,
-    sync::atomic::{AtomicI64, AtomicU32, Ordering},
+    fs::File,
+    io::{self, Read, Seek},
+    os::unix::fs::FileExt,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicI64, AtomicU32, Ordering},
+    },
 };
 
 /// What merging leaves free, at least.
@@ -23,27 +28,56 @@ pub(crate) struct Budget {
     /// Mappings made (at worst) since they were counted.
     changes: AtomicI64,
     max: AtomicU32,
+    sources: Mutex<Sources>,
+}
+
+/// Kept open: the count is most wanted when nothing can be opened any more.
+#[derive(Debug)]
+struct Sources {
+    maps: File,
+    limit: File,
+    buffer: Box<[u8; 16 * 1024]>,
 }
 
 impl Budget {
-    pub(crate) fn new() -> Self {
-        let budget =
-            Self { counted: AtomicU32::new(0), changes: AtomicI64::new(0), max: AtomicU32::new(0) };
-        budget.refresh();
-        budget
+    /// # Errors
+    /// When `/proc` is not mounted, or descriptors are short.
+    pub(crate) fn new() -> io::Result<Self> {
+        let mut sources = Sources {
+            maps: File::open("/proc/self/maps")?,
+            limit: File::open("/proc/sys/vm/max_map_count")?,
+            buffer: Box::new([0; 16 * 1024]),
+        };
+        let (counted, limit) = (sources.count()?, sources.limit()?);
+        Ok(Self {
+            counted: AtomicU32::new(counted),
+            changes: AtomicI64::new(0),
+            max: AtomicU32::new(limit.saturating_sub(reserve(limit))),
+            sources: Mutex::new(sources),
+        })
     }
 
-    /// Counts the process's mappings. About 0.3 µs a mapping.
+    /// Counts the process's mappings. About 0.3 µs a mapping. What cannot be read stays as it was.
     pub(crate) fn refresh(&self) {
-        let counted = fs::read("/proc/self/maps")
-            .map_or(0, |maps| maps.iter().filter(|&&byte| byte == b'\n').count() as u32);
-        let limit = fs::read_to_string("/proc/sys/vm/max_map_count")
-            .ok()
-            .and_then(|limit| limit.trim().parse::<u32>().ok())
-            .unwrap_or(65_530);
-        self.counted.store(counted, Ordering::Relaxed);
-        self.changes.store(0, Ordering::Relaxed);
-        self.max.store(limit.saturating_sub(reserve(limit)), Ordering::Relaxed);
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.changes.load(Ordering::Relaxed);
+        if let Ok(counted) = sources.count() {
+            self.counted.store(counted, Ordering::Relaxed);
+            // Others may have made more meanwhile, which may not have been counted.
+            self.changes.fetch_sub(before, Ordering::Relaxed);
+        }
+        if let Ok(limit) = sources.limit() {
+            self.max.store(limit.saturating_sub(reserve(limit)), Ordering::Relaxed);
+        }
+    }
+
+    /// Counts again if the estimate has become vague. Milliseconds for a process of many mappings:
+    /// not for while pages are in transit.
+    pub(crate) fn settle(&self, mappings: u32) {
+        let vague = if self.allows(mappings) { REFRESH_CHANGES } else { REFRESH_CHANGES / 16 };
+        if self.changes.load(Ordering::Relaxed) > vague {
+            self.refresh();
+        }
     }
 
     /// Notes mappings made, at worst.
@@ -51,21 +85,8 @@ impl Budget {
         self.changes.fetch_add(i64::from(mappings), Ordering::Relaxed);
     }
 
-    /// Whether so many more may be made. Counts again when the estimate has become vague.
+    /// Whether so many more may be made.
     pub(crate) fn allows(&self, mappings: u32) -> bool {
-        if self.fits(mappings) {
-            if self.changes.load(Ordering::Relaxed) > REFRESH_CHANGES {
-                self.refresh();
-            }
-            return true;
-        }
-        if self.changes.load(Ordering::Relaxed) > REFRESH_CHANGES / 16 {
-            self.refresh();
-        }
-        self.fits(mappings)
-    }
-
-    fn fits(&self, mappings: u32) -> bool {
         u64::from(self.now()) + u64::from(mappings) <= u64::from(self.max())
     }
 
@@ -81,6 +102,26 @@ impl Budget {
     }
 }
 
+impl Sources {
+    fn count(&mut self) -> io::Result<u32> {
+        self.maps.rewind()?;
+        let mut lines = 0;
+        loop {
+            let read = self.maps.read(&mut self.buffer[..])?;
+            if read == 0 {
+                return Ok(lines);
+            }
+            lines += self.buffer[..read].iter().filter(|&&byte| byte == b'\n').count() as u32;
+        }
+    }
+
+    fn limit(&mut self) -> io::Result<u32> {
+        let read = self.limit.read_at(&mut self.buffer[..], 0)?;
+        let text = str::from_utf8(&self.buffer[..read]).unwrap_or_default();
+        text.trim().parse().map_err(io::Error::other)
+    }
+}
+
 fn reserve(limit: u32) -> u32 {
     (limit / 16).max(RESERVE_MAPPINGS_MIN)
 }
@@ -91,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_count_is_the_kernels() {
-        let budget = Budget::new();
+        let budget = Budget::new().expect("proc");
         let before = budget.now();
         assert!(before > 10 && budget.max() > before);
         budget.made(7);

@@ -66,6 +66,10 @@ impl Entry {
     /// A page that is its guest's own.
     pub const PRIVATE: Self = Self(0);
 
+    /// A page that the kernel copied inside a mapping of a store, and that the daemon takes for its
+    /// guest's own.
+    pub const STRAY: Self = Self((Kind::Stray as u32) << 29);
+
     /// An entry of `kind` for a slot.
     #[must_use]
     pub fn new(kind: Kind, store: StoreId, slot: Slot) -> Self {
@@ -123,7 +127,7 @@ impl Entry {
     pub const fn reported(self) -> Self {
         match self.kind() {
             Kind::Broken | Kind::Discarded | Kind::Unmerged => Self::PRIVATE,
-            Kind::StrayLost => Self((Kind::Stray as u32) << 29),
+            Kind::StrayLost => Self::STRAY,
             _ => self,
         }
     }

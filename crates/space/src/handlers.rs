@@ -20,7 +20,7 @@ use bindery_sys::{
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
 
-use crate::{Core, entry::Kind, region::Region, spare::Spare};
+use crate::{Core, entry::Kind, held::Tried, region::Region, spare::Spare};
 
 /// Pages filled with zeros for one fault: the next ones are mostly touched soon after.
 const ZERO_FILL_PAGES: usize = 64;
@@ -45,8 +45,18 @@ pub(crate) fn start(core: &Arc<Core>) -> io::Result<()> {
 
 type Faults = [MaybeUninit<Fault>; Userfault::READ_MAX];
 
+/// What ends the process if its owner does: guests would wait for a handler that is gone, for ever.
+struct Lifeline;
+
+impl Drop for Lifeline {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
 /// Calls `serve` for each fault of a context, for ever.
 fn serve(faults: &Userfault, cpu_time_ns: &AtomicU64, mut serve: impl FnMut(Fault)) {
+    let _lifeline = Lifeline;
     let mut messages: Faults = [MaybeUninit::uninit(); Userfault::READ_MAX];
     let mut rounds = 0u32;
     loop {
@@ -75,8 +85,8 @@ impl Core {
     fn fill(&self, address: HostAddress) {
         let regions = self.regions.read();
         let region = regions.iter().find(|r| r.start() <= address && address < r.end());
-        let held = self.held.lock();
-        if held.covers(address) {
+        let mut held = self.held.lock();
+        if held.leave_to_holder(address) {
             return;
         }
         let Some(region) = region else {
@@ -129,30 +139,33 @@ impl Core {
     /// Brings a written page back, with up to `batch` pages from it on. Returns the address after.
     fn break_page(&self, address: HostAddress, batch: u32, spare: &mut Spare) -> HostAddress {
         let regions = self.regions.read();
-        let Some(region) = regions.iter().find(|r| r.start() <= address && address < r.end())
-        else {
-            let _ = self.store_faults.write_protect(address, PAGE_BYTES, false);
-            self.wake(address, 1);
+        let region = regions.iter().find(|r| r.start() <= address && address < r.end());
+        let Some(region) = region else {
+            // Memory that was forgotten: its owner answers for it.
+            self.let_write(address);
             return address;
         };
         let page = region.page(address);
         let wanted = PageRange::new(page, batch).intersection(region.pages());
         let count = self.merged_run(region, wanted).count.max(1);
-        let batch_hold = self.held.try_hold(address, address.plus_pages(count));
-        let hold = batch_hold.or_else(|| self.held.try_hold(address, address.plus_pages(1)));
-        let Some(hold) = hold else { return address };
-        let run = self.merged_run(region, PageRange::new(page, hold.pages()));
-        match region.entry(page).kind() {
-            Kind::Merged => self.break_run(region, run, spare),
-            Kind::Stray | Kind::StrayLost => {
-                let _ = self.store_faults.write_protect(address, PAGE_BYTES, false);
+        let hold = match self.try_hold(address, address.plus_pages(count)) {
+            Tried::Held(hold) => hold,
+            Tried::Others => return address,
+            Tried::Full => {
+                // Whoever wrote looks again, until there is room.
+                std::thread::yield_now();
+                self.wake(address, 1);
+                return address;
             }
-            _ => {}
+        };
+        let run = self.merged_run(region, PageRange::new(page, hold.pages()));
+        if run.is_empty() {
+            // It came back while the fault was on its way to us, or it is a stray.
+            self.let_write(address);
+        } else {
+            self.break_run(region, run, spare);
         }
-        let pages = hold.pages();
-        drop(hold);
-        self.wake(address, pages);
-        address.plus_pages(pages)
+        address.plus_pages(hold.pages())
     }
 
     fn break_run(&self, region: &Region, run: PageRange, spare: &mut Spare) {
@@ -162,10 +175,18 @@ impl Core {
         } else if run.count > 1 && self.restore(region, single, Kind::Broken, spare) {
             1
         } else {
-            self.restore_by_kernel(region, run.first);
-            1
+            let restored = self.restore_by_kernel(region, run.first);
+            // Whoever wrote goes on, or looks again if there was no memory for the page.
+            self.wake(region.address(run.first), 1);
+            u32::from(restored)
         };
         self.breaks.fetch_add(restored, Ordering::Relaxed);
+    }
+
+    /// Ends the protection of a page, if it has any, and wakes whoever waits to write it.
+    fn let_write(&self, address: HostAddress) {
+        let _ = self.store_faults.write_protect(address, PAGE_BYTES, false);
+        self.wake(address, 1);
     }
 }
 

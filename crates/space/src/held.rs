@@ -2,15 +2,30 @@
 //!
 //! Whoever moves pages away, maps others in their place or throws them away first holds their
 //! range; nobody else does the same to them meanwhile. A guest's thread that faults on a held page
-//! is left waiting and is woken by the holder when it lets go, so the time that a range is held is
-//! the longest that a guest waits for it: keep it short and bounded.
+//! is left waiting until the holder lets go, so the time that a range is held is the longest that a
+//! guest waits for it: keep it short and bounded.
 //!
+//! # Who wakes whom
 //! The fault handlers never wait for a holder. They look here under the lock, do their (short)
-//! zero-fill under the lock, and leave alone what is held.
+//! zero-fill under the lock, and leave alone what is held. Leaving a fault alone is noted in the
+//! range, in the same step as seeing that it is held; whoever lets go takes the note out together
+//! with the range and wakes. So no fault is left alone by both, and nobody is woken for nothing. A
+//! fault that no handler has read yet needs no note: its handler will find the page free.
+//!
+//! # Forks
+//! A child of fork must not find pages gone. [`Held::pause`] waits for those who move pages away
+//! and keeps them out. Breaks go on: each is one step for all to see, a child's copy included, and
+//! the forking thread itself may need one.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::{
+    process,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
 
-use bindery_units::HostAddress;
+use bindery_units::{HostAddress, PAGE_BYTES};
+
+use crate::Core;
 
 /// The most ranges held at once: lanes, handlers and calls of the VMM's threads together.
 const HELD_MAX: usize = 256;
@@ -21,26 +36,54 @@ pub(crate) struct Held {
     let_go: Condvar,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    start: HostAddress,
+    end: HostAddress,
+    /// Pages may be absent that are not zero.
+    moves_away: bool,
+    /// A handler left a fault in the range alone.
+    waited_for: bool,
+}
+
 /// The ranges held now. Fixed size: the handlers allocate nothing.
 #[derive(Debug)]
 pub(crate) struct Table {
-    ranges: [(HostAddress, HostAddress); HELD_MAX],
+    ranges: [Range; HELD_MAX],
     count: usize,
     paused: bool,
+    /// Threads that wait for the table to change.
+    waiting: u32,
 }
 
-/// A range held, until it is dropped.
+/// A range held, until it is dropped. Then those are woken that waited for a page of it.
 #[derive(Debug)]
 pub(crate) struct Hold<'a> {
-    held: &'a Held,
+    core: &'a Core,
     start: HostAddress,
     end: HostAddress,
 }
 
+/// What became of a try to hold a page.
+#[derive(Debug)]
+pub(crate) enum Tried<'a> {
+    /// It is held now.
+    Held(Hold<'a>),
+    /// Somebody else has it, and wakes those that wait for it.
+    Others,
+    /// No range can be held at all: nobody wakes those that wait.
+    Full,
+}
+
 impl Held {
     pub(crate) const fn new() -> Self {
-        let nothing = (HostAddress(0), HostAddress(0));
-        let table = Table { ranges: [nothing; HELD_MAX], count: 0, paused: false };
+        let nothing = Range {
+            start: HostAddress(0),
+            end: HostAddress(0),
+            moves_away: false,
+            waited_for: false,
+        };
+        let table = Table { ranges: [nothing; HELD_MAX], count: 0, paused: false, waiting: 0 };
         Self { table: Mutex::new(table), let_go: Condvar::new() }
     }
 
@@ -49,31 +92,43 @@ impl Held {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds a range, after waiting for those that overlap it.
-    pub(crate) fn hold(&self, start: HostAddress, end: HostAddress) -> Hold<'_> {
+    fn wait<'a>(&self, mut table: MutexGuard<'a, Table>) -> MutexGuard<'a, Table> {
+        table.waiting += 1;
+        let mut table = self.let_go.wait(table).unwrap_or_else(PoisonError::into_inner);
+        table.waiting -= 1;
+        table
+    }
+
+    /// Adds a range that moves pages away, after waiting for those that overlap it.
+    fn add(&self, start: HostAddress, end: HostAddress) {
         let mut table = self.lock();
-        loop {
-            if table.add(start, end) {
-                return Hold { held: self, start, end };
-            }
-            table = self.let_go.wait(table).unwrap_or_else(PoisonError::into_inner);
+        while table.paused || table.is_full() || table.overlaps(start, end) {
+            table = self.wait(table);
         }
+        table.add(start, end, true);
     }
 
-    /// Holds a range unless a part of it is held.
-    pub(crate) fn try_hold(&self, start: HostAddress, end: HostAddress) -> Option<Hold<'_>> {
-        self.lock().add(start, end).then(|| Hold { held: self, start, end })
+    /// Takes a range out. Whether a fault in it was left alone.
+    fn remove(&self, start: HostAddress, end: HostAddress) -> bool {
+        let mut table = self.lock();
+        let waited_for = table.remove(start, end);
+        let anybody = table.waiting > 0;
+        drop(table);
+        if anybody {
+            self.let_go.notify_all();
+        }
+        waited_for
     }
 
-    /// Waits until nothing is held and lets nobody hold anything until [`resume`](Self::resume).
+    /// Waits until no page is moved away and lets nobody move any until [`resume`](Self::resume).
     pub(crate) fn pause(&self) {
         let mut table = self.lock();
         while table.paused {
-            table = self.let_go.wait(table).unwrap_or_else(PoisonError::into_inner);
+            table = self.wait(table);
         }
         table.paused = true;
-        while table.count > 0 {
-            table = self.let_go.wait(table).unwrap_or_else(PoisonError::into_inner);
+        while table.held().iter().any(|range| range.moves_away) {
+            table = self.wait(table);
         }
     }
 
@@ -84,50 +139,90 @@ impl Held {
 }
 
 impl Table {
-    fn add(&mut self, start: HostAddress, end: HostAddress) -> bool {
-        if self.paused || self.count == HELD_MAX || self.overlaps(start, end) {
-            return false;
-        }
-        self.ranges[self.count] = (start, end);
-        self.count += 1;
-        true
+    fn held(&self) -> &[Range] {
+        &self.ranges[..self.count]
     }
 
-    fn remove(&mut self, start: HostAddress, end: HostAddress) {
-        let ranges = &self.ranges[..self.count];
-        let at = ranges.iter().position(|range| *range == (start, end)).expect("a hold is listed");
+    const fn is_full(&self) -> bool {
+        self.count == HELD_MAX
+    }
+
+    const fn add(&mut self, start: HostAddress, end: HostAddress, moves_away: bool) {
+        self.ranges[self.count] = Range { start, end, moves_away, waited_for: false };
+        self.count += 1;
+    }
+
+    fn remove(&mut self, start: HostAddress, end: HostAddress) -> bool {
+        let same = |range: &Range| (range.start, range.end) == (start, end);
+        let at = self.held().iter().position(same).expect("a hold is listed");
+        let waited_for = self.ranges[at].waited_for;
         self.count -= 1;
         self.ranges[at] = self.ranges[self.count];
+        waited_for
     }
 
     fn overlaps(&self, start: HostAddress, end: HostAddress) -> bool {
-        self.ranges[..self.count].iter().any(|&(low, high)| low < end && start < high)
+        self.held().iter().any(|range| range.start < end && start < range.end)
     }
 
-    /// Whether the byte at `address` is held.
-    pub(crate) fn covers(&self, address: HostAddress) -> bool {
-        self.overlaps(address, address.plus(1))
+    /// Whether the byte at `address` is held. If so, its holder wakes whoever waits for it: the
+    /// caller leaves the fault alone.
+    pub(crate) fn leave_to_holder(&mut self, address: HostAddress) -> bool {
+        let holder = self.ranges[..self.count]
+            .iter_mut()
+            .find(|range| range.start <= address && address < range.end);
+        holder.map(|range| range.waited_for = true).is_some()
     }
 
     /// The largest end not beyond `end` such that nothing from `start` to it is held, given that
     /// `start` is not.
     pub(crate) fn free_until(&self, start: HostAddress, end: HostAddress) -> HostAddress {
-        let starts = self.ranges[..self.count].iter().map(|&(low, _)| low);
+        let starts = self.held().iter().map(|range| range.start);
         starts.filter(|&low| low > start).fold(end, HostAddress::min)
+    }
+}
+
+impl Core {
+    /// Holds a range, after waiting for those that overlap it. For work that may move pages away:
+    /// never while the process forks.
+    pub(crate) fn hold(&self, start: HostAddress, end: HostAddress) -> Hold<'_> {
+        self.held.add(start, end);
+        Hold { core: self, start, end }
+    }
+
+    /// Holds the page at `start` and as many after it as are free and before `end`, without waiting.
+    /// For work that never leaves a page absent.
+    pub(crate) fn try_hold(&self, start: HostAddress, end: HostAddress) -> Tried<'_> {
+        let mut table = self.held.lock();
+        if table.leave_to_holder(start) {
+            return Tried::Others;
+        }
+        if table.is_full() {
+            return Tried::Full;
+        }
+        let end = table.free_until(start, end);
+        table.add(start, end, false);
+        Tried::Held(Hold { core: self, start, end })
     }
 }
 
 impl Hold<'_> {
     /// How many pages are held.
     pub(crate) const fn pages(&self) -> u32 {
-        ((self.end.0 - self.start.0) / bindery_units::PAGE_BYTES) as u32
+        ((self.end.0 - self.start.0) / PAGE_BYTES) as u32
     }
 }
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        self.held.lock().remove(self.start, self.end);
-        self.held.let_go.notify_all();
+        if thread::panicking() {
+            // Pages of the range may be moved away: whoever touched one would read zeros, and never
+            // know. There is nothing left but to stop.
+            process::abort();
+        }
+        if self.core.held.remove(self.start, self.end) {
+            self.core.wake(self.start, self.pages());
+        }
     }
 }
 
@@ -135,7 +230,6 @@ impl Drop for Hold<'_> {
 mod tests {
     use std::{
         sync::atomic::{AtomicBool, Ordering},
-        thread,
         time::Duration,
     };
 
@@ -146,22 +240,41 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_ranges_are_refused_and_touching_ones_are_not() {
+    fn a_fault_that_is_left_alone_is_remembered_by_the_range_that_it_is_in() {
         let held = Held::new();
-        let middle = held.try_hold(at(4), at(8)).expect("free");
-        assert!(held.try_hold(at(7), at(9)).is_none());
-        assert!(held.try_hold(at(8), at(9)).is_some());
-        assert!(held.lock().covers(at(7)) && !held.lock().covers(at(8)));
+        held.add(at(4), at(8));
+        held.add(at(8), at(9));
+        assert!(held.lock().leave_to_holder(at(7)));
+        assert!(!held.lock().leave_to_holder(at(9)));
         assert_eq!(held.lock().free_until(at(0), at(100)), at(4));
-        drop(middle);
+        assert!(!held.remove(at(8), at(9)));
+        assert!(held.remove(at(4), at(8)));
         assert_eq!(held.lock().free_until(at(0), at(100)), at(100));
     }
 
     #[test]
-    fn a_pause_waits_for_holders_and_keeps_others_out() {
+    fn an_overlapping_range_waits_for_the_first() {
         let held = Held::new();
-        let first = held.hold(at(0), at(1));
-        let paused = AtomicBool::new(false);
+        held.add(at(0), at(4));
+        let second = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                held.add(at(3), at(6));
+                second.store(true, Ordering::SeqCst);
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert!(!second.load(Ordering::SeqCst));
+            held.remove(at(0), at(4));
+        });
+        assert!(held.lock().overlaps(at(5), at(6)) && !held.lock().overlaps(at(0), at(3)));
+    }
+
+    #[test]
+    fn a_pause_waits_for_those_who_move_pages_and_keeps_only_them_out() {
+        let held = Held::new();
+        held.add(at(0), at(1));
+        held.lock().add(at(10), at(11), false);
+        let (paused, added) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| {
                 held.pause();
@@ -169,10 +282,18 @@ mod tests {
             });
             thread::sleep(Duration::from_millis(20));
             assert!(!paused.load(Ordering::SeqCst));
-            drop(first);
+            held.remove(at(0), at(1));
         });
-        assert!(held.try_hold(at(5), at(6)).is_none());
-        held.resume();
-        assert!(held.try_hold(at(5), at(6)).is_some());
+        assert!(paused.load(Ordering::SeqCst), "a break under way is not waited for");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                held.add(at(5), at(6));
+                added.store(true, Ordering::SeqCst);
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert!(!added.load(Ordering::SeqCst));
+            held.resume();
+        });
+        assert!(added.load(Ordering::SeqCst));
     }
 }

@@ -36,6 +36,7 @@ mod manage;
 mod mend;
 mod merge;
 mod region;
+mod release;
 mod restore;
 mod spare;
 mod store;
@@ -49,9 +50,11 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 use bindery_sys::{
@@ -60,8 +63,8 @@ use bindery_sys::{
     userfault::{Userfault, feature},
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
-pub use discard::ReleaseError;
 pub use manage::ManageError;
+pub use release::ReleaseError;
 pub use restore::Unmerged;
 pub use worker::{Sought, Worker};
 
@@ -70,6 +73,7 @@ use crate::{
     entry::{SLOTS_MAX, STORE_MAX},
     held::Held,
     region::Regions,
+    release::Release,
     store::StoreView,
     wire::control::{Region, StoreId},
 };
@@ -88,6 +92,8 @@ struct Core {
     store_faults: Userfault,
     pagemap: Pagemap,
     regions: Regions,
+    /// Held while memory is taken under management.
+    managing: Mutex<()>,
     held: Held,
     stores: RwLock<[Option<Arc<StoreView>>; STORE_MAX as usize + 1]>,
     budget: Budget,
@@ -153,9 +159,10 @@ impl Space {
             store_faults: Userfault::open(stores).map_err(start_error)?,
             pagemap: Pagemap::of_self().map_err(StartError::Resources)?,
             regions: Regions::default(),
+            managing: Mutex::new(()),
             held: Held::new(),
             stores: RwLock::new([const { None }; STORE_MAX as usize + 1]),
-            budget: Budget::new(),
+            budget: Budget::new().map_err(StartError::Resources)?,
             zeros: Mapping::anonymous(PAGE_BYTES).map_err(StartError::Resources)?,
             breaks: AtomicU32::new(0),
             absent_cpu_ns: AtomicU64::new(0),
@@ -191,7 +198,7 @@ impl Space {
         self.release_range(HostAddress(0), usize::MAX)
     }
 
-    /// Gives back every region that the range touches.
+    /// Gives back every region that the range touches. Returns the pages given back.
     ///
     /// # Errors
     /// As [`release`](Self::release).
@@ -200,12 +207,7 @@ impl Space {
         address: HostAddress,
         bytes: usize,
     ) -> Result<Vec<PageRange>, ReleaseError> {
-        let mut released = Vec::new();
-        for region in self.core.regions.overlapping(address, end_of(address, bytes)) {
-            self.core.release_region(&region)?;
-            released.push(region.pages());
-        }
-        Ok(released)
+        Release::new(&self.core)?.release(address, end_of(address, bytes))
     }
 
     /// Throws away the managed pages of a range, as `madvise` with `advice` (`MADV_DONTNEED`,
@@ -236,6 +238,9 @@ impl Space {
     pub fn note_fork_advice(&self, address: HostAddress, bytes: usize, dont_fork: bool) {
         for region in self.core.regions.overlapping(address, end_of(address, bytes)) {
             region.dont_fork.store(dont_fork, Ordering::Relaxed);
+            // Work under way may not have seen it: what it maps must be there for the caller's
+            // advice. The lock of the held ranges orders the note before later work.
+            drop(self.core.hold(region.start(), region.end()));
         }
     }
 
@@ -248,14 +253,22 @@ impl Space {
         if id.0 == 0 || id.0 > STORE_MAX || slots > SLOTS_MAX {
             return Err(nonsense);
         }
-        let view = StoreView::map(id, file, slots).map_err(AttachError::Map)?;
-        let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
-        let place = &mut stores[id.0 as usize];
-        if place.as_ref().is_some_and(|old| old.pages_mapped.load(Ordering::Relaxed) > 0) {
-            return Err(nonsense);
+        let view = Arc::new(StoreView::map(id, file, slots).map_err(AttachError::Map)?);
+        loop {
+            let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
+            let place = &mut stores[id.0 as usize];
+            match place.as_ref() {
+                Some(old) if old.is_mapped() => return Err(nonsense),
+                Some(old) if Arc::strong_count(old) > 1 => {}
+                _ => {
+                    *place = Some(view);
+                    return Ok(());
+                }
+            }
+            // A lane may be about to map slots of the old one.
+            drop(stores);
+            thread::sleep(Duration::from_micros(100));
         }
-        *place = Some(Arc::new(view));
-        Ok(())
     }
 
     /// The stores that pages are merged with, with descriptors of theirs. Others are forgotten.
@@ -265,8 +278,8 @@ impl Space {
     pub fn stores_in_use(&self) -> io::Result<Vec<(StoreId, OwnedFd)>> {
         let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
         for place in stores.iter_mut() {
-            // Nobody merges while no daemon is connected, so zero stays zero.
-            if place.as_ref().is_some_and(|s| s.pages_mapped.load(Ordering::Relaxed) == 0) {
+            // Whoever maps slots holds the store meanwhile, and got it under this lock.
+            if place.as_ref().is_some_and(|s| !s.is_mapped() && Arc::strong_count(s) == 1) {
                 *place = None;
             }
         }
@@ -318,11 +331,6 @@ impl Space {
 }
 
 impl Core {
-    fn store(&self, id: StoreId) -> Option<Arc<StoreView>> {
-        let stores = self.stores.read().unwrap_or_else(PoisonError::into_inner);
-        stores.get(id.0 as usize)?.clone()
-    }
-
     /// Wakes whoever waits for pages of a range, for whichever reason.
     fn wake(&self, start: HostAddress, pages: u32) {
         let bytes = pages as usize * PAGE_BYTES;

@@ -1,9 +1,12 @@
 //! Taking memory under management.
 
 use std::{
-    fs, io,
-    os::{fd::OwnedFd, unix::fs::MetadataExt},
-    sync::{Arc, atomic::Ordering},
+    fs::{self, File},
+    io,
+    os::{fd::AsFd, unix::fs::MetadataExt},
+    sync::{Arc, PoisonError, atomic::Ordering},
+    thread,
+    time::Duration,
 };
 
 use bindery_sys::{mapping, maps, userfault::mode};
@@ -71,19 +74,22 @@ impl Core {
         address: HostAddress,
         bytes: usize,
     ) -> Result<Arc<Region>, ManageError> {
-        if !address.is_page_aligned() || bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
+        let end = address.0.checked_add(bytes).filter(|_| address.is_page_aligned());
+        let Some(end) = end.filter(|_| bytes > 0 && bytes.is_multiple_of(PAGE_BYTES)) else {
             return Err(ManageError::Unaligned { address, bytes });
-        }
-        if !self.regions.overlapping(address, address.plus(bytes)).is_empty() {
+        };
+        let _one_at_a_time = self.managing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.regions.overlapping(address, HostAddress(end)).iter().any(|r| r.watched) {
             return Err(ManageError::Managed { address });
         }
         let kernel = |source| ManageError::Kernel { address, source };
-        let maps = fs::read_to_string("/proc/self/maps").map_err(kernel)?;
+        let maps = maps::of_self().map_err(kernel)?;
         let backing = backing_of(&maps, address, bytes)?;
         let file = match &backing {
             Found::Anonymous => None,
             Found::Memfd(memfd) => Some(Arc::new(memfd.open_if_only_ours(&maps, address)?)),
         };
+        let advised = maps::advised(address.0).map_err(kernel)?;
         let count = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| ManageError::PagesExhausted)?;
         let pages = self.regions.number(count).ok_or(ManageError::PagesExhausted)?;
         let (kind, offset) = match &backing {
@@ -92,16 +98,41 @@ impl Core {
         };
         let announced = Announced { pages, address, backing: kind };
         let region = Region::new(announced, file, offset).map_err(kernel)?;
-        let advised = maps::advised(address.0).map_err(kernel)?;
         region.dont_fork.store(advised.dont_fork, Ordering::Relaxed);
-        if matches!(backing, Found::Memfd(_)) {
-            // SAFETY: the file is empty and only mapped here, so fresh memory in its place holds
-            // the same zeros; the advice is its owner's.
-            unsafe { replace_file(&region, bytes, advised.dont_dump) }.map_err(kernel)?;
+        // Strays of earlier times that are no more: their owner mapped other memory here.
+        self.forget(address, HostAddress(end));
+        if region.file.is_some() {
+            self.take_over(&region, bytes, advised.dont_dump)?;
+        } else {
+            self.watch(address, bytes)?;
         }
-        self.watch(address, bytes)?;
         // From here on the handlers find it.
         Ok(self.regions.add(region))
+    }
+
+    /// Puts memory in place of an empty file that is only mapped here, and has it watched.
+    fn take_over(&self, region: &Region, bytes: usize, dont_dump: bool) -> Result<(), ManageError> {
+        let address = region.start();
+        // While nothing has changed: if another userfaultfd has it, the file stays where it is.
+        // SAFETY: absent pages of an empty file are filled with zeros, as of any memory.
+        unsafe { self.guest_faults.register(address, bytes, mode::MISSING) }
+            .map_err(|source| refused(address, source))?;
+        // SAFETY: the file is empty and only mapped here, so fresh memory in its place holds the
+        // same zeros; the advice is its owner's.
+        let replaced = unsafe { replace_file(region, bytes, dont_dump) };
+        let taken = replaced.map_err(|source| refused(address, source));
+        taken.and_then(|()| self.watch(address, bytes)).inspect_err(|_| {
+            let file = region.file.as_ref().expect("it is the file's memory");
+            // SAFETY: as above, the other way round.
+            let back = || unsafe {
+                let offset_bytes = region.file_offset_bytes;
+                mapping::replace_with_shared_file(address, bytes, file.as_fd(), offset_bytes)
+            };
+            // The owner expects its file there, so there is nothing to do but to try again.
+            while back().is_err() {
+                thread::sleep(Duration::from_millis(1));
+            }
+        })
     }
 
     fn watch(&self, address: HostAddress, bytes: usize) -> Result<(), ManageError> {
@@ -111,10 +142,7 @@ impl Core {
             mapping::advise(address, bytes, libc::MADV_NOHUGEPAGE)
                 .and_then(|()| self.guest_faults.register(address, bytes, mode::MISSING | mode::WP))
         };
-        watched.map_err(|source| match source.raw_os_error() {
-            Some(libc::EBUSY) => ManageError::Watched { address },
-            _ => ManageError::Kernel { address, source },
-        })
+        watched.map_err(|source| refused(address, source))
     }
 }
 
@@ -132,6 +160,13 @@ unsafe fn replace_file(region: &Region, bytes: usize, dont_dump: bool) -> io::Re
         }
     }
     Ok(())
+}
+
+fn refused(address: HostAddress, source: io::Error) -> ManageError {
+    match source.raw_os_error() {
+        Some(libc::EBUSY) => ManageError::Watched { address },
+        _ => ManageError::Kernel { address, source },
+    }
 }
 
 /// What a range is mapped from.
@@ -165,11 +200,13 @@ fn backing_of(maps: &str, address: HostAddress, bytes: usize) -> Result<Found, M
             found = Some(Found::Memfd(Memfd { inode: line.inode, offset_bytes }));
         } else if line.inode == 0
             && line.permissions.ends_with('p')
+            // Memory that our own threads allocate from could be in transit when they touch it.
+            && !["[heap]", "[stack]"].contains(&line.name)
             && !matches!(found, Some(Found::Memfd(_)))
         {
             found = Some(Found::Anonymous);
         } else {
-            return Err(unsuitable(format!("a mapping of {}", line.name)));
+            return Err(unsuitable(format!("mapped as {}", line.name)));
         }
     }
     match found {
@@ -180,7 +217,7 @@ fn backing_of(maps: &str, address: HostAddress, bytes: usize) -> Result<Found, M
 
 impl Memfd {
     /// A descriptor of the file, if it is empty and no other process and no other mapping uses it.
-    fn open_if_only_ours(&self, maps: &str, address: HostAddress) -> Result<OwnedFd, ManageError> {
+    fn open_if_only_ours(&self, maps: &str, address: HostAddress) -> Result<File, ManageError> {
         let unsuitable = |what: &str| ManageError::Unsuitable { address, what: what.to_owned() };
         let mapped = maps::lines(maps).filter(|l| l.inode == self.inode).count();
         if mapped != 1 {
@@ -208,7 +245,7 @@ impl Memfd {
                 return Err(unsuitable("a memfd that another process has open"));
             }
         }
-        Ok(file.into())
+        Ok(file)
     }
 }
 
@@ -229,7 +266,8 @@ mod tests {
         7f0000000000-7f0000010000 rw-p 00000000 00:00 0 \n\
         7f0000010000-7f0000020000 rw-p 00000000 00:00 0          [anon: ram]\n\
         7f0000030000-7f0000040000 rw-s 00001000 00:01 4242       /memfd:ram (deleted)\n\
-        7f0000050000-7f0000060000 r-xp 00000000 08:01 99         /usr/lib/x.so\n";
+        7f0000050000-7f0000060000 r-xp 00000000 08:01 99         /usr/lib/x.so\n\
+        7f0000080000-7f0000090000 rw-p 00000000 00:00 0          [heap]\n";
 
     fn found(start: usize, bytes: usize) -> Result<Found, ManageError> {
         backing_of(MAPS, HostAddress(start), bytes)
@@ -245,6 +283,7 @@ mod tests {
         assert!(found(0x7f00_0001_8000, 0x10000).is_err());
         assert!(found(0x7f00_0005_0000, 0x1000).is_err());
         assert!(found(0x7f00_0007_0000, 0x1000).is_err());
+        assert!(found(0x7f00_0008_0000, 0x1000).is_err());
     }
 
     #[test]

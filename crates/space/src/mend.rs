@@ -1,11 +1,13 @@
 //! Mending: joining the mappings that restored pages left apart.
 //!
 //! A restored page is a mapping of its own, because the kernel joins anonymous mappings only if they
-//! were populated where they lie. Where many pages broke, a run is mended: its pages are moved to
-//! staging, fresh memory is mapped over the whole run, which the kernel joins with what lies beside
-//! it, and the pages are moved back. Moved pages count as written at the next scan.
+//! were populated where they lie. Where many pages broke, a run is mended: its pages are moved into
+//! one spare mapping, and that is moved over the whole run, in one step. (Mapping fresh memory over
+//! the run and moving the pages back would leave an instant between mapping and registering it in
+//! which a guest finds its pages absent and the kernel gives it zeros.) Moved pages count as written
+//! at the next scan.
 
-use std::{fs, io, thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use bindery_sys::{mapping, maps, userfault::mode};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
@@ -13,21 +15,26 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 use crate::{
     Core,
     region::Region,
-    transfer::{PRESENT, PageSet, STAGING_PAGES, Staging, find_pages},
+    restore::put_in_place,
+    spare::Spare,
+    transfer::{HERE, MADV_DONTNEED_LOCKED, PageSet, WINDOW_PAGES, find_pages, give_back, take},
 };
+
+/// Between two tries to register memory.
+const REGISTER_PAUSE: Duration = Duration::from_micros(100);
 
 impl Core {
     /// Joins mappings of anonymous pages among `pages`. The caller keeps the region mapped.
-    pub(crate) fn mend(&self, region: &Region, pages: PageRange, staging: &Staging) {
+    pub(crate) fn mend(&self, region: &Region, pages: PageRange, spare: &mut Spare) {
         let seams = seams(region, pages);
-        for window in pages.pieces(STAGING_PAGES) {
+        for window in pages.pieces(WINDOW_PAGES) {
             let torn = seams.iter().any(|&seam| window.contains(seam));
             let mut at = window.first;
             while torn && at < window.end() {
                 let rest = PageRange::new(at, window.end().0 - at.0);
                 let run = anonymous_run(region, rest);
-                if !run.is_empty() {
-                    self.mend_run(region, run, staging);
+                if run.count > 1 {
+                    self.mend_run(region, run, spare);
                 }
                 at = run.end().max(at.plus(1));
             }
@@ -35,63 +42,46 @@ impl Core {
         self.budget.refresh();
     }
 
-    fn mend_run(&self, region: &Region, run: PageRange, staging: &Staging) {
+    fn mend_run(&self, region: &Region, run: PageRange, spare: &mut Spare) {
         let (start, bytes) = (region.address(run.first), run.count as usize * PAGE_BYTES);
-        let hold = self.held.hold(start, start.plus_pages(run.count));
-        if anonymous_run(region, run) == run {
-            let wanted = PageSet::first(run.count);
-            let faults = &self.guest_faults;
-            // SAFETY: the run is held and anonymous; staging was left empty by its last user.
-            let staged = unsafe { staging.take(faults, &self.pagemap, start, wanted) };
-            if find_pages(&self.pagemap, start, run.count, PRESENT).is_empty() {
-                // Without mappings to spare all stays as it is.
-                // SAFETY: all pages that were there are staged, so nothing is lost.
-                let _ = unsafe { self.lay_afresh(region, start, bytes) };
-            }
-            // SAFETY: the pages are staged and their places absent.
-            unsafe { staging.give_back(faults, &self.pagemap, start, staged) };
+        let Ok(joined) = spare.peek(run.count as usize) else { return };
+        // SAFETY: spare pages are ours; what earlier work may have left in them is wanted no more.
+        // The target of a move must be registered, for writes only, since nobody but us touches it.
+        let ready = unsafe {
+            mapping::advise(joined, bytes, MADV_DONTNEED_LOCKED)
+                .and_then(|()| self.guest_faults.register(joined, bytes, mode::WP))
+        };
+        if ready.is_err() {
+            return;
         }
-        drop(hold);
-        self.wake(start, run.count);
-    }
-
-    /// Fresh, registered, absent memory in place of what is there. An error changes nothing.
-    ///
-    /// # Safety
-    /// The caller holds the range and wants nothing of what it holds.
-    ///
-    /// # Errors
-    /// As mmap(2): the process has too many mappings.
-    pub(crate) unsafe fn lay_afresh(
-        &self,
-        region: &Region,
-        start: HostAddress,
-        bytes: usize,
-    ) -> io::Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { mapping::replace_with_anonymous(start, bytes)? };
-        loop {
-            // SAFETY: the advice keeps content; absent pages of the range are zero ones, or about to
-            // be moved back by the holder.
-            let registered = unsafe {
-                mapping::advise(start, bytes, libc::MADV_NOHUGEPAGE)
-                    .and_then(|()| region.advise_mapping(start, bytes))
-                    .and_then(|()| {
-                        self.guest_faults.register(start, bytes, mode::MISSING | mode::WP)
-                    })
-            };
-            if registered.is_ok() {
-                return Ok(());
-            }
-            // The kernel is out of memory for a moment. There is no way back: the old mapping is
-            // gone, and an unregistered one cannot take pages back.
+        let _hold = self.hold(start, start.plus_pages(run.count));
+        if anonymous_run(region, run) != run {
+            return;
+        }
+        let (faults, pagemap) = (&self.guest_faults, &self.pagemap);
+        let wanted = PageSet::first(run.count);
+        // SAFETY: the run is held and anonymous; the spare pages are empty and ours.
+        let moved = unsafe { take(faults, pagemap, joined, start, wanted) };
+        // A page that is pinned or locked stays, and its mapping with it.
+        let placed = find_pages(pagemap, start, run.count, HERE).is_empty()
+            // SAFETY: all pages of the run are in the spare mapping, absent ones absent.
+            && unsafe { put_in_place(region, joined, start, bytes) }.is_ok();
+        if !placed {
+            // SAFETY: the run is held, the pages are in the spare mapping, their places are absent.
+            // Copies that stay behind go when the spare pages are used next.
+            unsafe { give_back(faults, pagemap, joined, start, moved) };
+            return;
+        }
+        spare.taken(run.count as usize);
+        let modes = mode::MISSING | mode::WP;
+        // SAFETY: pages that are absent now are zero ones.
+        while unsafe { faults.register(start, bytes, modes) }.is_err() {
+            // The kernel is out of memory for a moment, and memory that nobody watches cannot be
+            // merged again.
             thread::sleep(REGISTER_PAUSE);
         }
     }
 }
-
-/// Between two tries to register fresh memory.
-const REGISTER_PAUSE: Duration = Duration::from_micros(100);
 
 /// Pages among `pages` at which one anonymous mapping ends and the next begins.
 fn seams(region: &Region, pages: PageRange) -> Vec<PageIndex> {

@@ -18,7 +18,10 @@
 //! had been quiet for two periods this is rare, and it spares the handshake with another thread that
 //! moving a registered mapping into place would cost every run.
 
-use std::time::Instant;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use bindery_sys::{mapping, userfault::mode};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
@@ -28,14 +31,14 @@ use crate::{
     entry::{Entry, Kind},
     region::Region,
     store::StoreView,
-    transfer::{COPIED, PageSet, STAGING_PAGES, Staging, find_pages},
+    transfer::{COPIED, PageSet, Staging, WINDOW_PAGES, find_pages},
     wire::lane::{RUN_PAGES_MAX, outcome},
 };
 
 /// Mappings that one merged span can cost: itself, and a neighbour cut in two.
 const MAPPINGS_PER_SPAN: u32 = 2;
 
-const _: () = assert!(RUN_PAGES_MAX <= STAGING_PAGES);
+const _: () = assert!(RUN_PAGES_MAX <= WINDOW_PAGES);
 
 /// What a run of pages is to become.
 #[derive(Clone, Copy)]
@@ -60,13 +63,18 @@ impl Core {
         region: &Region,
         pages: PageRange,
         target: Target<'_>,
-        staging: &Staging,
+        staging: &mut Staging,
         outcomes: &mut [u8],
     ) -> u64 {
         assert_eq!(outcomes.len(), pages.count as usize, "one outcome for each page");
+        if !region.watched {
+            // Given back: outcomes stay as they are.
+            return 0;
+        }
         outcomes.fill(outcome::BUSY);
+        self.budget.settle(MAPPINGS_PER_SPAN);
         let start = region.address(pages.first);
-        let hold = self.held.hold(start, start.plus_pages(pages.count));
+        let hold = self.hold(start, start.plus_pages(pages.count));
         let transit = Instant::now();
         let mut run = Run { core: self, region, pages, outcomes };
         let (fresh, merged) = run.sort(target);
@@ -75,7 +83,6 @@ impl Core {
             run.rehome(merged, store, slot);
         }
         drop(hold);
-        self.wake(start, pages.count);
         transit.elapsed().as_nanos() as u64
     }
 }
@@ -123,13 +130,13 @@ impl Run<'_> {
     }
 
     /// Merges pages that are their guest's own.
-    fn merge_fresh(&mut self, wanted: PageSet, target: Target<'_>, staging: &Staging) {
+    fn merge_fresh(&mut self, wanted: PageSet, target: Target<'_>, staging: &mut Staging) {
         if wanted.is_empty() {
             return;
         }
         let (faults, pagemap) = (&self.core.guest_faults, &self.core.pagemap);
         let guest = self.address(0);
-        // SAFETY: the run is held, and staging was left empty by the last run.
+        // SAFETY: the run is held.
         let staged = unsafe { staging.take(faults, pagemap, guest, wanted) };
         if staged.is_empty() {
             return;
@@ -141,12 +148,10 @@ impl Run<'_> {
             Target::Slots(store, slot) => self.place_slots(equal, store, slot),
         };
         let back = staged.without(placed);
-        if !back.is_empty() {
-            // SAFETY: the run is held, these pages are staged and their places are absent.
-            unsafe { staging.give_back(faults, pagemap, guest, back) };
-        }
-        if !placed.is_empty() {
-            staging.clear(self.pages.count);
+        // SAFETY: the run is held, these pages are staged and their places are absent.
+        let copied = unsafe { staging.give_back(faults, pagemap, guest, back) };
+        if copied || !placed.is_empty() {
+            staging.retire(self.pages.count);
         }
     }
 
@@ -202,14 +207,12 @@ impl Run<'_> {
     fn place_slots(&mut self, pages: PageSet, store: &StoreView, slot: Slot) -> PageSet {
         let mut placed = PageSet::default();
         for (first, count) in pages.spans() {
-            if !self.core.budget.allows(MAPPINGS_PER_SPAN)
-                || !self.map_span(first, count, store, slot)
-            {
-                self.finish(PageSet(PageSet::first(count).0 << first), outcome::NO_MAPPINGS);
-                continue;
-            }
-            for page in first..first + count {
-                placed.insert(page);
+            let allowed = self.core.budget.allows(MAPPINGS_PER_SPAN);
+            if allowed && self.map_span(first, count, store, slot.plus(first)) {
+                placed = placed.with_span(first, count);
+            } else {
+                self.core.close_gap(self.address(first), count);
+                self.finish(PageSet::default().with_span(first, count), outcome::NO_MAPPINGS);
             }
         }
         placed
@@ -220,9 +223,7 @@ impl Run<'_> {
         let mut equal = PageSet::default();
         for page in pages.pages() {
             let entry = self.region.entry(self.page(page));
-            let Some(old) = self.core.store(entry.store()) else {
-                unreachable!("a store stays while pages are merged with it")
-            };
+            let old = self.core.store_of(entry);
             // SAFETY: both are slots: 4096 readable bytes that do not change while they are mapped.
             let same = unsafe {
                 bindery_page::equal_at(old.page(entry.slot()), store.page(slot.plus(page)))
@@ -233,60 +234,95 @@ impl Run<'_> {
         }
         self.finish(pages.without(equal), outcome::DIFFERENT);
         for (first, count) in equal.spans() {
-            let old: Vec<Entry> =
-                (first..first + count).map(|page| self.region.entry(self.page(page))).collect();
-            if self.map_span(first, count, store, slot) {
-                for entry in old {
-                    if let Some(store) = self.core.store(entry.store()) {
-                        store.remove_mapped(1);
-                    }
-                }
-            } else {
-                self.finish(PageSet(PageSet::first(count).0 << first), outcome::NO_MAPPINGS);
+            let allowed = self.core.budget.allows(MAPPINGS_PER_SPAN);
+            if !(allowed && self.map_span(first, count, store, slot.plus(first))) {
+                (first..first + count).for_each(|page| self.map_again(page));
+                self.finish(PageSet::default().with_span(first, count), outcome::NO_MAPPINGS);
             }
         }
     }
 
-    /// Maps a span of slots over the guest's range and protects it. Whether it could be mapped.
+    /// Maps a merged page's slot once more, if a failed mapping of another left nothing there.
+    fn map_again(&mut self, page: u32) {
+        let address = self.address(page);
+        if mapping::is_mapped(address, PAGE_BYTES) {
+            return;
+        }
+        let entry = self.region.entry(self.page(page));
+        let old = self.core.store_of(entry);
+        // The page's content is there and nowhere else, so there is nothing to do but to try again.
+        while !self.map_span(page, 1, &old, entry.slot()) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Maps consecutive slots over a span of the guest's range and protects it. Whether it could be
+    /// mapped; if not, the range is as it was, or nothing is mapped there.
     fn map_span(&mut self, first: u32, count: u32, store: &StoreView, slot: Slot) -> bool {
         let (address, bytes) = (self.address(first), count as usize * PAGE_BYTES);
-        let offset = slot.plus(first).offset_bytes();
+        let offset = slot.offset_bytes();
         // SAFETY: the range is held, and the slots' bytes are what its pages held.
         let mapped = unsafe { mapping::replace_with_file(address, bytes, store.file(), offset) };
         if mapped.is_err() {
             return false;
         }
         self.core.budget.made(MAPPINGS_PER_SPAN);
-        store.add_mapped(count);
-        if !self.protect_span(address, bytes) {
-            // Whoever writes gets the kernel's copy, and we never learn of it: the slots stay in use
-            // and the pages are left alone for good.
-            for page in first..first + count {
-                self.settle(page, Entry::new(Kind::Bound, store.id, slot.plus(page)));
-            }
-            return true;
-        }
-        // Present but not the file's: written between mapping and protection.
-        let strays = find_pages(&self.core.pagemap, address, count, COPIED);
-        for page in 0..count {
-            let entry = Entry::new(Kind::Merged, store.id, slot.plus(first + page));
+        let protected = self.protect_span(address, bytes);
+        let strays =
+            if protected { self.find_strays(first, count) } else { self.copy_all(first, count) };
+        let kind = if protected { Kind::Merged } else { Kind::Bound };
+        for page in first..first + count {
             if strays.contains(page) {
-                let stray = address.plus_pages(page);
-                // A stray may be written freely; if even this fails, the handler does it.
-                let _ = self.core.store_faults.write_protect(stray, PAGE_BYTES, false);
-                store.remove_mapped(1);
-                self.region.set_entry(self.page(first + page), Entry((Kind::Stray as u32) << 29));
-                self.outcomes[(first + page) as usize] = outcome::NEVER;
+                self.settle_stray(page);
             } else {
-                self.settle(first + page, entry);
+                self.settle(page, store, Entry::new(kind, store.id, slot.plus(page - first)));
             }
         }
         true
     }
 
-    fn settle(&mut self, page: u32, entry: Entry) {
+    /// Pages of a protected span that were written between mapping and protection: present and not
+    /// the file's. They may be written freely from now on.
+    fn find_strays(&self, first: u32, count: u32) -> PageSet {
+        let strays = find_pages(&self.core.pagemap, self.address(first), count, COPIED);
+        for (at, pages) in strays.spans() {
+            let bytes = pages as usize * PAGE_BYTES;
+            // If this fails, the handler does it for whoever writes.
+            let _ = self.core.store_faults.write_protect(self.address(first + at), bytes, false);
+        }
+        PageSet(strays.0 << first)
+    }
+
+    /// For a span that could not be protected: the kernel makes a copy of every page now, as it would
+    /// when they are written, so that we know of each. Those that it has no memory for depend on
+    /// their slots for good.
+    fn copy_all(&self, first: u32, count: u32) -> PageSet {
+        let (address, bytes) = (self.address(first), count as usize * PAGE_BYTES);
+        // Part of it may be protected, and whoever wrote there would wait for us.
+        let _ = self.core.store_faults.write_protect(address, bytes, false);
+        // SAFETY: making private copies of pages changes no content.
+        let _ = unsafe { mapping::advise(address, bytes, libc::MADV_POPULATE_WRITE) };
+        PageSet(find_pages(&self.core.pagemap, address, count, COPIED).0 << first)
+    }
+
+    fn settle(&mut self, page: u32, store: &StoreView, entry: Entry) {
+        let before = self.region.entry(self.page(page));
+        store.add_mapped(1);
         self.region.set_entry(self.page(page), entry);
+        self.core.leave_store(before);
         self.outcomes[page as usize] = outcome::MERGED;
+    }
+
+    fn settle_stray(&mut self, page: u32) {
+        let before = self.region.entry(self.page(page));
+        // A page that had another slot has left that one.
+        let entry = match before.kind() {
+            Kind::Merged => before.with_kind(Kind::StrayLost),
+            _ => Entry::STRAY,
+        };
+        self.region.set_entry(self.page(page), entry);
+        self.core.leave_store(before);
+        self.outcomes[page as usize] = outcome::NEVER;
     }
 
     /// From here on a write to the range waits for the handler.
@@ -302,5 +338,19 @@ impl Run<'_> {
         advised.is_ok()
             && registered.is_ok()
             && self.core.store_faults.write_protect(address, bytes, true).is_ok()
+    }
+}
+
+impl Core {
+    /// Sees to it that pages that were absent before a failed mmap(2) are still mapped, and absent.
+    pub(crate) fn close_gap(&self, start: HostAddress, pages: u32) {
+        for address in (0..pages).map(|page| start.plus_pages(page)) {
+            // The pages' content waits to come back here, so there is nothing to do but to try again.
+            while !mapping::is_mapped(address, PAGE_BYTES) {
+                if mapping::fill_gap(address, PAGE_BYTES).is_err() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
     }
 }

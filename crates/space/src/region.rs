@@ -5,6 +5,7 @@
 //! be taken for one about another.
 
 use std::{
+    fs::File,
     io,
     sync::{
         Arc, RwLock, RwLockReadGuard,
@@ -15,10 +16,7 @@ use std::{
 use bindery_sys::mapping::Mapping;
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
-use crate::{
-    entry::Entry,
-    wire::control::{Backing, Region as Announced},
-};
+use crate::{entry::Entry, wire::control::Region as Announced};
 
 /// Pages that share one bit of the summary of losses.
 const GROUP_PAGES: usize = 64;
@@ -39,17 +37,21 @@ pub(crate) struct Region {
     table_base: PageIndex,
     /// `MADV_DONTFORK` was given: mappings made later get it too.
     pub(crate) dont_fork: AtomicBool,
-    /// Held for reading while a lane looks at pages, for writing while memory goes away.
+    /// Held for reading while a lane looks at pages, for writing while memory goes away. Taken
+    /// before pages are held, never after.
     pub(crate) mapped: RwLock<()>,
     /// The file that a shared region was mapped from, kept to give it back.
-    pub(crate) file: Option<Arc<std::os::fd::OwnedFd>>,
+    pub(crate) file: Option<Arc<File>>,
     pub(crate) file_offset_bytes: u64,
+    /// Whether faults of its pages come to us. If not, the region was given back, and is here for
+    /// strays whose discards are still ours.
+    pub(crate) watched: bool,
 }
 
 impl Region {
     pub(crate) fn new(
         announced: Announced,
-        file: Option<Arc<std::os::fd::OwnedFd>>,
+        file: Option<Arc<File>>,
         file_offset_bytes: u64,
     ) -> io::Result<Self> {
         let pages = announced.pages.count as usize;
@@ -66,6 +68,7 @@ impl Region {
             mapped: RwLock::new(()),
             file,
             file_offset_bytes,
+            watched: true,
         })
     }
 
@@ -84,7 +87,13 @@ impl Region {
             mapped: RwLock::new(()),
             file: self.file.clone(),
             file_offset_bytes: self.file_offset_bytes + (u64::from(skipped) << PAGE_SHIFT),
+            watched: self.watched,
         }
+    }
+
+    /// The same part once the region is given back.
+    pub(crate) fn unwatched_part(&self, pages: PageRange) -> Self {
+        Self { watched: false, ..self.part(pages) }
     }
 
     pub(crate) const fn pages(&self) -> PageRange {
@@ -97,10 +106,6 @@ impl Region {
 
     pub(crate) const fn end(&self) -> HostAddress {
         self.announced.address.plus_pages(self.announced.pages.count)
-    }
-
-    pub(crate) fn is_shared_file(&self) -> bool {
-        self.announced.backing == Backing::SharedMemfd
     }
 
     /// Where `page` is mapped.
@@ -137,11 +142,35 @@ impl Region {
         Entry(self.entry_cell(page).load(Ordering::Acquire))
     }
 
-    /// Sets the entry of a page that the caller holds.
+    /// Sets the entry of a page that the caller holds and that has no loss to report.
     pub(crate) fn set_entry(&self, page: PageIndex, entry: Entry) {
         // The entry before its summary bit: a reporter that clears the bit and then reads the entry
         // either finds the loss or leaves a bit for the next.
         self.entry_cell(page).store(entry.0, Ordering::Release);
+        self.note_loss(page, entry);
+    }
+
+    /// Changes the entry of a page that the caller holds, and of which a reporter may take the mark
+    /// of a loss away meanwhile. Returns the entry that there was.
+    pub(crate) fn change_entry(&self, page: PageIndex, change: impl Fn(Entry) -> Entry) -> Entry {
+        let cell = self.entry_cell(page);
+        let mut before = Entry(cell.load(Ordering::Acquire));
+        loop {
+            let after = change(before);
+            // Release: as in `set_entry`.
+            let changed =
+                cell.compare_exchange(before.0, after.0, Ordering::AcqRel, Ordering::Acquire);
+            match changed {
+                Ok(_) => {
+                    self.note_loss(page, after);
+                    return before;
+                }
+                Err(now) => before = Entry(now),
+            }
+        }
+    }
+
+    fn note_loss(&self, page: PageIndex, entry: Entry) {
         if entry.is_lost() {
             let (word, bit) = self.lost_bit(page);
             // Release: pairs with the Acquire in `take_lost_groups`.
@@ -244,14 +273,21 @@ impl Regions {
         let all = region.pages();
         let before = PageRange::new(all.first, pages.first.0 - all.first.0);
         let after = PageRange::new(pages.end(), all.end().0 - pages.end().0);
+        let rest = [before, after].into_iter().filter(|rest| !rest.is_empty());
+        self.exchange(region, rest.map(|rest| region.part(rest)).collect());
+    }
+
+    /// Puts `parts` of a region in its place.
+    pub(crate) fn exchange(&self, region: &Arc<Region>, parts: Vec<Region>) {
         self.replace(|list| {
             list.retain(|other| !Arc::ptr_eq(other, region));
-            for rest in [before, after] {
-                if !rest.is_empty() {
-                    list.push(Arc::new(region.part(rest)));
-                }
-            }
+            list.extend(parts.into_iter().map(Arc::new));
         });
+    }
+
+    /// Whether a region was neither cut nor taken out since it was looked up.
+    pub(crate) fn has(&self, region: &Arc<Region>) -> bool {
+        self.read().iter().any(|other| Arc::ptr_eq(other, region))
     }
 
     fn replace(&self, change: impl FnOnce(&mut Vec<Arc<Region>>)) {
@@ -271,7 +307,10 @@ mod tests {
     use bindery_units::Slot;
 
     use super::*;
-    use crate::{entry::Kind, wire::control::StoreId};
+    use crate::{
+        entry::Kind,
+        wire::control::{Backing, StoreId},
+    };
 
     fn region(first: u32, count: u32) -> Region {
         let announced = Announced {

@@ -8,19 +8,23 @@
 //! inside the store's mapping. That needs nothing but the page. Such a page is a *stray* from then
 //! on: a pin cannot be told there, so it is never moved or copied again until its guest discards it.
 
+use std::{io, thread, time::Duration};
+
 use bindery_sys::{mapping, userfault::mode};
-use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
+use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
     Core,
-    entry::{Entry, Kind},
+    entry::Kind,
     region::Region,
     spare::{SPARE_PAGES_MAX, Spare},
+    transfer::{COPIED, find_pages},
 };
 
 impl Core {
-    /// Makes merged pages of one run private again. All of `pages` are merged with consecutive
-    /// slots and the caller holds them. Whether it was done; if not, nothing has changed.
+    /// Makes merged pages of one run private again, and wakes those that wait to write them if that
+    /// is the `cause`. All of `pages` are merged with consecutive slots and the caller holds them.
+    /// Whether it was done; if not, nothing has changed.
     pub(crate) fn restore(
         &self,
         region: &Region,
@@ -30,66 +34,77 @@ impl Core {
     ) -> bool {
         let entry = region.entry(pages.first);
         assert!(entry.kind() == Kind::Merged, "only merged pages are restored");
-        let Some(store) = self.store(entry.store()) else {
-            unreachable!("a store stays while pages are merged with it")
-        };
+        let store = self.store_of(entry);
         let Ok(filled) = spare.peek(pages.count as usize) else { return false };
-        for (offset, _) in pages.pages().enumerate() {
-            let source = store.page(entry.slot().plus(offset as u32));
-            let target = filled.plus(offset * PAGE_BYTES).0 as *mut u8;
+        for offset in 0..pages.count {
+            let source = store.page(entry.slot().plus(offset));
+            let target = filled.plus_pages(offset).0 as *mut u8;
             // SAFETY: a slot is 4096 readable bytes that do not change while pages are merged with
             // it, and these are: the caller holds them. The spare pages are ours.
             unsafe { mapping::copy_page(source, target) };
         }
         let address = region.address(pages.first);
         let bytes = pages.count as usize * PAGE_BYTES;
-        if region.forks_without() {
-            // SAFETY: the spare pages are ours; they become the guest's with the guest's advice.
-            if unsafe { mapping::advise(filled, bytes, libc::MADV_DONTFORK) }.is_err() {
-                return false;
-            }
-        }
         // SAFETY: the caller holds the guest's pages; the spare ones are ours and have the content.
-        if unsafe { mapping::remap_over(filled, address, bytes) }.is_err() {
-            // mremap(2) may have unmapped the target before it failed only if the source's own
-            // mapping changed, and that one is ours alone. So nothing has changed.
+        if unsafe { put_in_place(region, filled, address, bytes) }.is_err() {
             return false;
+        }
+        if cause == Kind::Broken {
+            // The pages are what the writer needs; the rest is for us.
+            let woken = self.store_faults.wake(address, bytes);
+            assert!(woken.is_ok(), "waking a range of whole pages cannot fail");
         }
         spare.taken(pages.count as usize);
         self.budget.made(2);
         // SAFETY: the pages are present; who finds them absent later is served by the handler.
         let registered =
             unsafe { self.guest_faults.register(address, bytes, mode::MISSING | mode::WP) };
+        let kind = match registered {
+            Ok(()) => cause,
+            // Private memory that cannot be watched: as good as a stray.
+            Err(_) => Kind::StrayLost,
+        };
         store.remove_mapped(pages.count);
-        for (offset, page) in pages.pages().enumerate() {
-            let left = entry.plus(offset as u32).with_kind(match registered {
-                Ok(()) => cause,
-                // Private memory that cannot be watched: as good as a stray.
-                Err(_) => Kind::StrayLost,
-            });
-            region.set_entry(page, left);
+        for (offset, page) in (0..).zip(pages.pages()) {
+            region.set_entry(page, entry.plus(offset).with_kind(kind));
         }
         true
     }
 
-    /// Leaves a written page to the kernel's copy-on-write. The caller holds it.
-    pub(crate) fn restore_by_kernel(&self, region: &Region, page: PageIndex) {
+    /// Leaves a written page to the kernel's copy-on-write. The caller holds it. Whether that could
+    /// be done; if not, there was no memory for it and nothing has changed.
+    pub(crate) fn restore_by_kernel(&self, region: &Region, page: PageIndex) -> bool {
         let entry = region.entry(page);
-        let Some(store) = self.store(entry.store()) else {
-            unreachable!("a store stays while pages are merged with it")
-        };
         let address = region.address(page);
         if self.store_faults.write_protect(address, PAGE_BYTES, false).is_err() {
-            return;
+            // Populating would wait for whoever serves the fault, which may be this thread.
+            return false;
         }
+        let copied = || !find_pages(&self.pagemap, address, 1, COPIED).is_empty();
         // The slot may be freed once the daemon hears of it, so the copy must be made now and not
         // when the writer gets round to it.
         // SAFETY: making a private copy of a page changes no content.
-        if unsafe { mapping::advise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) }.is_err() {
-            return;
+        let _ = unsafe { mapping::advise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
+        let kind = if copied() {
+            Kind::StrayLost
+        } else {
+            let protected = self.store_faults.write_protect(address, PAGE_BYTES, true);
+            match (copied(), protected) {
+                (false, Ok(())) => return false,
+                // Nobody will tell us when it is written: the slot stays its own.
+                (false, Err(_)) => Kind::Bound,
+                // The writer was quicker. If this fails, the handler does it.
+                (true, _) => {
+                    let _ = self.store_faults.write_protect(address, PAGE_BYTES, false);
+                    Kind::StrayLost
+                }
+            }
+        };
+        region.set_entry(page, entry.with_kind(kind));
+        if kind == Kind::StrayLost {
+            self.leave_store(entry);
         }
-        store.remove_mapped(1);
-        region.set_entry(page, entry.with_kind(Kind::StrayLost));
+        true
     }
 
     /// The longest run within `pages`, from its first page on, that is merged with consecutive
@@ -128,7 +143,7 @@ impl Core {
                 return done;
             }
             let (start, run) = (region.address(page), self.merged_run(region, rest).count.max(1));
-            let _hold = self.held.hold(start, start.plus_pages(run));
+            let _hold = self.hold(start, start.plus_pages(run));
             // It may have changed before it was held.
             let run = self.merged_run(region, PageRange::new(page, run));
             if run.is_empty() {
@@ -139,10 +154,37 @@ impl Core {
             } else {
                 done.stuck += run.count;
             }
-            self.wake(start, run.count);
             page = run.end();
         }
         done
+    }
+}
+
+/// Moves filled spare pages over a region's pages. If that cannot be done, the region's pages are as
+/// they were.
+///
+/// # Safety
+/// The caller holds the region's pages and owns the spare ones.
+pub(crate) unsafe fn put_in_place(
+    region: &Region,
+    filled: HostAddress,
+    address: HostAddress,
+    bytes: usize,
+) -> io::Result<()> {
+    if region.forks_without() {
+        // SAFETY: the spare pages are the caller's; they become the guest's with its advice.
+        unsafe { mapping::advise(filled, bytes, libc::MADV_DONTFORK)? };
+    }
+    loop {
+        // SAFETY: the caller's contract.
+        match unsafe { mapping::remap_over(filled, address, bytes) } {
+            // The guest's mapping is gone and its content is in the spare pages, so there is nothing
+            // to do but to try again.
+            Err(_) if !mapping::is_mapped(address, bytes) => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            result => return result,
+        }
     }
 }
 
@@ -166,25 +208,11 @@ impl Region {
     ///
     /// # Safety
     /// The caller holds the range.
-    pub(crate) unsafe fn advise_mapping(
-        &self,
-        start: bindery_units::HostAddress,
-        bytes: usize,
-    ) -> std::io::Result<()> {
+    pub(crate) unsafe fn advise_mapping(&self, start: HostAddress, bytes: usize) -> io::Result<()> {
         if self.forks_without() {
             // SAFETY: the caller's contract; the advice keeps the content.
             unsafe { mapping::advise(start, bytes, libc::MADV_DONTFORK)? };
         }
         Ok(())
-    }
-}
-
-/// What a page becomes when its guest throws it away.
-pub(crate) fn discarded(entry: Entry) -> Entry {
-    match entry.kind() {
-        Kind::Merged | Kind::Bound => entry.with_kind(Kind::Discarded),
-        Kind::StrayLost => entry.with_kind(Kind::Discarded),
-        Kind::Stray | Kind::Private => Entry::PRIVATE,
-        Kind::Broken | Kind::Discarded | Kind::Unmerged => entry,
     }
 }

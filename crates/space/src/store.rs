@@ -7,13 +7,20 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use bindery_sys::mapping::Mapping;
 use bindery_units::{PAGE_SHIFT, Slot};
 
-use crate::wire::control::StoreId;
+use crate::{
+    Core,
+    entry::{Entry, Kind},
+    wire::control::StoreId,
+};
 
 #[derive(Debug)]
 pub(crate) struct StoreView {
@@ -22,7 +29,7 @@ pub(crate) struct StoreView {
     mapping: Mapping,
     slots: u32,
     /// Pages of this process whose entry is `Merged` or `Bound` with this store.
-    pub(crate) pages_mapped: AtomicU32,
+    pages_mapped: AtomicU32,
 }
 
 impl StoreView {
@@ -45,6 +52,11 @@ impl StoreView {
         self.mapping.as_ptr().wrapping_add(slot.at() << PAGE_SHIFT)
     }
 
+    /// Whether any page is merged with it.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.pages_mapped.load(Ordering::Relaxed) > 0
+    }
+
     pub(crate) fn add_mapped(&self, pages: u32) {
         self.pages_mapped.fetch_add(pages, Ordering::Relaxed);
     }
@@ -52,5 +64,24 @@ impl StoreView {
     pub(crate) fn remove_mapped(&self, pages: u32) {
         let before = self.pages_mapped.fetch_sub(pages, Ordering::Relaxed);
         assert!(before >= pages, "no more pages leave a store than were mapped from it");
+    }
+}
+
+impl Core {
+    pub(crate) fn store(&self, id: StoreId) -> Option<Arc<StoreView>> {
+        let stores = self.stores.read().unwrap_or_else(PoisonError::into_inner);
+        stores.get(id.0 as usize)?.clone()
+    }
+
+    /// The store of a page that is merged.
+    pub(crate) fn store_of(&self, entry: Entry) -> Arc<StoreView> {
+        self.store(entry.store()).expect("a store stays while pages are merged with it")
+    }
+
+    /// Counts a page out of the store that its entry, which was just replaced, had it merged with.
+    pub(crate) fn leave_store(&self, before: Entry) {
+        if matches!(before.kind(), Kind::Merged | Kind::Bound) {
+            self.store_of(before).remove_mapped(1);
+        }
     }
 }

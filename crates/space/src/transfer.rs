@@ -13,8 +13,14 @@ use bindery_sys::{
 };
 use bindery_units::{HostAddress, PAGE_BYTES};
 
-/// The most pages in staging at once: one bit each in a [`PageSet`].
-pub(crate) const STAGING_PAGES: u32 = u64::BITS;
+/// The most pages in transit at once: one bit each in a [`PageSet`].
+pub(crate) const WINDOW_PAGES: u32 = u64::BITS;
+
+/// Pages of a staging area: so many may wait to be freed.
+const STAGING_PAGES: u32 = 8 * WINDOW_PAGES;
+
+/// `MADV_DONTNEED` for memory that may be locked (Linux 5.18), which libc does not name yet.
+pub(crate) const MADV_DONTNEED_LOCKED: i32 = 24;
 
 /// Pages of a run, bit `n` for the run's page `n`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +28,7 @@ pub(crate) struct PageSet(pub(crate) u64);
 
 impl PageSet {
     pub(crate) const fn first(count: u32) -> Self {
-        Self(if count >= STAGING_PAGES { u64::MAX } else { (1 << count) - 1 })
+        Self(if count >= WINDOW_PAGES { u64::MAX } else { (1 << count) - 1 })
     }
 
     pub(crate) const fn contains(self, page: u32) -> bool {
@@ -37,6 +43,11 @@ impl PageSet {
         self.0 &= !(1 << page);
     }
 
+    /// The set with `count` pages from `first` on.
+    pub(crate) const fn with_span(self, first: u32, count: u32) -> Self {
+        Self(self.0 | Self::first(count).0 << first)
+    }
+
     pub(crate) const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
@@ -47,7 +58,7 @@ impl PageSet {
 
     /// The pages, ascending.
     pub(crate) fn pages(self) -> impl Iterator<Item = u32> {
-        (0..STAGING_PAGES).filter(move |&page| self.contains(page))
+        (0..WINDOW_PAGES).filter(move |&page| self.contains(page))
     }
 
     /// The maximal runs of consecutive pages, as (first, count).
@@ -66,9 +77,18 @@ impl PageSet {
 }
 
 /// Memory of our own that a guest's pages are moved to, out of everybody's reach.
+///
+/// Runs use it window after window, and it is emptied when none is left: emptying costs a flush of
+/// the TLB of every CPU that runs the guest. What waits for that is at most [`STAGING_PAGES`].
+///
+/// Nobody else uses this memory, but others may look at it: a debugger that dumps the process
+/// populates it, and so does mlockall(2). So that a page is here does not say that it was moved
+/// here; that it is gone from the guest as well does.
 #[derive(Debug)]
 pub(crate) struct Staging {
     mapping: Mapping,
+    /// The first page of the window; those before it were used.
+    window: u32,
 }
 
 impl Staging {
@@ -85,91 +105,143 @@ impl Staging {
             mapping::advise(start, bytes, libc::MADV_DONTFORK)?;
             guest_faults.register(start, bytes, mode::WP)?;
         }
-        Ok(Self { mapping })
+        Ok(Self { mapping, window: 0 })
     }
 
-    pub(crate) fn address(&self, page: u32) -> HostAddress {
-        assert!(page < STAGING_PAGES, "staging is as long as its longest run");
-        self.mapping.address().plus_pages(page)
+    fn address(&self, page: u32) -> HostAddress {
+        assert!(page < WINDOW_PAGES, "a window is as long as the longest run");
+        self.mapping.address().plus_pages(self.window + page)
     }
 
+    /// Where the run's page is that was moved here.
     pub(crate) fn page(&self, page: u32) -> *const u8 {
         self.address(page).0 as *const u8
     }
 
-    /// Throws away what is staged.
-    pub(crate) fn clear(&self, count: u32) {
-        let bytes = count as usize * PAGE_BYTES;
-        // SAFETY: staging is ours, and what is left in it is wanted no more.
-        let result = unsafe { mapping::advise(self.mapping.address(), bytes, libc::MADV_DONTNEED) };
-        assert!(result.is_ok(), "staging can be emptied");
+    /// What is left in the window's first `count` pages is wanted no more.
+    pub(crate) fn retire(&mut self, count: u32) {
+        self.window += count;
+        if self.window + WINDOW_PAGES > STAGING_PAGES {
+            self.empty();
+        }
     }
 
-    /// Which pages of staging are there.
-    fn present(&self, pagemap: &Pagemap, count: u32) -> PageSet {
-        find_pages(pagemap, self.mapping.address(), count, PRESENT)
+    /// Frees the pages that were retired.
+    pub(crate) fn empty(&mut self) {
+        if self.window == 0 {
+            return;
+        }
+        let (start, bytes) = (self.mapping.address(), self.mapping.bytes());
+        // SAFETY: staging is ours, and what is left in it is wanted no more.
+        let result = unsafe { mapping::advise(start, bytes, MADV_DONTNEED_LOCKED) };
+        assert!(result.is_ok(), "private memory can be emptied, locked or not");
+        self.window = 0;
     }
 
     /// Moves the `wanted` pages from `guest` into staging, and says which came. Those that did not
     /// are where they were: pinned, shared, locked or absent.
     ///
     /// # Safety
-    /// The caller holds the guest's range, and staging is empty.
+    /// The caller holds the guest's range.
     pub(crate) unsafe fn take(
-        &self,
+        &mut self,
         faults: &Userfault,
         pagemap: &Pagemap,
         guest: HostAddress,
         wanted: PageSet,
     ) -> PageSet {
-        let mut smooth = true;
-        for (first, count) in wanted.spans() {
-            let (source, target) = (guest.plus_pages(first), self.address(first));
-            // SAFETY: the caller's contract; staging is ours.
-            smooth &= unsafe { move_span(faults, target, source, count) };
+        // SAFETY: the caller's contract; staging is ours.
+        let came = unsafe { take(faults, pagemap, self.address(0), guest, wanted) };
+        if came.is_empty() && !find_pages(pagemap, self.address(0), wanted.end(), HERE).is_empty() {
+            // Somebody populated the window: no page will ever come to these.
+            self.retire(wanted.end());
         }
-        if smooth { wanted } else { self.present(pagemap, wanted.end()) }
+        came
     }
 
-    /// Moves the `wanted` pages back. Does not return before every one of them is where it was, or
-    /// the guest has unmapped the place.
+    /// Moves the `wanted` pages back: see [`give_back`].
     ///
     /// # Safety
-    /// The caller holds the guest's range, the pages are staged and their places in the guest are
-    /// absent and registered.
+    /// As there.
+    #[must_use = "copies that stay behind would be taken for the next run's pages"]
     pub(crate) unsafe fn give_back(
         &self,
         faults: &Userfault,
         pagemap: &Pagemap,
         guest: HostAddress,
         wanted: PageSet,
-    ) {
-        let mut left = wanted;
-        for attempt in 0u32.. {
-            let mut smooth = true;
-            for (first, count) in left.spans() {
-                let (source, target) = (self.address(first), guest.plus_pages(first));
-                // SAFETY: the caller's contract; staging is ours.
-                smooth &= unsafe { move_span(faults, target, source, count) };
-            }
-            if smooth {
-                return;
-            }
-            left = PageSet(left.0 & self.present(pagemap, wanted.end()).0);
-            for page in left.pages() {
-                // SAFETY: as above; what is copied is the page itself.
-                if unsafe { copy_back(faults, self.address(page), guest.plus_pages(page)) } {
-                    left.remove(page);
-                }
-            }
-            if left.is_empty() {
-                return;
-            }
-            // Only memory pressure or changing mappings bring us here. The content exists nowhere
-            // else, so there is nothing to do but to try again.
-            thread::sleep(Duration::from_micros(u64::from(attempt.min(1000))));
-        }
+    ) -> bool {
+        // SAFETY: the caller's contract; staging is ours.
+        unsafe { give_back(faults, pagemap, self.address(0), guest, wanted) }
     }
+}
+
+/// Moves the `wanted` pages from `guest` into `area`, and says which came. Those that did not are
+/// where they were: pinned, shared, locked or absent.
+///
+/// # Safety
+/// The caller holds the guest's range and owns the area, which is registered for writes. What is in
+/// the area already is zero.
+pub(crate) unsafe fn take(
+    faults: &Userfault,
+    pagemap: &Pagemap,
+    area: HostAddress,
+    guest: HostAddress,
+    wanted: PageSet,
+) -> PageSet {
+    let mut smooth = true;
+    for (first, count) in wanted.spans() {
+        let (source, target) = (guest.plus_pages(first), area.plus_pages(first));
+        // SAFETY: the caller's contract.
+        smooth &= unsafe { move_span(faults, target, source, count) };
+    }
+    if smooth {
+        return wanted;
+    }
+    let here = find_pages(pagemap, area, wanted.end(), HERE);
+    let stayed = find_pages(pagemap, guest, wanted.end(), HERE);
+    PageSet(wanted.0 & here.0 & !stayed.0)
+}
+
+/// Moves the `wanted` pages from `area` back to `guest`. Does not return before every one of them is
+/// where it was, or the guest's owner has unmapped the place. Whether copies of some may stay behind.
+///
+/// # Safety
+/// The caller holds the guest's range, the pages are in the area, and their places in the guest are
+/// absent.
+pub(crate) unsafe fn give_back(
+    faults: &Userfault,
+    pagemap: &Pagemap,
+    area: HostAddress,
+    guest: HostAddress,
+    wanted: PageSet,
+) -> bool {
+    let mut left = wanted;
+    for attempt in 0u32.. {
+        let mut smooth = true;
+        for (first, count) in left.spans() {
+            let (source, target) = (area.plus_pages(first), guest.plus_pages(first));
+            // SAFETY: the caller's contract.
+            smooth &= unsafe { move_span(faults, target, source, count) };
+        }
+        if smooth {
+            return attempt > 0;
+        }
+        left = PageSet(left.0 & find_pages(pagemap, area, wanted.end(), HERE).0);
+        for page in left.pages() {
+            // SAFETY: as above; what is copied is the page itself.
+            if unsafe { copy_back(faults, area.plus_pages(page), guest.plus_pages(page)) } {
+                left.remove(page);
+            }
+        }
+        if left.is_empty() {
+            break;
+        }
+        // Only memory pressure or changing mappings bring us here. The content exists nowhere
+        // else, so there is nothing to do but to try again.
+        thread::sleep(Duration::from_micros(u64::from(attempt.min(1000))));
+    }
+    true
 }
 
 impl PageSet {
@@ -179,13 +251,19 @@ impl PageSet {
     }
 }
 
-/// Pages that are there.
-pub(crate) const PRESENT: Query =
-    Query { require: category::PRESENT, report: category::PRESENT, invert: 0, protect: false };
+/// Pages that are there, swapped out or not.
+pub(crate) const HERE: Query = Query {
+    require: 0,
+    any_of: category::PRESENT | category::SWAPPED,
+    invert: 0,
+    report: category::PRESENT,
+    protect: false,
+};
 
 /// Pages that are there and not a file's: in a mapping of the store, those the kernel copied.
 pub(crate) const COPIED: Query = Query {
     require: category::PRESENT | category::FILE,
+    any_of: 0,
     invert: category::FILE,
     report: category::PRESENT,
     protect: false,
@@ -198,17 +276,24 @@ pub(crate) fn find_pages(
     count: u32,
     query: Query,
 ) -> PageSet {
-    let mut extents = [Extent::default(); STAGING_PAGES as usize];
-    let scanned = pagemap.scan(start, count as usize * PAGE_BYTES, query, &mut extents);
-    let scanned = scanned.expect("a process's own memory can be looked at");
-    let mut found = PageSet::default();
-    for extent in &extents[..scanned.extents] {
+    let mut extents = [Extent::default(); WINDOW_PAGES as usize];
+    let bytes = count as usize * PAGE_BYTES;
+    let found = loop {
+        match pagemap.scan(start, bytes, query, &mut extents) {
+            Ok(scanned) => break scanned.extents,
+            // The kernel had no memory for its answer. Whoever asks has pages in transit, and
+            // cannot do without one.
+            Err(_) => thread::sleep(Duration::from_micros(100)),
+        }
+    };
+    let mut pages = PageSet::default();
+    for extent in &extents[..found] {
         let first = ((extent.start as usize - start.0) / PAGE_BYTES) as u32;
         for page in first..first + extent.pages() as u32 {
-            found.insert(page);
+            pages.insert(page);
         }
     }
-    found
+    pages
 }
 
 /// Tries of one page that the kernel asks to be tried again.
@@ -266,11 +351,21 @@ unsafe fn move_span(
 /// As for [`Userfault::copy`].
 unsafe fn copy_back(faults: &Userfault, source: HostAddress, target: HostAddress) -> bool {
     // SAFETY: the caller's contract.
-    match unsafe { faults.copy(target, source, PAGE_BYTES) } {
-        Ok(()) => true,
-        // The guest's owner unmapped the place (or put something else there) by a call of its own
-        // while the page was held: then the page was given up by its owner.
-        Err(Stopped { errno, .. }) => matches!(errno, libc::ENOENT | libc::EEXIST | libc::EINVAL),
+    let Err(Stopped { errno, .. }) = (unsafe { faults.copy(target, source, PAGE_BYTES) }) else {
+        return true;
+    };
+    match errno {
+        // The guest's owner put something else there by a call of its own while the page was held:
+        // then the page was given up by its owner.
+        libc::EEXIST => true,
+        libc::ENOENT | libc::EINVAL if !mapping::is_mapped(target, PAGE_BYTES) => true,
+        libc::ENOENT => {
+            // Mapped, and not registered: whatever did that, the page belongs there.
+            // SAFETY: absent pages there are served by the handler.
+            let _ = unsafe { faults.register(target, PAGE_BYTES, mode::MISSING | mode::WP) };
+            false
+        }
+        _ => false,
     }
 }
 

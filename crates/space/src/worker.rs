@@ -54,12 +54,14 @@ impl Sought {
                 invert: category::ZERO,
                 report: category::WRITTEN,
                 protect: true,
+                ..Query::default()
             },
             Self::Present => Query {
                 require: own,
                 invert: category::ZERO | category::FILE,
                 report: category::PRESENT,
                 protect: true,
+                ..Query::default()
             },
         }
     }
@@ -100,6 +102,7 @@ impl Worker {
         found: &mut Vec<PageSpan>,
         max: usize,
     ) -> io::Result<Option<PageIndex>> {
+        self.staging.empty();
         let query = sought.query();
         for part in self.core.parts(range) {
             let region = &part.region;
@@ -124,6 +127,7 @@ impl Worker {
     /// Merged pages that came back since this was asked last, into `lost` until it has `max`
     /// elements. Whether there are more.
     pub fn lost(&mut self, lost: &mut Vec<Lost>, max: usize) -> bool {
+        self.staging.empty();
         let regions = self.core.regions.read().clone();
         !regions.iter().all(|region| {
             region.take_lost_groups(|pages| {
@@ -183,7 +187,7 @@ impl Worker {
             let _mapped = region.mapped.read().unwrap_or_else(PoisonError::into_inner);
             // Somebody who unmaps waits for us, so let go now and then.
             let batch = pages[at..].iter().take(LOOK_PAGES);
-            let gone = !self.core.regions.read().iter().any(|other| Arc::ptr_eq(other, &region));
+            let gone = !self.core.regions.has(&region);
             let count = batch.take_while(|&&page| region.pages().contains(PageIndex(page))).count();
             for &page in &pages[at..at + count] {
                 let bytes = region.address(PageIndex(page)).0 as *const u8;
@@ -214,10 +218,12 @@ impl Worker {
                 };
                 // Nobody unmaps the region while its pages are in transit.
                 let _mapped = part.region.mapped.read().unwrap_or_else(PoisonError::into_inner);
-                if !core.is_current(&part.region) {
+                if !core.regions.has(&part.region) {
+                    outcomes.fill(outcome::BUSY);
                     continue;
                 }
-                let transit_ns = core.merge(&part.region, piece, target, &self.staging, outcomes);
+                let transit_ns =
+                    core.merge(&part.region, piece, target, &mut self.staging, outcomes);
                 self.transit_max_ns = self.transit_max_ns.max(transit_ns);
             }
         }
@@ -236,10 +242,11 @@ impl Worker {
 
     /// Makes merged pages of `range` private again, at most about `budget_pages` of them.
     pub fn unmerge(&mut self, range: PageRange, budget_pages: u32) -> Unmerged {
+        self.staging.empty();
         let mut done = Unmerged::default();
         for part in self.core.parts(range) {
             let _mapped = part.region.mapped.read().unwrap_or_else(PoisonError::into_inner);
-            if !self.core.is_current(&part.region) {
+            if !self.core.regions.has(&part.region) {
                 continue;
             }
             let budget = budget_pages.saturating_sub(done.pages);
@@ -261,8 +268,8 @@ impl Worker {
         let before = self.core.budget.now();
         for part in self.core.parts(range) {
             let _mapped = part.region.mapped.read().unwrap_or_else(PoisonError::into_inner);
-            if self.core.is_current(&part.region) {
-                self.core.mend(&part.region, part.pages, &self.staging);
+            if part.region.watched && self.core.regions.has(&part.region) {
+                self.core.mend(&part.region, part.pages, &mut self.spare);
             }
         }
         before.saturating_sub(self.core.budget.now())
@@ -344,10 +351,5 @@ impl Core {
             .collect();
         parts.sort_by_key(|part| part.pages.first);
         parts
-    }
-
-    /// Whether a region was neither forgotten nor cut since it was looked up.
-    pub(crate) fn is_current(&self, region: &Arc<Region>) -> bool {
-        self.regions.read().iter().any(|other| Arc::ptr_eq(other, region))
     }
 }

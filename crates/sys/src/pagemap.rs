@@ -49,6 +49,8 @@ impl Extent {
 pub struct Query {
     /// Categories that must all hold (after inversion).
     pub require: u64,
+    /// Categories of which one must hold (after inversion), if any are named.
+    pub any_of: u64,
     /// Categories that are inverted before they are looked at.
     pub invert: u64,
     /// Categories to return.
@@ -141,7 +143,7 @@ impl Pagemap {
             max_pages: 0,
             category_inverted: query.invert,
             category_mask: query.require,
-            category_anyof_mask: 0,
+            category_anyof_mask: query.any_of,
             return_mask: query.report,
         };
         // SAFETY: the argument is the structure that the request expects, and `extents` is writable

@@ -1,0 +1,256 @@
+//! Giving memory back to its owner, as it was before it was managed: private, and unwatched.
+//!
+//! Pages come back in short holds while guest and lanes go on; only the last step keeps lanes out.
+//! Memory that came from a shared file goes back into the file piece by piece, and each piece is
+//! given back at once, so that a failure leaves the rest managed and nothing in between.
+//!
+//! Strays stay where they are: a private copy in a mapping of the store cannot be moved, and if it
+//! is pinned not be copied. Nothing tells it from other memory but a discard, which would show the
+//! store's page. So strays remain with us as regions of their own, unwatched, until they are
+//! discarded or unmapped.
+
+use std::{
+    io,
+    os::{fd::AsFd, unix::fs::FileExt},
+    sync::{Arc, PoisonError},
+};
+
+use bindery_sys::{mapping, memfd, userfault::mode};
+use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
+
+use crate::{
+    Core,
+    entry::Kind,
+    region::Region,
+    spare::Spare,
+    transfer::{COPIED, HERE, PageSet, Staging, WINDOW_PAGES, find_pages},
+};
+
+/// What giving memory back needs.
+pub(crate) struct Release<'a> {
+    core: &'a Core,
+    spare: Spare,
+    staging: Staging,
+}
+
+impl<'a> Release<'a> {
+    pub(crate) fn new(core: &'a Core) -> Result<Self, ReleaseError> {
+        let spare = Spare::new().map_err(ReleaseError::Memory)?;
+        let staging = Staging::new(&core.guest_faults).map_err(ReleaseError::Memory)?;
+        Ok(Self { core, spare, staging })
+    }
+
+    /// Gives back every region between two addresses. Pages that cannot be brought back for want of
+    /// memory or mappings leave their regions managed.
+    pub(crate) fn release(
+        &mut self,
+        start: HostAddress,
+        end: HostAddress,
+    ) -> Result<Vec<PageRange>, ReleaseError> {
+        let mut released: Vec<PageRange> = Vec::new();
+        let next = || self.core.regions.overlapping(start, end).into_iter().find(|r| r.watched);
+        while let Some(region) = next() {
+            let pages = match &region.file {
+                Some(_) => self.release_piece(&region)?,
+                None => self.release_region(&region)?,
+            };
+            match released.last_mut() {
+                _ if pages.is_empty() => {}
+                Some(last) if last.end() == pages.first => last.count += pages.count,
+                _ => released.push(pages),
+            }
+        }
+        Ok(released)
+    }
+
+    /// Returns the pages given back: none if the region changed meanwhile.
+    fn release_region(&mut self, region: &Arc<Region>) -> Result<PageRange, ReleaseError> {
+        let pages = region.pages();
+        self.bring_back(region, pages)?;
+        let _nobody_looks = region.mapped.write().unwrap_or_else(PoisonError::into_inner);
+        if !self.core.regions.has(region) {
+            return Ok(PageRange::new(pages.first, 0));
+        }
+        // What lanes merged since.
+        self.bring_back(region, pages)?;
+        let _hold = self.core.hold(region.start(), region.end());
+        let strays = self.unwatch(region).inspect_err(|_| self.watch(region))?;
+        self.core.regions.exchange(region, strays);
+        Ok(pages)
+    }
+
+    /// Ends the registrations of a region of which no page is merged. Returns its strays.
+    fn unwatch(&self, region: &Region) -> Result<Vec<Region>, ReleaseError> {
+        let mut strays = Vec::new();
+        for (run, anonymous) in runs(region) {
+            // Each part by the context that it is registered with: the kernel refuses the other.
+            let faults = if anonymous { &self.core.guest_faults } else { &self.core.store_faults };
+            // SAFETY: no page is in transit, and absent ones are zero ones.
+            unsafe { faults.unregister(region.address(run.first), bytes_of(run)) }
+                .map_err(ReleaseError::Memory)?;
+            if !anonymous {
+                strays.push(region.unwatched_part(run));
+            }
+        }
+        Ok(strays)
+    }
+
+    /// Has a region watched again of which a part may not be any more.
+    fn watch(&self, region: &Region) {
+        for (run, _) in runs(region).filter(|&(_, anonymous)| anonymous) {
+            let modes = mode::MISSING | mode::WP;
+            // SAFETY: absent pages there are zero ones, as everywhere in the region.
+            let registered = unsafe {
+                self.core.guest_faults.register(region.address(run.first), bytes_of(run), modes)
+            };
+            // Pages that cannot be watched are found out when they are to move back: see `transfer`.
+            drop(registered);
+        }
+    }
+
+    /// Gives the beginning of a region back into the file that it was mapped from, and maps that
+    /// again. Returns the pages given back: none if the region changed meanwhile.
+    fn release_piece(&mut self, region: &Arc<Region>) -> Result<PageRange, ReleaseError> {
+        let first = region.pages().first;
+        let piece = PageRange::new(first, region.pages().count.min(WINDOW_PAGES));
+        let _nobody_looks = region.mapped.write().unwrap_or_else(PoisonError::into_inner);
+        if !self.core.regions.has(region) {
+            return Ok(PageRange::new(first, 0));
+        }
+        self.bring_back(region, piece)?;
+        let start = region.start();
+        let _hold = self.core.hold(start, start.plus_pages(piece.count));
+        // SAFETY: the piece is held.
+        unsafe { self.return_piece(region, piece)? };
+        self.core.regions.cut(region, piece);
+        Ok(piece)
+    }
+
+    /// # Safety
+    /// The caller holds the piece.
+    unsafe fn return_piece(
+        &mut self,
+        region: &Region,
+        piece: PageRange,
+    ) -> Result<(), ReleaseError> {
+        let (core, staging) = (self.core, &mut self.staging);
+        let (start, count) = (region.start(), piece.count);
+        // SAFETY: the caller's contract.
+        let staged = unsafe {
+            staging.take(&core.guest_faults, &core.pagemap, start, PageSet::first(count))
+        };
+        let result = if find_pages(&core.pagemap, start, count, HERE).is_empty() {
+            return_to_file(region, count, staged, staging)
+        } else {
+            // A page that is pinned cannot move, and I/O may be writing to it.
+            Err(ReleaseError::Pinned)
+        };
+        if result.is_err() {
+            core.close_gap(start, count);
+            // SAFETY: the piece is held, the pages are staged and their places absent.
+            let _ = unsafe { staging.give_back(&core.guest_faults, &core.pagemap, start, staged) };
+        }
+        staging.retire(count);
+        result
+    }
+
+    /// Makes all pages of a range private that depend on a store.
+    fn bring_back(&mut self, region: &Region, pages: PageRange) -> Result<(), ReleaseError> {
+        let unmerged = self.core.unmerge(region, pages, u32::MAX, &mut self.spare);
+        let bound = pages.pages().filter(|&page| !self.core.unbind(region, page)).count() as u32;
+        match unmerged.stuck + bound {
+            0 => Ok(()),
+            pages => Err(ReleaseError::Stuck { pages }),
+        }
+    }
+}
+
+impl Core {
+    /// Has the kernel copy a page that could not be protected. Whether it needs no slot any more.
+    fn unbind(&self, region: &Region, page: PageIndex) -> bool {
+        if region.entry(page).kind() != Kind::Bound {
+            return true;
+        }
+        let address = region.address(page);
+        let _hold = self.hold(address, address.plus_pages(1));
+        let entry = region.entry(page);
+        if entry.kind() != Kind::Bound {
+            return true;
+        }
+        // SAFETY: making a private copy of a page changes no content.
+        let _ = unsafe { mapping::advise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
+        if find_pages(&self.pagemap, address, 1, COPIED).is_empty() {
+            return false;
+        }
+        region.set_entry(page, entry.with_kind(Kind::StrayLost));
+        self.leave_store(entry);
+        true
+    }
+}
+
+/// The maximal runs of a region's pages that lie in anonymous mappings, or do not.
+fn runs(region: &Region) -> impl Iterator<Item = (PageRange, bool)> {
+    let mut at = region.pages().first;
+    std::iter::from_fn(move || {
+        let rest = PageRange::new(at, region.pages().end().0 - at.0);
+        let anonymous = region.entry(rest.pages().next()?).is_anonymous();
+        let same = |&page: &PageIndex| region.entry(page).is_anonymous() == anonymous;
+        let run = PageRange::new(at, rest.pages().take_while(same).count() as u32);
+        at = run.end();
+        Some((run, anonymous))
+    })
+}
+
+const fn bytes_of(pages: PageRange) -> usize {
+    pages.count as usize * PAGE_BYTES
+}
+
+/// Writes staged pages to where the region's first pages belong in its file, and maps the file there.
+fn return_to_file(
+    region: &Region,
+    count: u32,
+    staged: PageSet,
+    staging: &Staging,
+) -> Result<(), ReleaseError> {
+    let file = region.file.as_ref().expect("a shared region keeps its file");
+    let (start, bytes) = (region.start(), count as usize * PAGE_BYTES);
+    // What an earlier try that failed may have left.
+    memfd::punch(file, region.file_offset_bytes, bytes as u64).map_err(ReleaseError::Memory)?;
+    for (first, pages) in staged.spans() {
+        let bytes = pages as usize * PAGE_BYTES;
+        // SAFETY: staged pages are readable and nobody writes them.
+        let content = unsafe { std::slice::from_raw_parts(staging.page(first), bytes) };
+        let at = region.file_offset_bytes + u64::from(first) * PAGE_BYTES as u64;
+        file.write_all_at(content, at).map_err(ReleaseError::Memory)?;
+    }
+    // SAFETY: the caller holds the pages, and the file has their content now. The advice is the
+    // VMM's own; without it a child of fork gets a copy.
+    unsafe {
+        mapping::replace_with_shared_file(start, bytes, file.as_fd(), region.file_offset_bytes)
+            .map_err(ReleaseError::Memory)?;
+        let _ = region.advise_mapping(start, bytes);
+    }
+    Ok(())
+}
+
+/// Why a region could not be given back. It stays managed, and nothing is lost.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReleaseError {
+    /// The kernel had no memory or mappings for it.
+    #[error(
+        "the memory of this guest cannot be given back now: {0}; free some memory, then try again"
+    )]
+    Memory(#[source] io::Error),
+    /// So many pages could not be made private.
+    #[error(
+        "{pages} merged pages cannot be made private: raise vm.max_map_count or free memory, then try again"
+    )]
+    Stuck {
+        /// How many.
+        pages: u32,
+    },
+    /// I/O is under way into memory that came from a shared file.
+    #[error("I/O is under way into memory that is to be shared again: try again when it is done")]
+    Pinned,
+}
