@@ -102,12 +102,22 @@ fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
     }
     // Shims never use a page index again: what was removed is gone for good.
     for change in member.connection.changes()? {
-        if let RegionChange::Removed(range) = change {
-            domain.unlink_range(member, range);
-            member.links.trim(range);
-            let state = member.state_mut();
-            state.stable.forget(range);
-            state.foreign.retain(|page| !range.contains(PageIndex(*page)));
+        match change {
+            RegionChange::Removed(range) => {
+                domain.unlink_range(member, range);
+                member.links.trim(range);
+                let state = member.state_mut();
+                state.stable.forget(range);
+                state.foreign.retain(|page| !range.contains(PageIndex(*page)));
+            }
+            // A guest of a daemon that ended: its pages may be merged, or watched since, and may
+            // be told of only after it was asked for the first time.
+            RegionChange::Added(_) => {
+                let merged = member.connection.holds_other_stores();
+                let doubt = &mut member.state_mut().doubt;
+                doubt.present = true;
+                doubt.merged |= merged;
+            }
         }
     }
     let managed: Vec<PageRange> =
