@@ -30,6 +30,7 @@ mod backing;
 mod budget;
 mod discard;
 pub mod entry;
+mod extents;
 mod handlers;
 mod held;
 mod manage;
@@ -219,7 +220,7 @@ impl Space {
         self.core.discard(address, end_of(address, bytes), advice)
     }
 
-    /// Whether any byte of a range is managed. Two loads where nothing near it is.
+    /// Whether any byte of a range is managed. Takes no lock and allocates nothing where none is.
     #[must_use]
     pub fn overlaps(&self, address: HostAddress, bytes: usize) -> bool {
         let end = end_of(address, bytes);

@@ -9,14 +9,14 @@ use std::{
     io,
     sync::{
         Arc, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use bindery_sys::mapping::Mapping;
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
-use crate::{entry::Entry, wire::control::Region as Announced};
+use crate::{entry::Entry, extents::Extents, wire::control::Region as Announced};
 
 /// Pages that share one bit of the summary of losses.
 const GROUP_PAGES: usize = 64;
@@ -222,9 +222,8 @@ impl Region {
 pub(crate) struct Regions {
     list: RwLock<Vec<Arc<Region>>>,
     next_page: AtomicU32,
-    /// Bounds of all regions, so that calls about other memory cost two loads.
-    low: AtomicUsize,
-    high: AtomicUsize,
+    /// Their bounds, for those who may not wait.
+    extents: Extents,
 }
 
 /// Regions start at multiples of this many pages, so that a group of pages is of one region.
@@ -245,9 +244,9 @@ impl Regions {
         self.list.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Whether any managed memory may be between two addresses. Two loads for memory elsewhere.
+    /// Whether any managed memory may be between two addresses. Takes no lock.
     pub(crate) fn may_overlap(&self, start: HostAddress, end: HostAddress) -> bool {
-        start.0 < self.high.load(Ordering::Relaxed) && end.0 > self.low.load(Ordering::Relaxed)
+        self.extents.may_overlap(start, end)
     }
 
     pub(crate) fn of(&self, page: PageIndex) -> Option<Arc<Region>> {
@@ -293,12 +292,7 @@ impl Regions {
     fn replace(&self, change: impl FnOnce(&mut Vec<Arc<Region>>)) {
         let mut list = self.list.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         change(&mut list);
-        let low = list.iter().map(|region| region.start().0).min();
-        let high = list.iter().map(|region| region.end().0).max();
-        // Hooks that race with a change of regions are racing with the VMM's own call that made it:
-        // they may see either bounds.
-        self.low.store(low.unwrap_or(usize::MAX), Ordering::Relaxed);
-        self.high.store(high.unwrap_or(0), Ordering::Relaxed);
+        self.extents.replace(list.iter().map(|region| (region.start(), region.end())));
     }
 }
 

@@ -1,0 +1,142 @@
+//! Where managed memory is, for whoever may neither wait nor allocate.
+//!
+//! Every `madvise` and `munmap` of the VMM asks, also those that an allocator makes from within
+//! itself while it holds its own locks, and also those that it makes while *we* allocate under the
+//! lock of the regions. So the bounds of all regions stand here once more, under a sequence lock
+//! (Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012): readers
+//! write nothing and wait only for the few stores of a change.
+
+use std::hint;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+
+use bindery_units::HostAddress;
+
+/// Ranges that are told apart. A VMM has some dozens of regions; where there are more, all that do
+/// not fit are one range with whatever lies between them.
+const EXTENTS_MAX: usize = 256;
+
+/// The bounds of all regions.
+#[derive(Debug)]
+pub(crate) struct Extents {
+    /// Odd while they change.
+    version: AtomicUsize,
+    count: AtomicUsize,
+    /// The first `count`: from the first byte to behind the last.
+    extents: [[AtomicUsize; 2]; EXTENTS_MAX],
+}
+
+impl Default for Extents {
+    fn default() -> Self {
+        let extents = [const { [AtomicUsize::new(0), AtomicUsize::new(0)] }; EXTENTS_MAX];
+        Self { version: AtomicUsize::new(0), count: AtomicUsize::new(0), extents }
+    }
+}
+
+impl Extents {
+    /// Whether any managed byte may lie between two addresses. False is exact; true is exact while
+    /// there are at most [`EXTENTS_MAX`] regions. Some nanoseconds for each region.
+    pub(crate) fn may_overlap(&self, start: HostAddress, end: HostAddress) -> bool {
+        loop {
+            // Acquire: pairs with the Release that ends `replace`.
+            let version = self.version.load(Ordering::Acquire);
+            let found = self.find(start.0, end.0);
+            // With the Release fence in `replace`: whoever read a bound of a change that is under
+            // way reads its odd version here.
+            fence(Ordering::Acquire);
+            if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
+                return found;
+            }
+            hint::spin_loop();
+        }
+    }
+
+    fn find(&self, start: usize, end: usize) -> bool {
+        let count = self.count.load(Ordering::Relaxed).min(EXTENTS_MAX);
+        self.extents[..count].iter().any(|[from, to]| {
+            from.load(Ordering::Relaxed) < end && start < to.load(Ordering::Relaxed)
+        })
+    }
+
+    /// Puts other bounds in place of all. One caller at a time: the regions' lock sees to that.
+    /// `bounds` may not allocate, and so must be ready when it is given.
+    pub(crate) fn replace(
+        &self,
+        bounds: impl ExactSizeIterator<Item = (HostAddress, HostAddress)>,
+    ) {
+        let version = self.version.load(Ordering::Relaxed);
+        assert!(version.is_multiple_of(2), "one change at a time");
+        self.version.store(version + 1, Ordering::Relaxed);
+        // Release: pairs with the Acquire fence in `may_overlap`.
+        fence(Ordering::Release);
+        self.count.store(bounds.len().min(EXTENTS_MAX), Ordering::Relaxed);
+        for (at, (start, end)) in bounds.enumerate() {
+            let [from, to] = &self.extents[at.min(EXTENTS_MAX - 1)];
+            let joins = at >= EXTENTS_MAX;
+            let low = if joins { from.load(Ordering::Relaxed).min(start.0) } else { start.0 };
+            let high = if joins { to.load(Ordering::Relaxed).max(end.0) } else { end.0 };
+            from.store(low, Ordering::Relaxed);
+            to.store(high, Ordering::Relaxed);
+        }
+        // Release: pairs with the Acquire that begins `may_overlap`.
+        self.version.store(version + 2, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+
+    fn extent(index: usize) -> (HostAddress, HostAddress) {
+        (HostAddress(index * 100), HostAddress(index * 100 + 10))
+    }
+
+    fn overlaps(extents: &Extents, start: usize, end: usize) -> bool {
+        extents.may_overlap(HostAddress(start), HostAddress(end))
+    }
+
+    #[test]
+    fn bytes_between_regions_are_nobodys() {
+        let extents = Extents::default();
+        assert!(!overlaps(&extents, 0, usize::MAX));
+        extents.replace([extent(1), extent(5)].into_iter());
+        for (start, end, expected) in
+            [(0, 100, false), (0, 101, true), (110, 500, false), (109, 110, true), (509, 900, true)]
+        {
+            assert_eq!(overlaps(&extents, start, end), expected, "{start}..{end}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_still_found() {
+        let extents = Extents::default();
+        extents.replace((0..1000).map(extent));
+        assert!((0..1000).all(|index| overlaps(&extents, index * 100 + 9, index * 100 + 10)));
+        assert!(!overlaps(&extents, 10, 100));
+        extents.replace((0..2).map(extent));
+        assert!(!overlaps(&extents, 200, usize::MAX));
+    }
+
+    /// A region that stays is found at every moment, whatever comes and goes beside it.
+    #[test]
+    fn a_region_that_stays_is_always_found() {
+        let (extents, done) = (Extents::default(), AtomicBool::new(false));
+        extents.replace([extent(7)].into_iter());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..200_000_usize {
+                    let others = (0..round % 3).map(|index| extent(20 + index + round % 5));
+                    let all: Vec<_> = others.chain([extent(7)]).collect();
+                    extents.replace(all.into_iter());
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                assert!(overlaps(&extents, 705, 706));
+                assert!(!overlaps(&extents, 0, 700), "a mixture of two states");
+            }
+        });
+    }
+}
