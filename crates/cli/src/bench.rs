@@ -31,7 +31,7 @@ Sets and restores KSM's settings: run it as root, on a machine where KSM does no
     #[command(after_help = "\
 Examples:
   bindery bench guests --rounds 1
-  bindery bench guests --servers 8 --databases 4 --memory-mib 192 --json
+  bindery bench guests --servers 8 --databases 4 --memory-mib 512 --json
 
 Boots QEMU guests from the kit that `cargo xtask setup` fetches, once for each contender and round.
 Sets and restores KSM's settings: run it as root, on a machine that does nothing else.")]
@@ -127,7 +127,7 @@ pub(crate) struct GuestsArgs {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=1000))]
     databases: u32,
     /// Memory of each guest, in MiB
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(192..=65536))]
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(256..=65536))]
     memory_mib: u32,
     /// Bindery's workers
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -146,7 +146,7 @@ pub(crate) struct OverheadArgs {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=1000))]
     guests: u32,
     /// Memory of each guest, in MiB
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(192..=65536))]
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(256..=65536))]
     memory_mib: u32,
     /// How long each loop runs, in seconds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
