@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::can_manage;
-use crate::vmm::{Vmm, shim};
+use crate::vmm::{Vmm, build, shim};
 
 /// What a program prints with the shim in front.
 fn run(program: &str, arguments: &[&str]) -> (String, String) {
@@ -17,6 +17,17 @@ fn run(program: &str, arguments: &[&str]) -> (String, String) {
     assert!(output.status.success(), "{program}: {output:?}");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn an_allocator_may_call_us_from_within_itself() {
+    if !can_manage() {
+        return;
+    }
+    let program = build("allocator", &["-fno-builtin"], &[]);
+    let (said, _) = run(program.to_str().expect("a path of ours"), &[]);
+    let calls = said.strip_prefix("ok ").and_then(|calls| calls.trim().parse::<u64>().ok());
+    assert!(calls.is_some_and(|calls| calls > 1000), "{said}");
 }
 
 #[test]

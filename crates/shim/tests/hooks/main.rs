@@ -1,5 +1,5 @@
 //! An unmodified program with the shim in front: whatever it does to its memory while that is merged,
-//! it can tell no difference. The program is `tests/c/vmm.c`.
+//! it can tell no difference. The program is `tests/c/vmm/`.
 
 mod environment;
 mod linked;

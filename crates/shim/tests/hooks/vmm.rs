@@ -15,9 +15,15 @@ pub(crate) fn shim() -> PathBuf {
     shim
 }
 
-/// Builds `tests/c/<name>.c`, with arguments before and after it, and returns where the program is.
+/// Builds `tests/c/<name>.c`, or all of `tests/c/<name>/`, with arguments before and after, and returns
+/// where the program is.
 pub(crate) fn build(name: &str, before: &[&str], after: &[&str]) -> PathBuf {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
+    let sources: Vec<PathBuf> = match std::fs::read_dir(&path) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => vec![path.with_extension("c")],
+    };
+    let sources = sources.iter().filter(|path| path.extension().is_some_and(|kind| kind == "c"));
     // A name of its own for each call: tests build at the same time.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory").keep();
     let program = directory.join(name);
@@ -25,7 +31,7 @@ pub(crate) fn build(name: &str, before: &[&str], after: &[&str]) -> PathBuf {
         .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .arg(&program)
         .args(before)
-        .arg(sources.join(format!("{name}.c")))
+        .args(sources)
         .args(after)
         .output()
         .expect("a C compiler");

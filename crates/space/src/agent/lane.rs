@@ -163,7 +163,6 @@ impl Lane {
             },
             Task::Unmerge(range) => return self.unmerge(range),
             Task::Report(range) => self.report(range),
-            // Nothing joins mappings yet: none were saved.
             Task::Mend(range) => Ok(array_of(self.worker.mend(range) as usize, None)),
         };
         done.map_or_else(Outcome::Broken, Outcome::Done)

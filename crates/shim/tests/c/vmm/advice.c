@@ -1,0 +1,197 @@
+/* What a VMM does to its own memory, one call at a time. */
+#include "vmm.h"
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#endif
+
+void act_nothing(void)
+{
+	expect(ram, 0, PAGES);
+}
+
+void act_write(void)
+{
+	write_through(0, PAGES);
+}
+
+void act_dontneed(void)
+{
+	errno = 123;
+	CHECK(madvise(ram + 10 * PAGE, 10 * PAGE - 5, MADV_DONTNEED) == 0);
+	CHECK(errno == 123);
+	expect_zero(10, 20);
+	expect(ram, 0, 10);
+	expect(ram + 20 * PAGE, 20, PAGES);
+	CHECK(madvise(ram + 1, PAGE, MADV_DONTNEED) == -1 && errno == EINVAL);
+	CHECK(posix_madvise(ram, PAGE, POSIX_MADV_DONTNEED) == 0);
+	expect(ram, 0, 10);
+	write_through(8, 22);
+}
+
+void act_free(void)
+{
+	CHECK(madvise(ram, FILLED * PAGE, MADV_FREE) == 0);
+	for (unsigned long page = 0; page < FILLED; page++)
+		CHECK(page_holds(ram + page * PAGE, word_of(page)) ||
+		      page_holds(ram + page * PAGE, 0));
+	write_through(0, PAGES);
+}
+
+void act_remove(void)
+{
+	CHECK(madvise(ram, PAGE, MADV_REMOVE) == -1 && errno == EINVAL);
+	expect(ram, 0, PAGES);
+}
+
+void act_hints(void)
+{
+	static const int hints[] = { MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_RANDOM,
+				     MADV_SEQUENTIAL, MADV_NORMAL };
+	unsigned of_store, before = mappings(&of_store);
+
+	CHECK(of_store > 0);
+	for (unsigned at = 0; at < sizeof hints / sizeof hints[0]; at++)
+		CHECK(madvise(ram + 64 * PAGE, 64 * PAGE, hints[at]) == 0);
+	CHECK(posix_madvise(ram + 32 * PAGE, PAGE, POSIX_MADV_RANDOM) == 0);
+	CHECK(mappings(&of_store) == before);
+	errno = 0;
+	CHECK(posix_madvise(ram + 1, PAGE, POSIX_MADV_RANDOM) == EINVAL && errno == 0);
+	expect(ram, 0, PAGES);
+}
+
+void act_unmergeable(void)
+{
+	CHECK(madvise(ram, BYTES, MADV_UNMERGEABLE) == 0);
+	expect_no_store();
+	expect(ram, 0, PAGES);
+	write_through(0, PAGES);
+}
+
+void act_unmergeable_then_wait(void)
+{
+	char line[16];
+
+	CHECK(madvise(ram, BYTES, MADV_UNMERGEABLE) == 0);
+	CHECK(fgets(line, sizeof line, stdin));
+	expect(ram, 0, PAGES);
+}
+
+void act_again(void)
+{
+	CHECK(madvise(ram, BYTES, MADV_MERGEABLE) == 0);
+	expect(ram, 0, PAGES);
+}
+
+void act_munmap(void)
+{
+	CHECK(munmap(ram + 100 * PAGE, 50 * PAGE) == 0);
+	expect(ram, 0, 100);
+	expect(ram + 150 * PAGE, 150, PAGES);
+	CHECK(munmap(ram + 1, PAGE) == -1 && errno == EINVAL);
+	CHECK(msync(ram + 120 * PAGE, PAGE, MS_ASYNC) == -1 && errno == ENOMEM);
+	write_through(0, 100);
+	CHECK(munmap(ram, BYTES) == 0);
+}
+
+void act_mmap_over(void)
+{
+	const int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+	unsigned char *place = ram + 60 * PAGE;
+
+	CHECK(mmap(place, PAGE, PROT_READ, flags | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED);
+	CHECK(errno == EEXIST);
+	expect(ram, 0, PAGES);
+	/* A call that fails takes nothing away. */
+	CHECK(mmap(place, 9 * PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, 9999, 0) == MAP_FAILED);
+	CHECK(errno == EBADF);
+	expect(ram, 0, PAGES);
+	CHECK(mmap(place, 20 * PAGE, PROT_READ | PROT_WRITE, flags | MAP_FIXED, -1, 0) == place);
+	expect_zero(60, 80);
+	expect(ram, 0, 60);
+	expect(ram + 80 * PAGE, 80, PAGES);
+	write_through(50, 90);
+}
+
+void act_mremap(void)
+{
+	unsigned char *moved;
+
+	/* Shrinking in place, then moving what is left. */
+	CHECK(mremap(ram, BYTES, BYTES - 100 * PAGE, 0) == ram);
+	expect(ram, 0, PAGES - 100);
+	moved = mremap(ram, BYTES - 100 * PAGE, BYTES, MREMAP_MAYMOVE);
+	CHECK(moved != MAP_FAILED);
+	expect(moved, 0, PAGES);
+	ram = moved;
+	write_through(FILLED, PAGES);
+	/* To a place of our choice, where something is. */
+	moved = mmap(NULL, BYTES, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(mremap(ram, BYTES, 300 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, moved) == moved);
+	CHECK(msync(ram, PAGE, MS_ASYNC) == -1 && errno == ENOMEM);
+	CHECK(msync(ram + BYTES - PAGE, PAGE, MS_ASYNC) == -1 && errno == ENOMEM);
+	expect(moved, 0, FILLED);
+	ram = moved;
+	write_through(0, 300);
+}
+
+void act_mprotect(void)
+{
+	CHECK(mprotect(ram, BYTES, PROT_READ | PROT_WRITE) == 0);
+	CHECK(mprotect(ram + 5 * PAGE, PAGE, PROT_READ) == 0);
+	expect(ram, 0, PAGES);
+	CHECK(read(open("/dev/zero", O_RDONLY), ram + 5 * PAGE, 1) == -1 && errno == EFAULT);
+	CHECK(mprotect(ram, BYTES, PROT_READ | PROT_WRITE) == 0);
+	write_through(0, PAGES);
+}
+
+void act_mlock(void)
+{
+	CHECK(mlock(ram, 16 * PAGE) == 0);
+	expect_no_store();
+	expect(ram, 0, PAGES);
+	CHECK(munlock(ram, 16 * PAGE) == 0);
+}
+
+void act_mlockall(void)
+{
+	CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+	expect_no_store();
+	expect(ram, 0, PAGES);
+	CHECK(munlockall() == 0);
+}
+
+void act_guard(void)
+{
+	/* From Linux 6.13 on; before, EINVAL without us as well. */
+	int result = madvise(ram + 30 * PAGE, PAGE, MADV_GUARD_INSTALL);
+
+	CHECK(result == 0 || errno == EINVAL);
+	if (result == 0)
+		CHECK(write(open("/dev/null", O_WRONLY), "", 1) == 1 &&
+		      read(open("/dev/zero", O_RDONLY), ram + 30 * PAGE, 1) == -1 &&
+		      errno == EFAULT);
+	expect(ram, 0, 30);
+	expect(ram + 31 * PAGE, 31, PAGES);
+}
+
+void act_userfault(void)
+{
+	int faults = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register range = {
+		.range = { .start = (unsigned long)ram, .len = BYTES },
+		.mode = UFFDIO_REGISTER_MODE_WP,
+	};
+
+	CHECK(faults >= 0);
+	CHECK(ioctl(faults, UFFDIO_API, &api) == 0);
+	/* As a program does that keeps requests in an int. */
+	CHECK(ioctl(faults, (int)UFFDIO_REGISTER, &range) == 0);
+	expect_no_store();
+	expect(ram, 0, PAGES);
+	write_through(0, PAGES);
+}

@@ -1,0 +1,88 @@
+/*
+ * A little VMM: offers memory as QEMU does, waits until the test has merged it, does one thing to it,
+ * and looks whether it can tell. Says "ready", reads a line, says "ok" or what is wrong.
+ *
+ *   vmm <backing: anonymous|memfd|file> <action>
+ */
+#include "vmm.h"
+
+static const struct {
+	const char *name;
+	void (*act)(void);
+} actions[] = {
+	{ "nothing", act_nothing },	  { "write", act_write },
+	{ "dontneed", act_dontneed },	  { "free", act_free },
+	{ "remove", act_remove },	  { "hints", act_hints },
+	{ "unmergeable", act_unmergeable },
+	{ "unmergeable-then-wait", act_unmergeable_then_wait },
+	{ "again", act_again },
+	{ "munmap", act_munmap },	  { "mmap-over", act_mmap_over },
+	{ "mremap", act_mremap },	  { "mprotect", act_mprotect },
+	{ "mlock", act_mlock },		  { "mlockall", act_mlockall },
+	{ "guard", act_guard },		  { "userfault", act_userfault },
+	{ "fork", act_fork },		  { "fork-often", act_fork_often },
+	{ "dontfork", act_dontfork },	  { "share", act_share },
+	{ "nothing-at-all", act_nothing }, { "locked", act_left_to_ksm },
+	{ "unprivileged", act_left_to_ksm },
+	{ "map-again", act_map_again },	  { "punch", act_punch },
+	{ "storm", act_storm },
+};
+
+static void fill(void)
+{
+	for (unsigned long page = 0; page < FILLED; page++)
+		for (unsigned long at = 0; at < PAGE / 8; at++)
+			((uint64_t *)(ram + page * PAGE))[at] = word_of(page);
+}
+
+static void offer(const char *backing, const char *action)
+{
+	const int both = PROT_READ | PROT_WRITE;
+
+	if (strcmp(backing, "memfd") == 0) {
+		ram_fd = memfd_create("ram", MFD_CLOEXEC);
+		CHECK(ram_fd >= 0 && ftruncate(ram_fd, BYTES) == 0);
+		ram = mmap(NULL, BYTES, both, MAP_SHARED, ram_fd, 0);
+	} else if (strcmp(backing, "file") == 0) {
+		FILE *file = tmpfile();
+
+		CHECK(file && ftruncate(fileno(file), BYTES) == 0);
+		ram = mmap(NULL, BYTES, both, MAP_SHARED, fileno(file), 0);
+	} else {
+		ram = mmap(NULL, BYTES, both, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	}
+	CHECK(ram != MAP_FAILED);
+	/* As QEMU does for memfds: before memory is offered. */
+	if (strcmp(action, "dontfork") == 0 && ram_fd >= 0)
+		CHECK(madvise(ram, BYTES, MADV_DONTFORK) == 0);
+	errno = 77;
+	CHECK(madvise(ram, BYTES, MADV_MERGEABLE) == 0);
+	CHECK(errno == 77);
+}
+
+int main(int count, char **arguments)
+{
+	char line[16];
+
+	if (count != 3)
+		bad("usage: vmm <backing> <action>");
+	/* A test that hangs is a test that failed. */
+	alarm(60 + (getenv("STORM_SECONDS") ? atoi(getenv("STORM_SECONDS")) : 0));
+	hinder(arguments[2]);
+	offer(arguments[1], arguments[2]);
+	if (strcmp(arguments[2], "dontfork") == 0 && ram_fd < 0)
+		CHECK(madvise(ram, BYTES, MADV_DONTFORK) == 0);
+	fill();
+	printf("ready\n");
+	fflush(stdout);
+	CHECK(fgets(line, sizeof line, stdin));
+	for (unsigned at = 0; at < sizeof actions / sizeof actions[0]; at++) {
+		if (strcmp(actions[at].name, arguments[2]) != 0)
+			continue;
+		actions[at].act();
+		printf("ok\n");
+		return 0;
+	}
+	bad("no action %s", arguments[2]);
+	return 1;
+}

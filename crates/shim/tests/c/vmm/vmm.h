@@ -1,0 +1,85 @@
+/* What the parts of the little VMM share: its memory, and ways to look whether it is as it was left. */
+#ifndef VMM_H
+#define VMM_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PAGE 4096UL
+#define PAGES 512UL
+#define FILLED 256UL /* pages with a pattern; the others are never touched */
+#define KINDS 8UL
+#define BYTES (PAGES * PAGE)
+
+extern unsigned char *ram;
+extern int ram_fd; /* of a memfd that the RAM is mapped from, or -1 */
+
+/* Says what is wrong, and ends the program. */
+void bad(const char *format, ...);
+
+#define CHECK(condition) \
+	do { \
+		int error_seen = errno; \
+		if (!(condition)) \
+			bad("%s line %d: %s (errno %d)", __FILE__, __LINE__, #condition, error_seen); \
+	} while (0)
+
+/* The word that page `page` is full of. */
+uint64_t word_of(unsigned long page);
+
+int page_holds(const unsigned char *page, uint64_t word);
+
+/* Pages from..to hold their words, seen at `memory`. */
+void expect(const unsigned char *memory, unsigned long from, unsigned long to);
+
+void expect_zero(unsigned long from, unsigned long to);
+
+/* Pages from..to can be written and keep what is written. */
+void write_through(unsigned long from, unsigned long to);
+
+/* How many mappings lie in the RAM, and how many of them show a store. */
+unsigned mappings(unsigned *of_store);
+
+void expect_no_store(void);
+
+/* Does `work` in a child of fork, which is to end well. */
+void in_child(void (*work)(void));
+
+/* Makes this process one whose memory cannot be managed, if the action is about that. */
+void hinder(const char *action);
+
+void act_nothing(void);
+void act_write(void);
+void act_dontneed(void);
+void act_free(void);
+void act_remove(void);
+void act_hints(void);
+void act_unmergeable(void);
+void act_unmergeable_then_wait(void);
+void act_again(void);
+void act_munmap(void);
+void act_mmap_over(void);
+void act_mremap(void);
+void act_mprotect(void);
+void act_mlock(void);
+void act_mlockall(void);
+void act_guard(void);
+void act_userfault(void);
+void act_fork(void);
+void act_fork_often(void);
+void act_dontfork(void);
+void act_share(void);
+void act_left_to_ksm(void);
+void act_map_again(void);
+void act_punch(void);
+void act_storm(void);
+
+#endif
