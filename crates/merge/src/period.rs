@@ -85,10 +85,12 @@ fn admit(domain: &mut Domain) {
         }
     }
     for member in std::mem::take(&mut domain.departed) {
-        if member.connection.has_ended() || has_come_back(domain, &member) {
-            domain.forget(member);
-        } else {
+        release_returned(domain, &member);
+        let maps = member.merged() > 0 || !member.state().in_flight.is_empty();
+        if maps && !member.connection.has_ended() {
             domain.departed.push(member);
+        } else {
+            domain.forget(member);
         }
     }
     domain.sweep();
@@ -142,17 +144,34 @@ fn depart(domain: &mut Domain, member: Member) {
     domain.departed.push(member);
 }
 
-/// Whether the process of a departed guest is connected again and has told that it maps nothing
-/// any more of what it mapped then.
-fn has_come_back(domain: &Domain, departed: &Member) -> bool {
+/// Gives back what a departed guest's process has told over a new connection that it maps no more:
+/// pages that it has reported, and not as merged with a store that it had before. Pages that it
+/// does not tell of stay as they are.
+fn release_returned(domain: &Domain, departed: &Member) {
     let old = departed.connection.identity();
-    domain.members.values().any(|member| {
+    let returned = domain.members.values().find(|member| {
         let new = member.connection.identity();
         // The process id comes from the kernel: nobody else can claim to be this guest.
-        let same = new.pid == old.pid && new.instance == old.instance;
-        let state = member.state();
-        same && member.is_well() && !state.doubt.merged && state.foreign.is_empty()
-    })
+        new.pid == old.pid && new.instance == old.instance
+    });
+    let Some(returned) = returned.filter(|member| !member.state().doubt.merged) else { return };
+    let told = returned.state();
+    let is_released = |page: PageIndex| {
+        told.managed.iter().any(|range| range.contains(page)) && !told.foreign.contains(&page.0)
+    };
+    let guard = bindery_index::pin();
+    for (page, _) in departed.links.linked(departed.links.range()) {
+        if is_released(page) {
+            domain.unlink(departed, page, &guard);
+        }
+    }
+    departed.state().in_flight.retain(|merge| {
+        let released = is_released(merge.page);
+        if released {
+            domain.give_back(merge.slot);
+        }
+        !released
+    });
 }
 
 fn observe_all(domains: &Domains, workers: &Workers) {

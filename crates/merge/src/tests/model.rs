@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bindery_guest::{
@@ -58,6 +59,8 @@ pub(crate) struct Process {
     pub(crate) busy: bool,
     pub(crate) mappings: u32,
     pub(crate) mappings_max: u32,
+    /// After so many requests more the line becomes this.
+    pub(crate) fails_in: Option<(u32, Line)>,
     /// Says of every page that it holds this.
     pub(crate) lies: Option<Content>,
     pub(crate) requests: Vec<&'static str>,
@@ -216,6 +219,7 @@ pub(crate) struct ModelGuest {
     holds_other_stores: bool,
     pub(crate) process: Arc<Mutex<Process>>,
     regions: Mutex<RegionTable>,
+    announced: AtomicBool,
     line: Arc<Mutex<Line>>,
     lanes: LanePool,
 }
@@ -238,6 +242,7 @@ impl ModelGuest {
             busy: false,
             mappings: 100,
             mappings_max: 1_000_000,
+            fails_in: None,
             lies: None,
             requests: Vec::new(),
         };
@@ -248,6 +253,17 @@ impl ModelGuest {
 
     /// A new connection of a process, to this or another daemon.
     pub(crate) fn connect(id: u32, grant: &Grant, process: &Arc<Mutex<Process>>) -> Arc<Self> {
+        let guest = Self::connect_silently(id, grant, process);
+        guest.announce();
+        guest
+    }
+
+    /// A connection that does not tell yet which regions there are.
+    pub(crate) fn connect_silently(
+        id: u32,
+        grant: &Grant,
+        process: &Arc<Mutex<Process>>,
+    ) -> Arc<Self> {
         let mut inner = process.lock().unwrap();
         inner.key = DigestKey::from_secret(&grant.digest_key());
         let in_use: Vec<StoreId> = inner.stores_in_use();
@@ -256,11 +272,6 @@ impl ModelGuest {
         inner.stores.insert(store, grant.store().try_clone_to_owned().unwrap().into());
         // A shim reports what it lost to the daemon that asks next, or not at all if the store is
         // no longer in use: entries of the model are kept, the engine has to see through them.
-        let mut regions = RegionTable::default();
-        let pages: Vec<u32> = inner.pages.keys().copied().collect();
-        for run in pages.chunk_by(|a, b| *b == a + 1) {
-            regions.add(region(run[0], run.len() as u32)).unwrap();
-        }
         let identity = Identity {
             id,
             name: format!("guest-{id}"),
@@ -276,10 +287,22 @@ impl ModelGuest {
             store,
             holds_other_stores: !in_use.is_empty(),
             process: Arc::clone(process),
-            regions: Mutex::new(regions),
+            regions: Mutex::default(),
+            announced: AtomicBool::new(false),
             line: Arc::default(),
             lanes: LanePool::default(),
         })
+    }
+
+    /// Tells which regions there are, if it has not.
+    pub(crate) fn announce(&self) {
+        let pages: Vec<u32> = self.process().pages.keys().copied().collect();
+        let mut regions = self.regions.lock().unwrap();
+        if !self.announced.swap(true, Ordering::Relaxed) {
+            for run in pages.chunk_by(|a, b| *b == a + 1) {
+                regions.add(region(run[0], run.len() as u32)).unwrap();
+            }
+        }
     }
 
     pub(crate) fn process(&self) -> MutexGuard<'_, Process> {
@@ -295,14 +318,19 @@ impl ModelGuest {
     }
 
     pub(crate) fn add_region(&self, first: u32, count: u32) {
-        if self.regions.lock().unwrap().add(region(first, count)).is_ok() {
+        let announced = self.announced.load(Ordering::Relaxed);
+        let taken = self.process().pages.range(first..first + count).next().is_some();
+        if !taken && (!announced || self.regions.lock().unwrap().add(region(first, count)).is_ok())
+        {
             self.process().pages.extend((first..first + count).map(|page| (page, Page::Absent)));
         }
     }
 
     pub(crate) fn remove_region(&self, first: u32, count: u32) {
         let range = PageRange::new(PageIndex(first), count);
-        self.regions.lock().unwrap().remove(range).unwrap();
+        if self.announced.load(Ordering::Relaxed) {
+            self.regions.lock().unwrap().remove(range).unwrap();
+        }
         let mut process = self.process();
         process.pages.retain(|page, _| !range.contains(PageIndex(*page)));
         process.written.retain(|page, ()| !range.contains(PageIndex(*page)));
@@ -395,6 +423,17 @@ struct ModelLane {
 }
 
 impl ModelLane {
+    /// How the line is for the next request.
+    fn line_now(&self, process: &mut Process) -> Line {
+        let mut line = self.line.lock().unwrap();
+        match process.fails_in.take() {
+            Some((0, failure)) => *line = failure,
+            Some((requests, failure)) => process.fails_in = Some((requests - 1, failure)),
+            None => {}
+        }
+        *line
+    }
+
     /// Does `work` as the guest does: with unrest around it, and an answer only on an open line.
     fn ask<T>(
         &mut self,
@@ -402,9 +441,8 @@ impl ModelLane {
         work: impl FnOnce(&mut Process) -> T,
     ) -> Result<T, GuestError> {
         let mut process = self.process.lock().unwrap();
-        let line = *self.line.lock().unwrap();
         let patience = bindery_guest::ANSWER_PATIENCE;
-        if process.ended || line == Line::Closed {
+        if process.ended || *self.line.lock().unwrap() == Line::Closed {
             return Err(GuestError::Gone);
         }
         if self.owes {
@@ -412,13 +450,17 @@ impl ModelLane {
         }
         process.requests.push(request);
         process.fidget();
-        if line == Line::Stalled {
-            self.owes = true;
+        let line = self.line_now(&mut process);
+        if line != Line::Open {
             // A stopped guest goes on with what it was asked when it runs again, or had done it.
             if process.random(2) == 0 {
                 work(&mut process);
             }
-            return Err(GuestError::Stalled { request, patience });
+            self.owes = line == Line::Stalled;
+            return Err(match line {
+                Line::Stalled => GuestError::Stalled { request, patience },
+                _ => GuestError::Gone,
+            });
         }
         let answer = work(&mut process);
         process.fidget();

@@ -20,10 +20,11 @@ enum Step {
     Discard { guest: usize, first: u32, count: u32 },
     Unrest { guest: usize, writes: u32 },
     Busy { guest: usize, busy: bool },
-    Stall { guest: usize },
+    Stall { guest: usize, requests: u32 },
     Resume { guest: usize },
-    Disconnect { guest: usize },
+    Disconnect { guest: usize, requests: u32 },
     Reconnect { guest: usize },
+    Announce { guest: usize },
     End { guest: usize },
     Shrink { guest: usize, first: u32, count: u32 },
     Grow { guest: usize },
@@ -43,10 +44,12 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(guest, first, count)| Step::Discard { guest, first, count }),
         2 => (guest(), 0u32..12).prop_map(|(guest, writes)| Step::Unrest { guest, writes }),
         1 => (guest(), any::<bool>()).prop_map(|(guest, busy)| Step::Busy { guest, busy }),
-        1 => guest().prop_map(|guest| Step::Stall { guest }),
+        2 => (guest(), 0u32..8).prop_map(|(guest, requests)| Step::Stall { guest, requests }),
         2 => guest().prop_map(|guest| Step::Resume { guest }),
-        1 => guest().prop_map(|guest| Step::Disconnect { guest }),
-        1 => guest().prop_map(|guest| Step::Reconnect { guest }),
+        1 => (guest(), 0u32..8)
+            .prop_map(|(guest, requests)| Step::Disconnect { guest, requests }),
+        2 => guest().prop_map(|guest| Step::Reconnect { guest }),
+        1 => guest().prop_map(|guest| Step::Announce { guest }),
         1 => guest().prop_map(|guest| Step::End { guest }),
         1 => (guest(), 0..PAGES, count())
             .prop_map(|(guest, first, count)| Step::Shrink { guest, first, count }),
@@ -93,7 +96,8 @@ impl World {
     fn reconnect(&mut self, guest: usize) {
         self.next_id += 1;
         let process = Arc::clone(&self.guests[guest].process);
-        let connected = ModelGuest::connect(self.next_id, self.grant(guest), &process);
+        process.lock().unwrap().fails_in = None;
+        let connected = ModelGuest::connect_silently(self.next_id, self.grant(guest), &process);
         self.engine.add_guest(self.grant(guest), connected.clone());
         self.old.push(std::mem::replace(&mut self.guests[guest], connected));
     }
@@ -115,13 +119,16 @@ impl World {
             }
             Step::Unrest { guest, writes } => self.guests[guest].process().unrest = writes,
             Step::Busy { guest, busy } => self.guests[guest].process().busy = busy,
-            Step::Stall { guest } if self.guests[guest].line() == Line::Open => {
-                self.guests[guest].set_line(Line::Stalled);
+            Step::Stall { guest, requests } if self.guests[guest].line() == Line::Open => {
+                self.guests[guest].process().fails_in = Some((requests, Line::Stalled));
             }
             Step::Resume { guest } if self.guests[guest].line() == Line::Stalled => {
                 self.guests[guest].set_line(Line::Open);
             }
-            Step::Disconnect { guest } => self.guests[guest].set_line(Line::Closed),
+            Step::Disconnect { guest, requests } => {
+                self.guests[guest].process().fails_in = Some((requests, Line::Closed));
+            }
+            Step::Announce { guest } => self.guests[guest].announce(),
             Step::Reconnect { guest } => {
                 let ended = self.guests[guest].process().ended;
                 if self.guests[guest].line() == Line::Closed && !ended {
@@ -156,13 +163,14 @@ impl World {
     fn calm_down(&mut self) {
         for guest in 0..GUESTS {
             let mut process = self.guests[guest].process();
-            (process.unrest, process.busy) = (0, false);
+            (process.unrest, process.busy, process.fails_in) = (0, false, None);
             drop(process);
             match self.guests[guest].line() {
                 Line::Closed => self.reconnect(guest),
                 Line::Stalled => self.guests[guest].set_line(Line::Open),
                 Line::Open => {}
             }
+            self.guests[guest].announce();
             self.apply(&Step::Merge { guest });
         }
         for _ in 0..3 * (u32::from(BACK_OFF_MAX) + 4) {
