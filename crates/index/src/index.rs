@@ -68,11 +68,10 @@ pub struct Full {
 impl<K: Keys> Index<K> {
     /// An empty index with 2^`root_bits` roots and room for 2^29 keys, as far as memory goes.
     ///
-    /// Searches are fastest, and memory is below 32 bytes a key, with at least as many roots as
-    /// keys and at most twice as many.
+    /// [`Self::root_bits_for`] says how many roots suit how many keys.
     ///
     /// # Panics
-    /// If `root_bits` is above 28.
+    /// If `root_bits` is above 28, or there is no memory for so many roots.
     #[must_use]
     pub fn new(root_bits: u32, keys: K) -> Self {
         Self::with_capacity(root_bits, CAPACITY_MAX, keys)
@@ -82,14 +81,15 @@ impl<K: Keys> Index<K> {
     /// and for 16 bytes per 16 Ki of `capacity`.
     ///
     /// # Panics
-    /// If `root_bits` is above 28 or `capacity` above 2^29.
+    /// If `root_bits` is above 28, `capacity` above 2^29, or there is no memory for so many roots.
+    /// Start with few: [`Self::reshape`] reports that as an error.
     #[must_use]
     pub fn with_capacity(root_bits: u32, capacity: u32, keys: K) -> Self {
         assert!(capacity <= CAPACITY_MAX, "an index holds at most {CAPACITY_MAX} keys");
         let trie = Trie {
             keys,
             root_bits,
-            roots: trie::empty_roots(root_bits),
+            roots: trie::empty_roots(root_bits).expect("there is memory for the roots"),
             nodes: Pool::new(trie::node_limit(capacity)),
             leaves: Pool::new(capacity),
         };

@@ -26,8 +26,9 @@
 //!   waits, never writes and never starts again.
 //! - A key is in the index at most once. Of any number of racing inserts of one key, one gets
 //!   [`Inserted::New`]; of racing deletes of one handle, one gets `true`.
-//! - Memory stays below 32 bytes a key as long as there is between half a key and a key to a root
-//!   ([`Index::reshape`] keeps it so), everything counted: 16 a leaf, 11 a node, 4 a root.
+//! - Memory is 25 to 30 bytes a key while there is between a third of a key and three quarters of
+//!   one to a root ([`Index::root_bits_for`] and [`Index::reshape`] keep it so), everything counted:
+//!   16 a leaf, 11 a node, 4 a root. Small indexes add up to half a mebibyte.
 //! - Nothing here ever dereferences a stale pointer, whatever a caller does with handles: ids are
 //!   indices into chunks that live as long as the index.
 //!
@@ -43,6 +44,7 @@
 mod arena;
 mod audit;
 mod batch;
+mod block;
 mod epoch;
 mod index;
 mod key;

@@ -18,7 +18,8 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-use crate::arena::{Arena, Row};
+use crate::arena::Arena;
+use crate::block::Zeroable;
 use crate::epoch::SHARDS;
 use crate::primitive::{AtomicU64, Ordering};
 
@@ -29,7 +30,7 @@ const BLOCK: u32 = 64;
 const BLOCK: u32 = 2;
 
 /// Rows that hold slots, each slot with a number and with a word that is unused while it is free.
-pub(crate) trait Slots: Row + 'static {
+pub(crate) trait Slots: Zeroable + 'static {
     /// Slots of a row.
     const PER_ROW: u32;
     /// Bits of an id that number the slot within its row.
@@ -266,7 +267,7 @@ mod tests {
     struct Pair([AtomicU64; 2]);
 
     // SAFETY: zeroes are valid atomics, which have no drop glue.
-    unsafe impl Row for Pair {}
+    unsafe impl Zeroable for Pair {}
 
     impl Slots for Pair {
         const PER_ROW: u32 = 2;

@@ -25,7 +25,27 @@ struct Builder<'a> {
     last: Link,
 }
 
+/// Keys to a root between which an index keeps its shape, in twelfths: a third and three quarters.
+/// More keys lengthen ways, fewer cost memory. The bounds are more than a factor of two apart, so
+/// that a few keys that come and go never change the shape back and forth.
+const LOAD_TWELFTHS: std::ops::RangeInclusive<u64> = 4..=9;
+
 impl<K: Keys> Index<K> {
+    /// The [`Self::root_bits`] that suit so many keys: the present ones if they do, else those
+    /// nearest to them that do.
+    #[must_use]
+    pub fn root_bits_for(&self, keys: u64) -> u32 {
+        let twelfths = keys.saturating_mul(12);
+        let mut root_bits = self.root_bits();
+        while root_bits < trie::ROOT_BITS_MAX && twelfths > LOAD_TWELFTHS.end() << root_bits {
+            root_bits += 1;
+        }
+        while root_bits > 0 && twelfths < LOAD_TWELFTHS.start() << root_bits {
+            root_bits -= 1;
+        }
+        root_bits
+    }
+
     /// Rebuilds the index with 2^`root_bits` roots. Handles and values stay as they are. Takes some
     /// 100 ns a key, and meanwhile the memory of both shapes' roots and nodes.
     ///
@@ -36,10 +56,10 @@ impl<K: Keys> Index<K> {
     /// If `root_bits` is above 28.
     pub fn reshape(&mut self, root_bits: u32) -> Result<(), Full> {
         let capacity = self.trie.leaves.capacity();
-        let roots = trie::empty_roots(root_bits);
         // A new pool: ids of the old one may still be waiting to come back.
         let nodes = Pool::new(trie::node_limit(capacity));
         let full = Full { keys: self.len(), capacity };
+        let roots = trie::empty_roots(root_bits).ok_or(full)?;
         self.trie.rebuild_into(root_bits, &roots, &nodes).map_err(|trie::Exhausted| full)?;
         self.trie.root_bits = root_bits;
         self.trie.roots = roots;
@@ -159,6 +179,20 @@ mod tests {
             })
             .collect();
         (index, entries)
+    }
+
+    #[test]
+    fn a_shape_that_suits_is_kept_and_others_change_to_one_that_does() {
+        let mut index = Index::with_capacity(0, 10, Heads);
+        let shapes: Vec<u32> = [0, 1, 2, 96, 97, 45, 43, 42, 1 << 20, 0]
+            .map(|keys| {
+                let root_bits = index.root_bits_for(keys);
+                index.reshape(root_bits).unwrap();
+                root_bits
+            })
+            .to_vec();
+        assert_eq!(shapes, [0, 1, 2, 7, 8, 7, 7, 6, 21, 0]);
+        assert_eq!(index.root_bits_for(u64::MAX), 28);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Leaves and nodes as they lie in memory, and what each field's readers may assume.
 
-use crate::arena::Row;
+use crate::block::Zeroable;
 use crate::pool::Slots;
 use crate::primitive::{AtomicU16, AtomicU64};
 
@@ -34,7 +34,7 @@ const _: () = assert!(cfg!(loom) || size_of::<Leaf>() == 16);
 const _: () = assert!(cfg!(loom) || size_of::<NodeGroup>() == 64);
 
 // SAFETY: zeroes are valid atomics, which have no drop glue.
-unsafe impl Row for Leaf {
+unsafe impl Zeroable for Leaf {
     #[cfg(loom)]
     fn zeroed() -> Self {
         Self::default()
@@ -42,7 +42,7 @@ unsafe impl Row for Leaf {
 }
 
 // SAFETY: zeroes are valid atomics, which have no drop glue.
-unsafe impl Row for NodeGroup {
+unsafe impl Zeroable for NodeGroup {
     #[cfg(loom)]
     fn zeroed() -> Self {
         Self::default()

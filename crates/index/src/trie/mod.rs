@@ -39,6 +39,7 @@ mod descend;
 mod remove;
 mod upsert;
 
+use crate::block::{Block, Zeroable};
 use crate::epoch::Guard;
 use crate::key::Keys;
 use crate::link::{Link, NodeWord, Side};
@@ -54,15 +55,24 @@ pub(crate) const ROOT_BITS_MAX: u32 = 28;
 pub(crate) struct Trie<K: Keys> {
     pub(crate) keys: K,
     pub(crate) root_bits: u32,
-    pub(crate) roots: Box<[AtomicU32]>,
+    pub(crate) roots: Block<AtomicU32>,
     pub(crate) nodes: Pool<NodeGroup>,
     pub(crate) leaves: Pool<Leaf>,
 }
 
-/// 2^`root_bits` roots that lead nowhere.
-pub(crate) fn empty_roots(root_bits: u32) -> Box<[AtomicU32]> {
+// SAFETY: zero is a valid integer; an atomic has no drop glue.
+unsafe impl Zeroable for AtomicU32 {
+    #[cfg(loom)]
+    fn zeroed() -> Self {
+        Self::default()
+    }
+}
+
+/// 2^`root_bits` roots that lead nowhere: [`Link::NOTHING`] is zero. `None` if there is no memory
+/// for them.
+pub(crate) fn empty_roots(root_bits: u32) -> Option<Block<AtomicU32>> {
     assert!(root_bits <= ROOT_BITS_MAX, "an index has at most 2^{ROOT_BITS_MAX} roots");
-    (0..1_usize << root_bits).map(|_| AtomicU32::new(Link::NOTHING.bits())).collect()
+    Block::new(1 << root_bits)
 }
 
 /// The root below which keys with this head are.
