@@ -73,7 +73,7 @@ pub unsafe extern "C" fn bindery_manage(address: *mut c_void, bytes: size_t) -> 
 pub unsafe extern "C" fn bindery_release(address: *mut c_void, bytes: size_t) -> c_int {
     report(|| {
         let Some(managed) = managed::overlapping(address as usize, bytes) else { return Ok(()) };
-        let released = managed.space.release_range(HostAddress(address as usize), bytes);
+        let released = managed.space.release_when_idle(HostAddress(address as usize), bytes);
         managed.agent.regions_changed();
         released.map(drop).map_err(|error| error.to_string())
     })

@@ -19,9 +19,11 @@
 //! Calls that do not go through the symbols: the C library's own `mmap`s and `munmap`s (its heap
 //! and thread stacks, never guest memory), system calls made directly, and io_uring's
 //! `IORING_OP_MADVISE`. A VMM that manages guest memory by those links the library and says what it
-//! does (`bindery_discard`, `bindery_forget`). A memfd that was taken over must not be read or written
-//! by its descriptor, and a child of fork that did not call exec has a copy of such memory where it
-//! would have shared it; no VMM is known to do either with guest memory.
+//! does (`bindery_discard`, `bindery_forget`).
+//!
+//! A memfd that was taken over is empty: it must not be read or written by its descriptor, or kept
+//! over exec, and a child of fork that does not call exec has a copy of such memory where it would
+//! have shared it. No VMM is known to do any of this with guest memory.
 //!
 //! # Concurrency
 //! The VMM may make any of these calls from any thread at once. Calls that race with each other about

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use bindery_sys::{mapping, maps, userfault::mode};
+use bindery_sys::{mapping, maps, memfd, userfault::mode};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT};
 
 use crate::{
@@ -231,6 +231,10 @@ impl Memfd {
             .open(&own)
             .map_err(|source| ManageError::Kernel { address, source })?;
         let length = file.metadata().map_err(|source| ManageError::Kernel { address, source })?;
+        let is_huge = memfd::is_hugetlb(&file);
+        if is_huge.map_err(|source| ManageError::Kernel { address, source })? {
+            return Err(unsuitable("a memfd of huge pages"));
+        }
         if length.blocks() != 0 {
             return Err(unsuitable("a memfd that holds data already"));
         }

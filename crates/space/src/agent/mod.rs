@@ -160,10 +160,15 @@ impl Shared {
         }
     }
 
+    /// From here on memory that is offered is the kernel's. Before the daemon hears of the end.
+    fn note_end(&self) {
+        // A flag alone: nothing is published with it.
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
     fn end_refused(&self, reason: &str) {
         let socket = self.config.socket.display();
         log::say(format_args!("the daemon at {socket} refuses this guest: {reason}"));
-        self.ended.store(true, Ordering::Relaxed);
         // Pages that an earlier daemon merged may stay so. Without any, there is nothing to gain
         // from watching the memory.
         let nothing_merged = self.space.stores_in_use().is_ok_and(|stores| stores.is_empty());
@@ -173,7 +178,6 @@ impl Shared {
     }
 
     fn end_released(&self) {
-        self.ended.store(true, Ordering::Relaxed);
         log::say(format_args!(
             "this guest has stepped aside: all its memory is private; restart it to merge it again"
         ));

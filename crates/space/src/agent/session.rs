@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bindery_page::DigestKey;
 use bindery_sys::{socket, thread};
+use bindery_units::HostAddress;
 
 use super::announce::changes;
 use super::lane::{Lane, Parts};
@@ -27,10 +28,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The most lanes of one session: a daemon has one for each of its workers.
 const LANES_MAX: usize = 256;
-
-/// How often, and how far apart, giving memory back is tried while I/O keeps some of it busy.
-const RELEASE_TRIES: u32 = 20;
-const RELEASE_PAUSE: Duration = Duration::from_millis(50);
 
 /// How a session ended.
 #[derive(Debug)]
@@ -155,7 +152,10 @@ impl<'a> Session<'a> {
                 self.lanes.open(self.shared, key.clone(), socket, window)?;
             }
             (FromDaemon::Release, Some(_)) => return self.release(),
-            (FromDaemon::Refused { reason }, None) => return Ok(Some(Ended::Refused { reason })),
+            (FromDaemon::Refused { reason }, None) => {
+                self.shared.note_end();
+                return Ok(Some(Ended::Refused { reason }));
+            }
             (FromDaemon::Welcome { .. }, Some(_)) => {
                 return Err(SessionError::Unexpected("Welcome twice"));
             }
@@ -204,6 +204,7 @@ impl<'a> Session<'a> {
             self.announce()?;
             return Ok(None);
         }
+        self.shared.note_end();
         self.announce()?;
         self.channel.send(&FromShim::Released, &[], PATIENCE)?;
         Ok(Some(Ended::Released))
@@ -211,19 +212,9 @@ impl<'a> Session<'a> {
 }
 
 impl Shared {
-    /// Makes all memory private and unwatched, waiting a little for I/O under way.
+    /// Makes all memory private and unwatched.
     pub(super) fn give_everything_back(&self) -> Result<(), ReleaseError> {
-        let mut tries = 1;
-        loop {
-            match self.space.release() {
-                Ok(_) => return Ok(()),
-                Err(ReleaseError::Pinned) if tries < RELEASE_TRIES => {
-                    tries += 1;
-                    std::thread::sleep(RELEASE_PAUSE);
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        self.space.release_when_idle(HostAddress(0), usize::MAX).map(drop)
     }
 }
 
