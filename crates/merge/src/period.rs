@@ -86,8 +86,10 @@ fn admit(domain: &mut Domain) {
     }
     for member in std::mem::take(&mut domain.departed) {
         release_returned(domain, &member);
+        // A guest that steps aside ends its lanes first, and may be taken for lost meanwhile.
+        let is_released = member.connection.has_released();
         let maps = member.merged() > 0 || !member.state().in_flight.is_empty();
-        if maps && !member.connection.has_ended() {
+        if maps && !is_released && !member.connection.has_ended() {
             domain.departed.push(member);
         } else {
             domain.forget(member);
@@ -133,8 +135,10 @@ fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// The connection failed. Its candidates can no longer be asked for; what it maps, it may map on.
+/// The connection failed, or is not wanted any more. Its candidates can no longer be asked for; what
+/// it maps, it may map on.
 fn depart(domain: &mut Domain, member: Member) {
+    member.connection.close();
     let guard = bindery_index::pin();
     for (page, link) in member.links.linked(member.links.range()) {
         if matches!(link, crate::links::Link::Candidate(_)) {
