@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
+use bindery_sys::process::has_file_capabilities;
 
 use crate::args::{Arguments, DaemonArgs, Global, RunArgs};
 use crate::connect::{ask_guests, connect, is_running};
@@ -151,10 +152,10 @@ fn check_preloadable(program: &Path) -> Result<(), Failure> {
     let metadata = fs::metadata(program).map_err(of_io)?;
     let unsupported =
         |why: &str| Err(Failure::new(Reason::Unsupported, format!("{} {why}", program.display())));
-    if metadata.mode() & 0o6000 != 0 {
+    if metadata.mode() & 0o6000 != 0 || has_file_capabilities(program).map_err(of_io)? {
         return unsupported(
-            "is setuid or setgid: the dynamic linker ignores LD_PRELOAD for it; run a copy without \
-             that bit",
+            "is setuid, setgid or has file capabilities: the dynamic linker ignores LD_PRELOAD for \
+             it; run a copy without them",
         );
     }
     let file = match File::open(program) {

@@ -1,11 +1,12 @@
 //! Daemons and operators: who is served, who is refused, how things end.
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use common::{
@@ -228,4 +229,34 @@ fn many_idle_connections_keep_nobody_out() {
         (0..100).map(|_| UnixStream::connect(daemon.socket()).unwrap()).collect();
     assert_eq!(daemon.ask(&["status"]).code, Some(0));
     drop(idle);
+}
+
+#[test]
+fn out_of_descriptors_it_still_says_so() {
+    const DESCRIPTORS: usize = 32;
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("b.sock");
+    let command = daemon_command(&socket, &[]);
+    let mut shell = Command::new("sh");
+    shell.stdout(Stdio::null()).stderr(Stdio::null());
+    let limit = format!("ulimit -n {DESCRIPTORS}; exec \"$@\"");
+    shell.args(["-c", &limit, "sh"]).arg(command.get_program()).args(command.get_args());
+    let mut daemon = TestDaemon::spawn(shell, &socket);
+    let state = || daemon.ask(&["status", "--json"]).json()["state"]["name"].clone();
+    assert_eq!(state(), "running");
+
+    // Operators who begin a request and do not end it.
+    let mut idle = Vec::new();
+    while state() != "short-of-resources" {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        stream.write_all(b"{").unwrap();
+        idle.push(stream);
+        assert!(idle.len() <= DESCRIPTORS, "it takes more connections than it has descriptors");
+    }
+    idle.clear();
+    let deadline = Instant::now() + PATIENCE;
+    while state() != "running" {
+        assert!(Instant::now() < deadline, "it never recovered");
+    }
+    assert_eq!(daemon.end_with("TERM"), Some(0));
 }

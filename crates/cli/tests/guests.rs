@@ -1,11 +1,11 @@
 //! Guests and daemons: merging as an operator sees it, names, domains, and daemons that come and
 //! go.
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 mod common;
 #[path = "common/guest.rs"]
 mod guest;
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{
@@ -34,10 +34,13 @@ fn domain_status(daemon: &TestDaemon, name: &str) -> Value {
 }
 
 /// Waits until `holds`.
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+fn wait_until(daemon: &TestDaemon, what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < deadline, "it never came to this: {what}");
+        if Instant::now() > deadline {
+            let (guests, status) = (daemon.ask(&["ps"]), daemon.ask(&["status"]));
+            panic!("it never came to this: {what}\n{}{}{}", guests.out, status.out, daemon.log());
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -61,7 +64,7 @@ fn equal_pages_become_one_and_come_back_when_written() {
     let mut one = TestGuest::start(&daemon.socket(), "one", "web");
     let mut two = TestGuest::start(&daemon.socket(), "two", "web");
     let mut apart = TestGuest::start(&daemon.socket(), "apart", "mail");
-    wait_until("all duplicates are merged", || {
+    wait_until(&daemon, "all duplicates are merged", || {
         is_merged(&daemon, "one") && is_merged(&daemon, "two")
     });
 
@@ -86,10 +89,12 @@ fn equal_pages_become_one_and_come_back_when_written() {
     assert_eq!(scan["inputs"][0]["bindery_merged_bytes"], bytes(EQUAL_PAGES));
 
     one.write(40);
-    wait_until("breaks are counted", || {
+    wait_until(&daemon, "breaks are counted", || {
         guest_status(&daemon, "one").unwrap()["breaks"].as_u64().unwrap() >= 40
     });
-    wait_until("what broke is private", || merged_pages(&daemon, "one") == EQUAL_PAGES as u64 - 40);
+    wait_until(&daemon, "what broke is private", || {
+        merged_pages(&daemon, "one") == EQUAL_PAGES as u64 - 40
+    });
     for guest in [&mut one, &mut two, &mut apart] {
         guest.check();
     }
@@ -108,22 +113,24 @@ fn a_guest_is_unmerged_merged_again_and_let_go() {
     let mut one = TestGuest::start(&daemon.socket(), "one", "web");
     let mut two = TestGuest::start(&daemon.socket(), "two", "web");
     let both = || is_merged(&daemon, "one") && is_merged(&daemon, "two");
-    wait_until("all duplicates are merged", both);
+    wait_until(&daemon, "all duplicates are merged", both);
 
     let unmerged = daemon.ask(&["unmerge", "one", "--json"]).json();
-    assert_eq!(unmerged, serde_json::json!({ "guest": "one", "pages": EQUAL_PAGES }));
-    wait_until("the guest is unmerged", || {
+    let expected = serde_json::json!({ "guest": "one", "pages": EQUAL_PAGES });
+    assert_eq!(unmerged, expected, "{}", daemon.log());
+    wait_until(&daemon, "the guest is unmerged", || {
         let status = guest_status(&daemon, "one").unwrap();
         status["state"]["name"] == "unmerged" && status["merged_bytes"] == 0
     });
     one.check();
     // By its process id this time.
     assert_eq!(daemon.ask(&["merge", &one.pid().to_string()]).code, Some(0));
-    wait_until("it is merged again", both);
+    wait_until(&daemon, "it is merged again", both);
 
     assert_eq!(daemon.ask(&["unmanage", "two"]).code, Some(0));
-    assert!(guest_status(&daemon, "two").is_none());
-    wait_until("its agent ends", || two.has_ended());
+    let gone = guest_status(&daemon, "two");
+    assert!(gone.is_none(), "{gone:?} {}", daemon.log());
+    wait_until(&daemon, "its agent ends", || two.has_ended());
     two.write(3);
     two.check();
     one.check();
@@ -137,9 +144,9 @@ fn a_name_is_taken_once() {
     }
     let daemon = TestDaemon::start(&FAST);
     let first = TestGuest::start(&daemon.socket(), "web", "a");
-    wait_until("the first is there", || guest_status(&daemon, "web").is_some());
+    wait_until(&daemon, "the first is there", || guest_status(&daemon, "web").is_some());
     let mut second = TestGuest::start(&daemon.socket(), "web", "b");
-    wait_until("the second is refused", || second.has_ended());
+    wait_until(&daemon, "the second is refused", || second.has_ended());
     second.check();
     assert_eq!(guest_status(&daemon, "web").unwrap()["pid"], first.pid());
 
@@ -164,13 +171,13 @@ fn guests_outlive_daemons_and_are_taken_over() {
     let daemon = TestDaemon::start_at(&socket, &FAST);
     let mut guests = ["one", "two"].map(|name| TestGuest::start(&socket, name, "web"));
     let merged = |daemon: &TestDaemon| is_merged(daemon, "one") && is_merged(daemon, "two");
-    wait_until("all duplicates are merged", || merged(&daemon));
+    wait_until(&daemon, "all duplicates are merged", || merged(&daemon));
     // Killed.
     drop(daemon);
     guests.iter_mut().for_each(TestGuest::check);
 
     let mut daemon = TestDaemon::start_at(&socket, &FAST);
-    wait_until("the next daemon has taken them over", || merged(&daemon));
+    wait_until(&daemon, "the next daemon has taken them over", || merged(&daemon));
     assert_eq!(domain_status(&daemon, "web")["pages_shared"], EQUAL_PAGES);
     guests.iter_mut().for_each(TestGuest::check);
     // Ended: guests keep what they have.
@@ -178,7 +185,7 @@ fn guests_outlive_daemons_and_are_taken_over() {
     guests.iter_mut().for_each(TestGuest::check);
 
     let mut daemon = TestDaemon::start_at(&socket, &FAST);
-    wait_until("they are back under their names", || merged(&daemon));
+    wait_until(&daemon, "they are back under their names", || merged(&daemon));
     let guest_pids = || guests.iter().map(|guest| guest.pid().cast_signed());
     assert!(guest_pids().all(has_merged_pages));
     assert_eq!(daemon.ask(&["stop", "--unmerge"]).code, Some(0));
@@ -207,21 +214,13 @@ fn guests_of_other_users_are_refused() {
     std::os::unix::fs::chown(&sockets, Some(NOBODY), Some(NOBODY)).unwrap();
     let socket = sockets.join("b.sock");
     let command = daemon_command(&socket, &FAST);
-    let mut child = as_nobody(common::with_program(&command, &program)).spawn().unwrap();
-    wait_until("nobody's daemon listens", || socket.exists());
+    let command = as_nobody(common::with_program(&command, &program));
+    let daemon = TestDaemon::spawn(command, &socket);
 
     // This test's own user, root, whom no file mode keeps out.
     let mut guest = TestGuest::start(&socket, "intruder", "web");
-    wait_until("the guest is refused", || guest.has_ended());
+    wait_until(&daemon, "the guest is refused", || guest.has_ended());
     guest.check();
-    assert!(ps(&socket).as_array().unwrap().is_empty());
-    child.kill().unwrap();
-    child.wait().unwrap();
-}
-
-/// What `bindery ps` says; root may ask every daemon.
-fn ps(socket: &Path) -> Value {
-    let mut command = bindery(["ps", "--json", "--socket"]);
-    command.arg(socket);
-    run(command).json()
+    // Root may ask every daemon.
+    assert!(daemon.ask(&["ps", "--json"]).json().as_array().unwrap().is_empty());
 }

@@ -1,4 +1,5 @@
 //! `bindery scan` on files and processes whose pages are known.
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 mod common;
 

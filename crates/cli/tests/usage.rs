@@ -1,9 +1,11 @@
 //! The command line: help, manuals, and what is wrong with a VMM.
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use common::{bindery, run};
 use serde_json::Value;
@@ -85,6 +87,16 @@ fn vmms_that_cannot_be_preloaded_are_refused() {
     let ended = run_vmm(&vmm);
     assert_eq!(ended.code, Some(7), "{}", ended.err);
     assert!(ended.err.contains("setuid"), "{}", ended.err);
+
+    std::fs::set_permissions(&vmm, PermissionsExt::from_mode(0o755)).unwrap();
+    let capable = Command::new("setcap").args(["cap_net_admin=ep"]).arg(&vmm).status();
+    if capable.is_ok_and(|status| status.success()) {
+        let ended = run_vmm(&vmm);
+        assert_eq!(ended.code, Some(7), "{}", ended.err);
+        assert!(ended.err.contains("file capabilities"), "{}", ended.err);
+    } else {
+        eprintln!("SKIPPED: a VMM with file capabilities: only root can make one, with setcap");
+    }
 
     // An ELF file with no program header at all: none that names a dynamic linker.
     let mut elf = b"\x7fELF\x02\x01\x01".to_vec();

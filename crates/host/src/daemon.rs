@@ -10,6 +10,7 @@
 mod control;
 mod guests;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -176,6 +177,7 @@ impl Daemon {
 
     /// Takes connections until told to stop.
     fn accept_all(&self) -> io::Result<()> {
+        let mut reserve = Reserve::default();
         loop {
             let mut ready = [false; 2];
             let fds = [self.endpoint.as_fd(), self.stop.as_fd()];
@@ -183,6 +185,7 @@ impl Daemon {
             if ready[1] {
                 return Ok(());
             }
+            reserve.fill();
             match socket::accept(&self.endpoint).and_then(|stream| self.shared.attend(stream)) {
                 Ok(()) => self.shared.is_short.store(false, Ordering::Relaxed),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -191,10 +194,33 @@ impl Daemon {
                     if !self.shared.is_short.swap(true, Ordering::Relaxed) {
                         tracing::error!("cannot take a connection: {error}");
                     }
+                    if reserve.spend()
+                        && let Ok(stream) = socket::accept(&self.endpoint)
+                    {
+                        self.shared.attend_in_need(stream);
+                    }
                     thread::sleep(SHORTAGE_PAUSE);
                 }
             }
         }
+    }
+}
+
+/// One descriptor kept for the operator who asks why guests are turned away.
+#[derive(Default)]
+struct Reserve(Option<File>);
+
+impl Reserve {
+    fn fill(&mut self) {
+        if self.0.is_none() {
+            // None to be had: it is tried again with the next connection.
+            self.0 = File::open("/dev/null").ok();
+        }
+    }
+
+    /// Frees the descriptor. False if there is none.
+    fn spend(&mut self) -> bool {
+        self.0.take().is_some()
     }
 }
 
@@ -205,24 +231,33 @@ impl Shared {
         spawn_without_signals("connection", move || shared.greet(stream)).map(drop)
     }
 
+    /// Serves an operator with the last descriptor that there is. A guest needs more, and tries
+    /// again.
+    fn attend_in_need(self: &Arc<Self>, stream: OwnedFd) {
+        let shared = Arc::clone(self);
+        let served = spawn_without_signals("connection", move || {
+            if let Some((peer, first)) = introduce(&stream)
+                && first != MAGIC[0]
+            {
+                shared.serve_operator(&stream, peer);
+            }
+        });
+        if let Err(error) = served {
+            tracing::error!("cannot serve an operator: {error}");
+        }
+    }
+
     /// Finds out what a connection is, and serves it.
     fn greet(&self, stream: OwnedFd) {
-        let Ok(peer) = socket::peer(&stream) else { return };
-        let mut first = [0; MAGIC.len()];
-        match socket::wait_readable(&stream, GREETING_PATIENCE) {
-            Ok(true) => {}
-            _ => return,
+        let Some((peer, first)) = introduce(&stream) else { return };
+        if first != MAGIC[0] {
+            return self.serve_operator(&stream, peer);
         }
-        let Ok(count) = socket::peek(&stream, &mut first) else { return };
-        if count > 0 && first[0] == MAGIC[0] {
-            // The shim sends its magic in one piece, and no descriptor with it.
-            let mut magic = [0; MAGIC.len()];
-            let taken = socket::receive(&stream, &mut magic, &mut Vec::new());
-            if taken.is_ok_and(|taken| taken == MAGIC.len()) && magic == MAGIC {
-                self.serve_guest(stream, peer);
-            }
-        } else if count > 0 {
-            self.serve_operator(&stream, peer);
+        // The shim sends its magic in one piece, and no descriptor with it.
+        let mut magic = [0; MAGIC.len()];
+        let taken = socket::receive(&stream, &mut magic, &mut Vec::new());
+        if taken.is_ok_and(|taken| taken == MAGIC.len()) && magic == MAGIC {
+            self.serve_guest(stream, peer);
         }
     }
 
@@ -242,4 +277,15 @@ impl Shared {
         }
         self.operators.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Who a peer is, and the first byte that it sends; `None` if it sends nothing.
+fn introduce(stream: &OwnedFd) -> Option<(Peer, u8)> {
+    let peer = socket::peer(stream).ok()?;
+    if !socket::wait_readable(stream, GREETING_PATIENCE).ok()? {
+        return None;
+    }
+    let mut first = [0];
+    let count = socket::peek(stream, &mut first).ok()?;
+    (count > 0).then_some((peer, first[0]))
 }

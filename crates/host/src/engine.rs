@@ -4,7 +4,7 @@
 //! A domain of the merge engine has a name; here it is a user and a name. The two are joined by
 //! [`domain_key`], in which no name can be mistaken for another user's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -46,10 +46,18 @@ pub(crate) enum EngineError {
     },
 }
 
-/// The merge engine and the guests that are connected.
+/// The merge engine and the guests that it has.
 pub(crate) struct Engine {
     merge: bindery_merge::Engine,
-    guests: Mutex<BTreeMap<u32, Arc<Guest>>>,
+    guests: Mutex<Guests>,
+}
+
+#[derive(Default)]
+struct Guests {
+    connected: BTreeMap<u32, Arc<Guest>>,
+    /// Those whose connection has ended without their stepping aside, as long as the engine knows
+    /// them.
+    lost: BTreeSet<u32>,
 }
 
 impl Engine {
@@ -62,8 +70,8 @@ impl Engine {
         Self { merge: bindery_merge::Engine::new(settings), guests: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Guest>>> {
-        // Each change is one insertion or removal: a panic elsewhere leaves the map whole.
+    fn lock(&self) -> MutexGuard<'_, Guests> {
+        // Each change is an insertion or a removal: a panic elsewhere leaves the maps whole.
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,13 +123,24 @@ impl Engine {
             slots: grant.slots(),
         })?;
         self.merge.add_guest(&grant, Arc::<Guest>::clone(&guest));
-        self.lock().insert(id, Arc::clone(&guest));
+        self.lock().connected.insert(id, Arc::clone(&guest));
         Ok(guest)
     }
 
     /// Takes out a guest whose connection has ended.
     pub(crate) fn remove(&self, id: u32) {
-        self.lock().remove(&id);
+        let status = self.merge.status();
+        let mut guests = self.lock();
+        let known = |id: &u32| {
+            let mut guests = status.domains.iter().flat_map(|domain| &domain.guests);
+            guests.any(|guest| guest.id == *id)
+        };
+        guests.lost.retain(known);
+        let left = guests.connected.remove(&id);
+        if left.is_some_and(|guest| !guest.has_released()) {
+            guests.lost.insert(id);
+        }
+        drop(guests);
         self.merge.remove_guest(id);
     }
 
@@ -139,7 +158,7 @@ impl Engine {
 
     /// Asks a guest to step aside. Its own thread hears when it has.
     pub(crate) fn release(&self, id: u32) -> Result<(), EngineError> {
-        let guest = self.lock().get(&id).cloned().ok_or(EngineError::Gone)?;
+        let guest = self.lock().connected.get(&id).cloned().ok_or(EngineError::Gone)?;
         Ok(guest.release()?)
     }
 
@@ -159,7 +178,10 @@ impl Engine {
     /// come back.
     pub(crate) fn guests(&self) -> Vec<GuestStatus> {
         let status = self.merge.status();
-        let connected = self.lock().clone();
+        let (connected, lost) = {
+            let guests = self.lock();
+            (guests.connected.clone(), guests.lost.clone())
+        };
         let mut known: BTreeMap<u32, _> = status
             .domains
             .iter()
@@ -174,9 +196,10 @@ impl Engine {
             })
             .collect();
         let pids: Vec<i32> = guests.iter().map(|guest| guest.pid).collect();
-        let lost = known
-            .into_values()
-            .filter(|guest| guest.state == GuestState::Disconnected && !pids.contains(&guest.pid));
+        let lost = known.into_values().filter(|guest| {
+            let is_back = pids.contains(&guest.pid);
+            guest.state == GuestState::Disconnected && lost.contains(&guest.id) && !is_back
+        });
         guests.extend(lost.map(report::guest));
         guests.sort_by(|a, b| a.name.cmp(&b.name));
         guests

@@ -3,7 +3,8 @@
 #![allow(dead_code, reason = "each test program uses its own part of this module")]
 
 use std::ffi::OsStr;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -48,6 +49,7 @@ pub(crate) fn run(mut command: Command) -> Ended {
 /// A daemon on a socket of its own, killed when dropped.
 pub(crate) struct TestDaemon {
     socket: PathBuf,
+    log: File,
     child: Child,
     /// Made for this daemon's socket, if it was.
     directory: Option<tempfile::TempDir>,
@@ -64,8 +66,15 @@ impl TestDaemon {
 
     /// Starts a daemon on the socket at `socket` and waits until it answers.
     pub(crate) fn start_at(socket: &Path, arguments: &[&str]) -> Self {
-        let child = daemon_command(socket, arguments).spawn().unwrap();
-        let daemon = Self { socket: socket.into(), child, directory: None };
+        Self::spawn(daemon_command(socket, arguments), socket)
+    }
+
+    /// Starts a daemon by a command line that has it listen on `socket`, and waits until it answers.
+    pub(crate) fn spawn(mut command: Command, socket: &Path) -> Self {
+        let log = tempfile::tempfile().unwrap();
+        command.stderr(log.try_clone().unwrap());
+        let child = command.spawn().unwrap();
+        let daemon = Self { log, socket: socket.into(), child, directory: None };
         let deadline = Instant::now() + PATIENCE;
         while daemon.ask(&["status"]).code != Some(0) {
             assert!(Instant::now() < deadline, "the daemon never answered");
@@ -80,6 +89,13 @@ impl TestDaemon {
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.socket.clone()
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        let mut text = vec![0; self.log.metadata().unwrap().len() as usize];
+        self.log.read_exact_at(&mut text, 0).unwrap();
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// The directory that its socket is in.
