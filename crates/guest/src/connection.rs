@@ -56,6 +56,9 @@ pub trait Connection: Send + Sync {
     /// [`GuestError`] of a connection that failed.
     fn settle(&self) -> Result<bool, GuestError>;
 
+    /// Ends the connection. The guest sees it, goes on as it is, and looks for a daemon again.
+    fn close(&self);
+
     /// Whether it has given everything back (`unmanage`): all its pages are private.
     fn has_released(&self) -> bool;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bindery_space::wire::channel::Channel;
 use bindery_space::wire::control::{FromDaemon, FromShim, Region, StoreId};
 use bindery_sys::pidfd::PeerProcess;
-use bindery_sys::socket::wait_readable;
+use bindery_sys::socket::{shutdown, wait_readable};
 use std::os::fd::AsFd;
 
 use crate::{
@@ -177,6 +177,11 @@ impl Connection for Guest {
 
     fn settle(&self) -> Result<bool, GuestError> {
         self.lanes.settle()
+    }
+
+    fn close(&self) {
+        // It fails if the guest has closed its own end: then there is nobody to be told.
+        let _ = shutdown(&self.watch);
     }
 
     fn has_released(&self) -> bool {

@@ -407,6 +407,10 @@ impl Connection for ModelGuest {
         self.lanes.settle()
     }
 
+    fn close(&self) {
+        self.set_line(Line::Closed);
+    }
+
     fn has_released(&self) -> bool {
         false
     }

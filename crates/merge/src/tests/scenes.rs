@@ -114,6 +114,36 @@ fn a_stopped_guest_disturbs_nobody_and_is_used_again() {
 }
 
 #[test]
+fn an_answer_to_a_merge_that_never_came_is_asked_for() {
+    let mut merged = Vec::new();
+    for others in 0..8 {
+        let mut scene = Scene::new(Settings::default());
+        // Each run gives the last guest another seed: it stops before its merge, or after it.
+        (0..others).for_each(|_| drop(scene.guest("b", 1, |_| 1)));
+        let (one, _) = scene.guest("a", 100, |page| u64::from(page + 1));
+        let (two, _) = scene.guest("a", 100, |page| u64::from(page + 1));
+        scene.periods(2);
+        two.process().requests.clear();
+        two.process().fails_in = Some((3, Line::Stalled));
+        scene.periods(1);
+        assert_eq!(two.process().requests, ["lost", "scan", "digest", "merge"]);
+        merged.push(two.merged().len());
+        // Nobody else maps the slots any more: the stopped guest alone keeps them.
+        (0..100).for_each(|page| one.process().write(page, 900 + u64::from(page)));
+        scene.periods(3);
+        two.set_line(Line::Open);
+        scene.periods(2);
+        assert_eq!(two.merged().len(), merged[merged.len() - 1]);
+        (0..100).for_each(|page| one.process().write(page, u64::from(page + 1)));
+        scene.periods(9);
+        assert_eq!((one.merged().len(), two.merged().len()), (100, 100));
+    }
+    merged.sort_unstable();
+    merged.dedup();
+    assert_eq!(merged, [0, 100], "it stopped before and after the merge");
+}
+
+#[test]
 fn what_a_lost_guest_maps_stays_until_its_process_ends() {
     let mut scene = Scene::new(Settings::default());
     let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
@@ -273,6 +303,8 @@ fn a_guest_that_reports_slots_that_nobody_has_is_dropped() {
     scene.engine.run_period();
     let state = scene.status_of(&liar).state;
     assert_eq!(state, GuestState::Disconnected);
+    scene.engine.run_period();
+    assert_eq!(liar.line(), Line::Closed, "it is told");
     assert_eq!(scene.status_of(&one).state, GuestState::Merging);
 }
 
