@@ -1,5 +1,6 @@
 //! Programs of the tests in C, built once, and run with the shim in front.
 
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -24,9 +25,10 @@ pub(crate) fn build(name: &str, before: &[&str], after: &[&str]) -> PathBuf {
         Err(_) => vec![path.with_extension("c")],
     };
     let sources = sources.iter().filter(|path| path.extension().is_some_and(|kind| kind == "c"));
-    // A name of its own for each call: tests build at the same time.
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory").keep();
-    let program = directory.join(name);
+    // Tests build at the same time: each in a directory of its own, and then into its place.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let directory = tempfile::tempdir_in(target).expect("directory");
+    let program = directory.path().join(name);
     let built = Command::new("cc")
         .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .arg(&program)
@@ -36,7 +38,10 @@ pub(crate) fn build(name: &str, before: &[&str], after: &[&str]) -> PathBuf {
         .output()
         .expect("a C compiler");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    program
+    let variant = BuildHasherDefault::<DefaultHasher>::default().hash_one(before);
+    let place = target.join(format!("{name}-{variant:x}"));
+    std::fs::rename(program, &place).expect("the same file system");
+    place
 }
 
 /// A program that runs with the shim in front. Killed if the test ends before it does.
