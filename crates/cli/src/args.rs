@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// The daemon's socket [default: /run/bindery/bindery.sock for root, otherwise
-    /// $XDG_RUNTIME_DIR/bindery.sock or /tmp/bindery-<uid>/bindery.sock]
+    /// $XDG_RUNTIME_DIR/bindery.sock or /tmp/bindery-UID/bindery.sock]
     #[arg(long, env = SOCKET_VARIABLE, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print JSON instead of text

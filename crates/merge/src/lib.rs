@@ -10,7 +10,7 @@
 //! - **Domains share nothing** with each other: each has its own secret, index and store.
 //! - **A slot that may be mapped is never written, punched or given out again.** References are
 //!   taken before a guest is asked to map and given back when it has said that it does not
-//!   ([`Slots`](slots)); when it says nothing, they stay (`resync`); when its connection fails, they
+//!   (`slots`); when it says nothing, they stay (`resync`); when its connection fails, they
 //!   stay until its process has ended.
 //! - **A guest that lies, stops or dies** disturbs no other: it is left alone, and whatever it said
 //!   about a content is checked by who depends on it.

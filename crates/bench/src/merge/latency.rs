@@ -1,7 +1,7 @@
 //! How long a guest's process waits for its own memory: the first write to a page that is merged,
 //! and reads of pages while they are being merged.
 //!
-//! Concurrency: a [`Watch`] only reads; whoever writes meanwhile races with it by intent, and so
+//! Concurrency: a `Watch` only reads; whoever writes meanwhile races with it by intent, and so
 //! all accesses here are volatile accesses of one byte.
 
 use std::{
