@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
+use crate::interrupt;
+
 pub use self::table::{Table, significant};
 
 /// One number that a run cost, for example `("time", "ns/page", 141.0)`.
@@ -173,7 +175,7 @@ pub fn interleave(rounds: usize, contenders: &mut [Contender<'_>]) -> Result<Vec
 /// away. `run` is told whose turn it is, by the position of the name.
 ///
 /// # Errors
-/// As [`interleave`], and the first run that fails ends it.
+/// As [`interleave`], and the first run that fails ends it, as do `SIGINT` and `SIGTERM`.
 pub fn take_turns(
     rounds: usize,
     names: &[String],
@@ -182,8 +184,10 @@ pub fn take_turns(
     ensure!(rounds > 0, "a measurement needs at least one round");
     ensure!(!names.is_empty(), "a measurement needs at least one contender");
     let mut runs: Vec<Vec<Measured>> = vec![Vec::with_capacity(rounds); names.len()];
+    interrupt::catch()?;
     for round in 0..rounds {
         for turn in 0..names.len() {
+            interrupt::check()?;
             let who = (round + turn) % names.len();
             runs[who].push(run(who)?);
         }

@@ -7,7 +7,6 @@
 use std::{
     fmt,
     path::PathBuf,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -18,6 +17,7 @@ use crate::{
     crowd::Crowd,
     engine::{Engine, KsmPace, Merger},
     harness::{median, significant},
+    interrupt,
     merge::{
         dataset::{Content, Dataset},
         wait_until_merged,
@@ -65,6 +65,7 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     let bindery = Engine::Bindery { workers: 1, period: PERIOD, program: options.program.clone() };
     let (mut ksm_us, mut bindery_us) = (Vec::new(), Vec::new());
+    interrupt::catch()?;
     for _ in 0..options.rounds {
         ksm_us.push(scan_cpu_us(&Engine::Ksm(KsmPace::FullSpeed), &dataset, options)?);
         bindery_us.push(scan_cpu_us(&bindery, &dataset, options)?);
@@ -106,7 +107,7 @@ fn wait_for_scans(merger: &Merger, scans: u64) -> Result<()> {
     let (started, until) = (Instant::now(), merger.full_scans()? + scans);
     while merger.full_scans()? < until {
         ensure!(started.elapsed() < PATIENCE, "{scans} scans took longer than {PATIENCE:?}");
-        thread::sleep(Duration::from_millis(20));
+        interrupt::rest(Duration::from_millis(20))?;
     }
     Ok(())
 }

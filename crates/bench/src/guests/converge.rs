@@ -1,9 +1,6 @@
 //! One contender's run: guests booted, at rest, merged until nothing more is found.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bindery_testkit::machine::{MemorySnapshot, drop_caches};
@@ -13,6 +10,7 @@ use super::{Options, fleet::Fleet};
 use crate::{
     engine::{Engine, Merger},
     harness::Measured,
+    interrupt,
 };
 
 /// An engine that still gains by then never comes to rest.
@@ -106,7 +104,7 @@ fn watch(merger: &Merger, fleet: &Fleet) -> Result<Vec<Sample>> {
             "merging has not come to rest after {PATIENCE:?}: {saved_pages} pages saved in {scans} \
              scans"
         );
-        thread::sleep(INTERVAL);
+        interrupt::rest(INTERVAL)?;
     }
 }
 

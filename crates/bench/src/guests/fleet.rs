@@ -14,7 +14,7 @@ use bindery_testkit::{
 };
 use bindery_units::ByteCount;
 
-use crate::engine::Merger;
+use crate::{engine::Merger, interrupt};
 
 /// Booting takes three seconds of CPU time; many guests share few cores.
 const BOOT_PATIENCE: Duration = Duration::from_secs(180);
@@ -88,6 +88,7 @@ impl Fleet {
                 starting.push((kind, guest));
             }
             for (kind, mut guest) in starting {
+                interrupt::check()?;
                 let boot = guest.wait_ready(BOOT_PATIENCE)?;
                 let pid = guest.pid().context("a guest that is up has a process")?;
                 members.push(Member { guest, kind, boot, pid });
@@ -111,7 +112,7 @@ impl Fleet {
         let start = Instant::now();
         let (mut since, mut level) = (start, 0.0);
         while start.elapsed() < SETTLE_PATIENCE && since.elapsed() < QUIET {
-            thread::sleep(Duration::from_millis(500));
+            interrupt::rest(Duration::from_millis(500))?;
             let resident = self.resident()?.0 as f64;
             if resident > level * (1.0 + GROWTH) {
                 (since, level) = (Instant::now(), resident);

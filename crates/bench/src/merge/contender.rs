@@ -2,7 +2,6 @@
 
 use std::{
     path::Path,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -14,6 +13,7 @@ use crate::{
     crowd::Crowd,
     engine::{Engine, Merger},
     harness::Measured,
+    interrupt,
 };
 
 /// A contender that has not merged 98% by then has failed.
@@ -32,7 +32,7 @@ pub(crate) fn wait_until_merged(merger: &Merger, dataset: &Dataset) -> Result<()
             return Ok(());
         }
         ensure!(started.elapsed() < PATIENCE, "{saved} of {enough} pages saved in {PATIENCE:?}");
-        thread::sleep(Duration::from_millis(10));
+        interrupt::rest(Duration::from_millis(10))?;
     }
 }
 
@@ -46,7 +46,7 @@ pub(super) fn converge(engine: &Engine, dataset: &Dataset, program: &Path) -> Re
     wait_until_merged(&merger, dataset)?;
     let (time, cpu_time) = (wall.elapsed(), merger.cpu_time(&crowd)?.saturating_sub(cpu));
     // What is left of the work ends by itself; memory is compared when both are done.
-    thread::sleep(Duration::from_millis(500));
+    interrupt::rest(Duration::from_millis(500))?;
     let used_after = used_memory()?;
     let (saved, metadata) = (merger.pages_saved()?, merger.metadata()?);
     merger.pause()?;

@@ -1,6 +1,6 @@
 //! How long a plain process waits for memory that is merged, or being merged.
 
-use std::{path::Path, thread, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 
@@ -8,6 +8,7 @@ use crate::{
     crowd::Crowd,
     engine::{Engine, Merger},
     harness::Measured,
+    interrupt,
     merge::{
         dataset::{Content, Dataset},
         latency::Latencies,
@@ -31,7 +32,7 @@ pub(super) fn run(engine: &Engine, program: &Path) -> Result<Measured> {
     if !matches!(engine, Engine::Neither) {
         wait_until_merged(&merger, &DATASET)?;
     }
-    thread::sleep(WATCHED);
+    interrupt::rest(WATCHED)?;
     let reads = latencies(&crowd.ask_one(0, "watched")?)?;
     // In KSM's favour: at full speed it would take a CPU from the writer and break what it writes.
     merger.pause()?;
