@@ -12,8 +12,10 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use bindery_units::{HostAddress, PAGE_SHIFT};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// The most spans that one [`read_memory`] takes: the kernel's `UIO_MAXIOV`.
@@ -43,6 +45,20 @@ pub fn raise_open_files() -> io::Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     Ok(setrlimit(Resource::Nofile, limit)?)
+}
+
+/// Whether the program at `path` has file capabilities (capabilities(7)): the kernel then has the
+/// dynamic linker distrust its environment, as for a setuid program.
+///
+/// # Errors
+/// As getxattr(2). That the file or its file system has none is `Ok(false)`.
+pub fn has_file_capabilities(path: &Path) -> io::Result<bool> {
+    let none = [Errno::NODATA, Errno::NOTSUP];
+    match rustix::fs::getxattr(path, c"security.capability", &mut [0; 64]) {
+        Ok(bytes) => Ok(bytes > 0),
+        Err(error) if none.contains(&error) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Consecutive bytes in another process.
