@@ -20,7 +20,7 @@
 //! | `Stray` | the same | never to be merged | `Private` by a discard |
 //! | `Bound` | the store's page or a copy, not protected | merged | `Discarded` by a discard |
 //!
-//! Only the holder of a page ([`held`](crate::held)) changes its entry, but for one step: whoever
+//! Only the holder of a page (`held`) changes its entry, but for one step: whoever
 //! reports a loss takes the `…Lost` marks away by compare-and-swap.
 
 use bindery_units::Slot;
