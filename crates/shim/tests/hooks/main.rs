@@ -108,7 +108,7 @@ fn the_daemon_hears_of_memory_that_comes_and_goes() {
     let guest = peer.accept();
     assert_eq!(region(&guest).pages.count, 512);
     assert_eq!(guest.identity().name, "little-vmm");
-    assert!(guest.identity().command.ends_with("vmm anonymous unmergeable-then-wait"));
+    assert!(guest.identity().command.ends_with(" anonymous unmergeable-then-wait"));
     vmm.send("go");
     wait_until(&guest, <[_]>::is_empty);
     assert_eq!(vmm.go().said, "ok");
