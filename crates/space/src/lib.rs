@@ -52,7 +52,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -97,6 +97,8 @@ struct Core {
     managing: Mutex<()>,
     held: Held,
     stores: RwLock<[Option<Arc<StoreView>>; STORE_MAX as usize + 1]>,
+    /// The store attached last, 0 before there is any: the one that pages are merged with.
+    current_store: AtomicU8,
     budget: Budget,
     /// A page of zeros, for copying.
     zeros: Mapping,
@@ -163,6 +165,7 @@ impl Space {
             managing: Mutex::new(()),
             held: Held::new(),
             stores: RwLock::new([const { None }; STORE_MAX as usize + 1]),
+            current_store: AtomicU8::new(0),
             budget: Budget::new().map_err(StartError::Resources)?,
             zeros: Mapping::anonymous(PAGE_BYTES).map_err(StartError::Resources)?,
             breaks: AtomicU32::new(0),
@@ -263,6 +266,8 @@ impl Space {
                 Some(old) if Arc::strong_count(old) > 1 => {}
                 _ => {
                     *place = Some(view);
+                    // Relaxed: written and read under the lock.
+                    self.core.current_store.store(id.0, Ordering::Relaxed);
                     return Ok(());
                 }
             }
@@ -278,12 +283,7 @@ impl Space {
     /// When descriptors run out.
     pub fn stores_in_use(&self) -> io::Result<Vec<(StoreId, OwnedFd)>> {
         let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
-        for place in stores.iter_mut() {
-            // Whoever maps slots holds the store meanwhile, and got it under this lock.
-            if place.as_ref().is_some_and(|s| !s.is_mapped() && Arc::strong_count(s) == 1) {
-                *place = None;
-            }
-        }
+        stores.iter_mut().for_each(store::forget_unused);
         let in_use = stores.iter().flatten();
         in_use.map(|store| Ok((store.id, store.file().try_clone_to_owned()?))).collect()
     }

@@ -67,7 +67,35 @@ impl StoreView {
     }
 }
 
+/// Forgets a store that no page is merged with. Whoever maps slots holds the store meanwhile, and got
+/// it under the lock that the caller has.
+pub(crate) fn forget_unused(place: &mut Option<Arc<StoreView>>) {
+    if place.as_ref().is_some_and(is_unused) {
+        *place = None;
+    }
+}
+
+fn is_unused(store: &Arc<StoreView>) -> bool {
+    !store.is_mapped() && Arc::strong_count(store) == 1
+}
+
 impl Core {
+    /// Forgets the stores of daemons that ended, once no page is merged with them: their memory is
+    /// held for as long as anybody knows them.
+    pub(crate) fn forget_old_stores(&self) {
+        // Relaxed: read under the lock that it is written under.
+        let is_old = |id: usize| id != usize::from(self.current_store.load(Ordering::Relaxed));
+        let stores = self.stores.read().unwrap_or_else(PoisonError::into_inner);
+        let places = || stores.iter().enumerate();
+        if !places().any(|(id, place)| is_old(id) && place.as_ref().is_some_and(is_unused)) {
+            return;
+        }
+        drop(stores);
+        let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
+        let old = stores.iter_mut().enumerate().filter(|(id, _)| is_old(*id));
+        old.for_each(|(_, place)| forget_unused(place));
+    }
+
     pub(crate) fn store(&self, id: StoreId) -> Option<Arc<StoreView>> {
         let stores = self.stores.read().unwrap_or_else(PoisonError::into_inner);
         stores.get(id.0 as usize)?.clone()

@@ -125,9 +125,10 @@ impl Worker {
     }
 
     /// Merged pages that came back since this was asked last, into `lost` until it has `max`
-    /// elements. Whether there are more.
+    /// elements. Whether there are more. Old stores that no page is left in are forgotten.
     pub fn lost(&mut self, lost: &mut Vec<Lost>, max: usize) -> bool {
         self.staging.empty();
+        self.core.forget_old_stores();
         let regions = self.core.regions.read().clone();
         !regions.iter().all(|region| {
             region.take_lost_groups(|pages| {

@@ -1,9 +1,14 @@
 //! The merge primitive, one transition at a time, looked at through the kernel's eyes.
 mod common;
 
+use std::{fs::File, os::unix::fs::MetadataExt};
+
 use bindery_page::DigestKey;
 use bindery_space::Sought;
-use bindery_space::wire::lane::{Run, outcome};
+use bindery_space::wire::{
+    control::StoreId,
+    lane::{Run, outcome},
+};
 use bindery_sys::mapping;
 use bindery_units::{HostAddress, PAGE_BYTES, Slot};
 use common::{Bench, STORE, merged};
@@ -293,4 +298,29 @@ fn mending_joins_what_breaks_left_apart() {
     assert!(worker.mend(bench.all()) < 5, "nothing is left to join");
     bench.fill(450, 9);
     assert!(bench.holds(450, 9));
+}
+
+#[test]
+fn an_old_store_is_forgotten_with_its_last_page() {
+    let Some(bench) = Bench::new(64, 64) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..2 {
+        bench.fill(page, 7);
+        bench.fill_slot(Slot(page), 7);
+    }
+    assert_eq!(bench.merge(&mut worker, 0, 2, Slot(0)), merged(2));
+    let next = bindery_sys::memfd::create("next-store", PAGE_BYTES as u64).expect("memfd");
+    let view = next.try_clone().expect("descriptor");
+    bench.space.attach_store(StoreId(2), view.into(), 1).expect("attach");
+
+    let mut known = |written: u32| {
+        bench.fill(written, 8);
+        assert!(!worker.lost(&mut Vec::new(), 100));
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+        // Other tests of this process have stores of the same name.
+        let inode = |file: &File| format!(" {} ", file.metadata().expect("memfd").ino());
+        [&bench.store, &next].map(|store| maps.lines().any(|line| line.contains(&inode(store))))
+    };
+    assert_eq!(known(0), [true, true], "a page is still merged with the old one");
+    assert_eq!(known(1), [false, true], "nobody knows the old one, and the current one stays");
 }
