@@ -4,6 +4,7 @@ mod crowd;
 mod engine;
 pub mod guests;
 pub mod harness;
+pub mod index;
 mod interrupt;
 pub mod merge;
 pub mod overhead;

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bindery_bench::index::{self, Content as IndexContent};
 use bindery_bench::merge::dataset::{Content, Dataset};
 use bindery_bench::{guests, merge, overhead, page, steady};
 use clap::{Args, Subcommand, ValueEnum};
@@ -17,6 +18,14 @@ use crate::output::{print, print_json};
 pub(crate) enum BenchCommand {
     /// The kernels over one page: zero, equal, digest
     Page(PageArgs),
+    /// Find equal pages: the index, beside hash maps, a radix tree and a tree by memcmp
+    #[command(after_help = "\
+Examples:
+  bindery bench index --rounds 1
+  bindery bench index --keys 1000000,10000000 --threads 1,2,4 --json
+
+Ten million keys take some 8 GiB and half an hour a round.")]
+    Index(IndexArgs),
     /// Merge PageONE's data sets, beside kernel KSM
     #[command(after_help = "\
 Examples:
@@ -55,6 +64,58 @@ pub(crate) struct PageArgs {
     /// Interleaved rounds; medians are shown
     #[arg(long, default_value_t = 9)]
     rounds: usize,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum IndexContentName {
+    Easy,
+    ZeroPrefix,
+    LastWord,
+}
+
+impl From<IndexContentName> for IndexContent {
+    fn from(name: IndexContentName) -> Self {
+        match name {
+            IndexContentName::Easy => Self::Easy,
+            IndexContentName::ZeroPrefix => Self::ZeroPrefix,
+            IndexContentName::LastWord => Self::LastWord,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IndexArgs {
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Numbers of keys
+    #[arg(long, value_delimiter = ',', default_value = "1000000",
+          value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    keys: Vec<u64>,
+    /// Numbers of threads
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4",
+          value_parser = clap::value_parser!(u64).range(1..=256))]
+    threads: Vec<u64>,
+    /// Data sets: PageONE's two, and pages that differ in their last word only
+    #[arg(long, value_delimiter = ',', default_value = "easy,zero-prefix,last-word")]
+    content: Vec<IndexContentName>,
+    /// Operations of each phase after the keys are in; at most half as many as keys
+    #[arg(long, default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    operations: u64,
+}
+
+impl IndexArgs {
+    fn options(&self) -> index::Options {
+        index::Options {
+            contents: self.content.iter().copied().map(IndexContent::from).collect(),
+            keys: self.keys.clone(),
+            threads: self.threads.clone(),
+            rounds: self.rounds,
+            operations: self.operations,
+            ..index::Options::default()
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -179,6 +240,7 @@ pub(crate) fn run(command: &BenchCommand, json: bool) -> Result<(), Failure> {
             let options = page::Options { rounds: arguments.rounds, ..page::Options::default() };
             show(page::run(&options), json)
         }
+        BenchCommand::Index(arguments) => show(index::run(&arguments.options()), json),
         BenchCommand::Merge(arguments) => show(merge::run(&arguments.options()?), json),
         BenchCommand::Steady(arguments) => show(steady::run(&arguments.options()?), json),
         BenchCommand::Guests(arguments) => show(guests::run(&arguments.options()?), json),

@@ -212,7 +212,7 @@ fn delete_beside_reuse_for_another_key() {
 
 #[test]
 fn query_beside_two_inserts() {
-    model(3, || {
+    model(2, || {
         let tree = tree(&[A]);
         let inserts = spawn(&tree, |tree| insert(tree, C).is_some());
         let reader = spawn(&tree, |tree| {
@@ -229,7 +229,7 @@ fn query_beside_two_inserts() {
 
 #[test]
 fn query_beside_insert_and_delete() {
-    model(3, || {
+    model(2, || {
         let tree = tree(&[A, C]);
         let inserts = spawn(&tree, |tree| insert(tree, B).is_some());
         let reader = spawn(&tree, |tree| {
@@ -246,7 +246,7 @@ fn query_beside_insert_and_delete() {
 
 #[test]
 fn query_beside_two_deletes() {
-    model(3, || {
+    model(2, || {
         let tree = tree(&[A, B, C]);
         let deletes = spawn(&tree, |tree| find_and_delete(tree, C));
         let reader = spawn(&tree, |tree| assert!(find(tree, B).is_some(), "it stays"));

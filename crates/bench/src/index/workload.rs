@@ -1,0 +1,236 @@
+//! What a run does: fill, query, a mixture, delete; each on all threads at once.
+//!
+//! Ids come in *rows* of [`CLASSES`], one id a class, and are handled in groups of [`LANES`]. Each
+//! thread has the groups of its own rows, so that what a run computes does not depend on how
+//! threads interleave: pages that are queried are never deleted beside it, nor inserted. Which ids
+//! a group has is scattered, so that pages asked about together are neighbours neither in any
+//! index nor in the caller's tables.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use crate::harness::Measured;
+
+use super::contender::{Contender, Group, LANES, Setting};
+use super::pages::{CLASSES, Page, Pages, scramble};
+
+/// Ids of one kind: `rows` rows from `first_row` on.
+#[derive(Clone, Copy)]
+struct Span {
+    first_row: u64,
+    rows: u64,
+    /// Has no factor in common with `rows`.
+    stride: u64,
+}
+
+impl Span {
+    fn new(first_row: u64, rows: u64) -> Self {
+        // About the golden ratio of the rows, so that neighbours in time are far apart.
+        let start = (rows as f64 * 0.618) as u64 | 1;
+        let stride = (start..).find(|stride| gcd(*stride, rows) == 1).unwrap_or(1);
+        Self { first_row, rows, stride }
+    }
+
+    /// The `number`-th group of the span in a scattered order without repetition, if `number` is
+    /// below the span's groups.
+    fn group(self, number: u64) -> [u64; LANES] {
+        const GROUPS_A_ROW: u64 = (CLASSES / LANES) as u64;
+        let (row, quarter) = (number / GROUPS_A_ROW, number % GROUPS_A_ROW);
+        std::array::from_fn(|lane| {
+            let class = quarter * LANES as u64 + lane as u64;
+            // Each class visits each row once, in an order of its own.
+            let row = (row * self.stride + (scramble(class) >> 32)) % self.rows;
+            (self.first_row + row) * CLASSES as u64 + class
+        })
+    }
+
+    fn groups(self) -> u64 {
+        self.rows * (CLASSES / LANES) as u64
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// How many of what a run does.
+#[derive(Clone, Copy)]
+pub(super) struct Plan {
+    /// Filled in first. The first half is deleted while mixing, the second half is queried, and
+    /// deleted at the end.
+    keys: u64,
+    /// Groups a phase after the filling, over all threads.
+    groups: u64,
+}
+
+impl Plan {
+    /// A plan over `keys` keys, rounded to whole rows, with about `operations` operations in each
+    /// phase after the filling.
+    pub(super) fn new(keys: u64, operations: u64) -> Self {
+        const ROW: u64 = CLASSES as u64;
+        let keys = keys.next_multiple_of(8 * ROW);
+        // A phase never deletes more than half of the keys.
+        Self { keys, groups: operations.next_multiple_of(4 * ROW).min(keys / 2) / LANES as u64 }
+    }
+
+    /// Most keys that are in the index at once, and more.
+    pub(super) fn keys(self) -> u64 {
+        self.keys
+    }
+
+    /// All ids are below this.
+    pub(super) fn ids(self) -> u64 {
+        (self.added().first_row + self.added().rows) * CLASSES as u64
+    }
+
+    fn rows(self) -> u64 {
+        self.keys / CLASSES as u64
+    }
+
+    fn filled(self) -> Span {
+        Span::new(0, self.rows())
+    }
+
+    fn fleeting(self) -> Span {
+        Span::new(0, self.rows() / 2)
+    }
+
+    fn staying(self) -> Span {
+        Span::new(self.rows() / 2, self.rows() / 2)
+    }
+
+    /// Never inserted.
+    fn strange(self) -> Span {
+        Span::new(self.rows(), self.rows())
+    }
+
+    /// Inserted while mixing.
+    fn added(self) -> Span {
+        let rows = (self.groups * LANES as u64 / 4).div_ceil(CLASSES as u64);
+        Span::new(2 * self.rows(), rows)
+    }
+}
+
+/// Runs `plan` on a fresh index with so many threads; figures are millions of operations a second,
+/// over all threads.
+pub(super) fn run<C: Contender>(
+    plan: Plan,
+    setting: &Setting<'_>,
+    threads: u64,
+    index: &C,
+) -> Measured {
+    let (filled, fleeting, staying) = (plan.filled(), plan.fleeting(), plan.staying());
+    let (strange, added) = (plan.strange(), plan.added());
+    let phase = |name, groups: u64, step: &(dyn Fn(&mut Hand<'_>, u64) -> u64 + Sync)| {
+        let (rate, check) = on_threads(setting.pages, threads, groups, step);
+        (name, rate, check)
+    };
+    let phases = [
+        phase("insert", filled.groups(), &|hand, number| {
+            index.insert(&hand.take(filled.group(number)))
+        }),
+        // Half of them are there.
+        phase("query", plan.groups, &|hand, number| {
+            let span = if number % 2 == 0 { staying } else { strange };
+            index.query(&hand.take(span.group(number / 2 % span.groups())))
+        }),
+        // A quarter each: there, not there, new, gone.
+        phase("mixed", plan.groups, &|hand, number| match number % 4 {
+            0 => index.query(&hand.take(staying.group(number / 4))),
+            1 => index.query(&hand.take(strange.group(number / 4))),
+            2 => index.insert(&hand.take(added.group(number / 4))),
+            _ => index.delete(&fleeting.group(number / 4)),
+        }),
+        phase("delete", plan.groups, &|_, number| index.delete(&staying.group(number))),
+    ];
+    let measured = phases
+        .iter()
+        .fold(Measured::default(), |measured, (name, rate, _)| measured.and(name, "Mop/s", *rate));
+    measured.checked(phases.iter().fold(0, |all, (_, _, check)| scramble(all ^ check)))
+}
+
+/// A thread's buffers for pages in hand.
+struct Hand<'a> {
+    pages: &'a Pages,
+    buffers: Vec<Page>,
+}
+
+impl Hand<'_> {
+    /// Writes the pages of `ids` out, each into the buffer of its class.
+    fn take(&mut self, ids: [u64; LANES]) -> Group<'_> {
+        for id in ids {
+            self.pages.take_in_hand(id, &mut self.buffers[Pages::class(id)]);
+        }
+        Group { pages: ids.map(|id| &self.buffers[Pages::class(id)]), ids }
+    }
+}
+
+/// Takes `step` for each of the numbers up to `groups`, dealt out to threads, and gives millions of
+/// operations a second and the sum of what the steps returned. Each thread is timed by itself: the
+/// rate is the sum of the threads' rates, so that one that ends early does not count as idle.
+fn on_threads(
+    pages: &Pages,
+    threads: u64,
+    groups: u64,
+    step: &(dyn Fn(&mut Hand<'_>, u64) -> u64 + Sync),
+) -> (f64, u64) {
+    let barrier = Barrier::new(threads as usize);
+    let work = |thread: u64| {
+        let mut hand = Hand { pages, buffers: pages.buffers() };
+        barrier.wait();
+        let start = Instant::now();
+        // Blocks of eight groups, so that each thread gets of every kind.
+        let own = (0..groups).filter(|number| number / 8 % threads == thread);
+        let (mut steps, mut sum) = (0_u64, 0_u64);
+        for number in own {
+            sum = sum.wrapping_add(step(&mut hand, number));
+            steps += 1;
+        }
+        (start.elapsed(), steps * LANES as u64, sum)
+    };
+    let done: Vec<(Duration, u64, u64)> = std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().map(join).collect()
+    });
+    let rate = |(elapsed, operations, _): &(Duration, u64, u64)| {
+        *operations as f64 / elapsed.as_secs_f64() / 1e6
+    };
+    let check = done.iter().fold(0, |all: u64, (_, _, sum)| all.wrapping_add(*sum));
+    (done.iter().map(rate).sum(), check)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn spans_have_each_of_their_ids_once_and_groups_one_of_each_class() {
+        for rows in [1, 2, 4, 10, 97, 128] {
+            let span = Span::new(7, rows);
+            let groups: Vec<_> = (0..span.groups()).map(|number| span.group(number)).collect();
+            let ids: HashSet<u64> = groups.iter().flatten().copied().collect();
+            assert_eq!(ids.len() as u64, rows * CLASSES as u64);
+            assert!(ids.iter().all(|id| (7..7 + rows).contains(&(id / CLASSES as u64))));
+            for group in groups {
+                let classes: HashSet<usize> = group.iter().map(|id| Pages::class(*id)).collect();
+                assert_eq!(classes.len(), LANES);
+            }
+        }
+    }
+
+    #[test]
+    fn phases_stay_within_their_ids() {
+        for (keys, operations) in [(1, 1), (1000, 300), (5000, 1 << 20)] {
+            let plan = Plan::new(keys, operations);
+            assert!(plan.groups <= plan.staying().groups());
+            assert!(plan.groups.div_ceil(4) <= plan.fleeting().groups());
+            assert!(plan.groups.div_ceil(4) <= plan.added().groups());
+        }
+    }
+}
