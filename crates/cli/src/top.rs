@@ -171,7 +171,11 @@ impl View {
 }
 
 fn draw(snapshot: &Snapshot, view: &View) -> io::Result<()> {
-    let (width, height) = terminal::size()?;
+    let (width, height) = match terminal::size()? {
+        // A terminal that does not know its size.
+        (0, _) | (_, 0) => (80, 24),
+        size => size,
+    };
     let mut out = io::BufWriter::new(io::stdout().lock());
     queue!(out, cursor::MoveTo(0, 0))?;
     for (row, line) in snapshot.lines(view).take(height.into()).enumerate() {
