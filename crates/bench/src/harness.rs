@@ -15,7 +15,7 @@ mod table;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::interrupt;
@@ -189,7 +189,7 @@ pub fn take_turns(
         for turn in 0..names.len() {
             interrupt::check()?;
             let who = (round + turn) % names.len();
-            runs[who].push(run(who)?);
+            runs[who].push(run(who).with_context(|| names[who].clone())?);
         }
     }
     ensure_comparable(names, &runs)?;

@@ -197,7 +197,11 @@ impl Fleet {
 impl Member {
     fn verify(&mut self, digest: Option<&str>) -> Result<()> {
         let complaints = self.guest.kernel_complaints()?;
-        ensure!(complaints.is_empty(), "its kernel says {complaints:?}");
+        ensure!(
+            complaints.is_empty(),
+            "its kernel says {complaints:?}, after:\n{}",
+            self.guest.check("dmesg | grep -B 12 -m 1 'Call Trace' || dmesg | tail -n 12")?
+        );
         let ended = self.guest.run("cat /tmp/work.status")?.stdout;
         ensure!(
             matches!(ended.trim(), "" | "0"),
