@@ -11,7 +11,7 @@ use bindery_units::PageIndex;
 use crate::domain::Domain;
 use crate::links::Link;
 use crate::member::{Member, State};
-use crate::runs::{Merge, RUN_MAPPINGS, cut, cut_zeros, fit, merges_of};
+use crate::runs::{Merge, cut, cut_zeros, fit, mappings, merges_of};
 use crate::settings::MERGE_PAGES;
 use crate::stable::BACK_OFF_MAX;
 
@@ -23,7 +23,7 @@ pub(crate) fn apply(domain: &Domain, member: &Member, outcomes: &mut Vec<u8>) {
     let mut merges = std::mem::take(&mut state.merges);
     zeros.sort_unstable();
     merges.sort_unstable();
-    let mut work = Applying { domain, member, state, outcomes };
+    let mut work = Applying { domain, member, state, outcomes, refused: false };
     let Some(mut lane) = member.lane() else {
         work.put_back(&cut_zeros(&zeros), 0);
         return work.put_back(&cut(&merges), 0);
@@ -39,6 +39,8 @@ struct Applying<'a> {
     member: &'a Member,
     state: &'a mut State,
     outcomes: &'a mut Vec<u8>,
+    /// The guest has said that it has no room for mappings.
+    refused: bool,
 }
 
 impl Applying<'_> {
@@ -54,16 +56,18 @@ impl Applying<'_> {
             self.put_back(&runs, 0);
             return Err(error);
         }
-        self.state.mappings_short = false;
         // The first answer of this period has said how many mappings there are.
         self.member.take_gauges(lane, self.state);
         let room = self.state.mappings_max.saturating_sub(self.state.mappings);
-        let rest = fit(&mut runs, room);
-        if !rest.is_empty() {
-            self.state.mappings_short = true;
-            self.put_back(&rest, BACK_OFF_MAX);
-        }
-        self.request(lane, &runs)
+        let slot_at = |page| match self.member.links.get(page) {
+            Link::Merged(slot) => Some(slot),
+            _ => None,
+        };
+        let rest = fit(&mut runs, room, |run| mappings(run, slot_at));
+        self.put_back(&rest, BACK_OFF_MAX);
+        let result = self.request(lane, &runs);
+        self.state.mappings_short = self.refused || !rest.is_empty();
+        result
     }
 
     /// Sends runs, some at a time. Those that are not sent after an error are put back.
@@ -80,7 +84,7 @@ impl Applying<'_> {
             self.state.doubt.merged = false;
             self.take_outcomes(some);
             rest = later;
-            if self.state.mappings_short {
+            if self.refused {
                 self.put_back(rest, BACK_OFF_MAX);
                 return Ok(());
             }
@@ -129,7 +133,7 @@ impl Applying<'_> {
 
     /// A page was not merged: when is it to be looked at again?
     fn left_private(&mut self, page: PageIndex, outcome: u8) {
-        let State { stable, counts, mappings_short, .. } = &mut *self.state;
+        let State { stable, counts, .. } = &mut *self.state;
         match outcome {
             outcome::DIFFERENT => {
                 // Written since it was digested: the next scan tells, and it counts as a break,
@@ -147,7 +151,7 @@ impl Applying<'_> {
                 stable.tell_after_back_off(page);
             }
             outcome::NO_MAPPINGS => {
-                *mappings_short = true;
+                self.refused = true;
                 stable.tell_again(page, BACK_OFF_MAX);
             }
             _ => {
@@ -184,5 +188,5 @@ fn batch(runs: &[Run]) -> usize {
 const _: () = {
     use bindery_space::wire::lane::{MERGE_PAGES_MAX, MERGE_RUNS_MAX, RUN_PAGES_MAX};
     assert!(MERGE_PAGES <= MERGE_PAGES_MAX && MERGE_PAGES <= MERGE_RUNS_MAX);
-    assert!(RUN_PAGES_MAX as usize <= MERGE_PAGES && RUN_MAPPINGS > 0);
+    assert!(RUN_PAGES_MAX as usize <= MERGE_PAGES);
 };

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bindery_guest::Fetched;
 use bindery_index::{Handle, pin};
 use bindery_space::wire::lane::FETCH_PAGES_MAX;
-use bindery_units::Slot;
+use bindery_units::{PAGE_BYTES, Slot};
 
 use crate::domain::{Domain, locked_mut};
 use crate::entry::Entry;
+use crate::headroom::headroom_bytes;
 use crate::links::Link;
 use crate::plan::{self, Class, Join};
 use crate::pressure::Shortage;
@@ -23,6 +24,17 @@ use crate::workers::Workers;
 
 /// Guests that a content is asked of, one after the other, before it is given up.
 const HOMES_MAX: usize = 3;
+
+/// Memory that the store leaves to the daemon itself. The kernel does not refuse what is beyond a
+/// cgroup's limit: it ends the process.
+const RESERVE_BYTES: u64 = 4 << 20;
+
+/// How many canonical pages there is memory for.
+fn pages_to_spare() -> usize {
+    let own = std::process::id().cast_signed();
+    let bytes = headroom_bytes(own).map_or(u64::MAX, |bytes| bytes.saturating_sub(RESERVE_BYTES));
+    usize::try_from(bytes / PAGE_BYTES as u64).unwrap_or(usize::MAX)
+}
 
 /// The classes of a round, in order of their homes; the first of them have slots.
 pub(crate) struct Plan {
@@ -50,7 +62,11 @@ impl Plan {
     /// Copies the contents into the store, from other guests where homes fail. A phase of its own,
     /// or several.
     pub(crate) fn fill(&mut self, domain: &Domain, workers: &Workers) {
-        let mut missing: Vec<usize> = (0..self.slots.len()).collect();
+        if self.slots.is_empty() {
+            return;
+        }
+        let affordable = self.slots.len().min(pages_to_spare());
+        let mut missing: Vec<usize> = (0..affordable).collect();
         for _ in 0..HOMES_MAX {
             let homes = missing.chunk_by(|a, b| self.home_of(*a) == self.home_of(*b));
             let requests: Vec<&[usize]> =
@@ -61,6 +77,10 @@ impl Plan {
             missing.retain(|class| !self.is_filled(*class));
             missing.retain(|class| self.try_next_home(*class));
             missing.sort_by_key(|class| self.home_of(*class));
+        }
+        if affordable < self.slots.len() {
+            tracing::debug!("memory for canonical pages is short: merging pauses");
+            domain.note_shortage(Shortage::Memory);
         }
     }
 

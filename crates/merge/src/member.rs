@@ -15,6 +15,7 @@ use bindery_units::{PageIndex, PageRange};
 
 use crate::links::{Link, Links};
 use crate::runs::Merge;
+use crate::settings::MEND_BREAKS;
 use crate::stable::Stable;
 use crate::status::{Counts, GuestState, GuestStatus};
 
@@ -67,6 +68,8 @@ pub(crate) struct State {
     pub(crate) unmerged: bool,
     pub(crate) mappings_short: bool,
     pub(crate) unmended_breaks: u64,
+    /// Breaks after which mending is worth another try.
+    pub(crate) mend_after: u64,
     pub(crate) counts: Counts,
     pub(crate) mappings: u32,
     pub(crate) mappings_min: Option<u32>,
@@ -100,7 +103,7 @@ impl Member {
             number,
             connection,
             links: Links::default(),
-            state: Mutex::new(State { doubt, ..State::default() }),
+            state: Mutex::new(State { doubt, mend_after: MEND_BREAKS, ..State::default() }),
             health: AtomicU8::new(Health::Well as u8),
             digested: AtomicU64::new(0),
             linked: Default::default(),

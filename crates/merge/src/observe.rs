@@ -13,7 +13,9 @@ use crate::domain::Domain;
 use crate::links::Link;
 use crate::member::{Member, State};
 use crate::resync::resynchronise;
-use crate::settings::{MEND_BREAKS, MEND_PAGES, REHOME_PAGES, REHOME_PERIODS, SCAN_PAGES};
+use crate::settings::{
+    MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES, REHOME_PAGES, REHOME_PERIODS, SCAN_PAGES,
+};
 use crate::stable::Telling;
 
 /// Causes of a loss, as lanes tell them.
@@ -67,15 +69,21 @@ fn look(
 
 /// Has mappings joined that breaks left apart, if they are many and mappings get short.
 fn mend(lane: &mut LaneLease<'_>, state: &mut State) -> Result<(), GuestError> {
-    if state.unmended_breaks < MEND_BREAKS || state.mappings < state.mappings_max / 2 {
+    let breaks = state.unmended_breaks;
+    if breaks < state.mend_after || state.mappings < state.mappings_max / 2 {
         return Ok(());
     }
-    state.unmended_breaks = 0;
+    let mut saved = 0;
     for region in state.managed.clone() {
         for piece in region.pieces(MEND_PAGES) {
-            lane.mend(piece)?;
+            saved += u64::from(lane.mend(piece)?);
         }
     }
+    state.unmended_breaks = 0;
+    // Pages that broke alone, among merged ones, cannot be joined with anything.
+    let futile = saved < breaks / 16;
+    state.mend_after =
+        if futile { (state.mend_after * 4).min(MEND_BREAKS_MAX) } else { MEND_BREAKS };
     Ok(())
 }
 

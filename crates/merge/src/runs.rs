@@ -6,9 +6,6 @@
 use bindery_space::wire::lane::{RUN_PAGES_MAX, Run};
 use bindery_units::{PageIndex, Slot};
 
-/// Mappings that merging a run costs: its own, and one more where it splits what was around it.
-pub(crate) const RUN_MAPPINGS: u32 = 2;
-
 /// A page that is to be merged with a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Merge {
@@ -38,17 +35,38 @@ pub(crate) fn cut_zeros(pages: &[u32]) -> Vec<Run> {
     runs.map(|run| Run { page: run[0], count: run.len() as u32, slot: 0, zero: 1 }).collect()
 }
 
-/// Takes from `runs` what does not fit `mappings` more mappings: the shortest runs, which give
-/// least for a mapping. What is kept stays in order of pages.
-pub(crate) fn fit(runs: &mut Vec<Run>, mappings: u32) -> Vec<Run> {
-    let room = (mappings / RUN_MAPPINGS) as usize;
-    if runs.len() <= room {
+/// Mappings that merging `run` makes at worst: it cuts what is on either side of it, except where
+/// that is merged already; there a mapping ends anyway, or even goes on with the run.
+pub(crate) fn mappings(run: &Run, slot_at: impl Fn(PageIndex) -> Option<Slot>) -> u32 {
+    let before = run.page.checked_sub(1).map(|page| (PageIndex(page), run.slot.wrapping_sub(1)));
+    let after = (PageIndex(run.page + run.count), run.slot.wrapping_add(run.count));
+    let change = |(page, consecutive): (PageIndex, u32)| match slot_at(page) {
+        Some(Slot(slot)) if slot == consecutive => -1_i32,
+        Some(_) => 0,
+        None => 1,
+    };
+    (before.map_or(0, change) + change(after)).max(0).cast_unsigned()
+}
+
+/// Takes from `runs` what does not fit `room` more mappings: those that give fewest pages for a
+/// mapping. What is kept stays in order of pages.
+pub(crate) fn fit(runs: &mut Vec<Run>, room: u32, cost: impl Fn(&Run) -> u32) -> Vec<Run> {
+    if runs.len() <= room as usize / 2 {
         return Vec::new();
     }
-    runs.sort_unstable_by_key(|run| std::cmp::Reverse(run.count));
-    let rest = runs.split_off(room);
+    let mut costed: Vec<(u32, Run)> = runs.iter().map(|run| (cost(run), *run)).collect();
+    // Twice the pages of a mapping, since a run costs at most two.
+    let yields = |cost: u32, run: &Run| (2 * run.count).checked_div(cost).unwrap_or(u32::MAX);
+    costed.sort_by_key(|(cost, run)| std::cmp::Reverse(yields(*cost, run)));
+    let mut used = 0;
+    let fitting = costed.iter().take_while(|(cost, _)| {
+        used += cost;
+        used <= room
+    });
+    let rest = costed.split_off(fitting.count());
+    *runs = costed.into_iter().map(|(_, run)| run).collect();
     runs.sort_unstable_by_key(|run| run.page);
-    rest
+    rest.into_iter().map(|(_, run)| run).collect()
 }
 
 /// The pages of a run and the slot of each.
@@ -87,21 +105,27 @@ mod tests {
             }
         }
 
-        /// What is dropped when mappings are short is never longer than what is kept.
+        /// What is dropped when mappings are short never gives more than what is kept, and is only
+        /// dropped if it does not fit.
         #[test]
-        fn the_longest_runs_fit_first(
-            counts in prop::collection::vec(1u32..64, 0..40), mappings in 0u32..60
+        fn what_gives_most_for_a_mapping_fits_first(
+            counts in prop::collection::vec((1u32..64, 0u32..3), 0..40), room in 0u32..60
         ) {
             let mut runs: Vec<Run> = counts
                 .iter()
                 .enumerate()
-                .map(|(at, count)| Run { page: 100 * at as u32, count: *count, slot: 0, zero: 0 })
+                .map(|(at, (count, _))| Run { page: 100 * at as u32, count: *count, slot: 0, zero: 0 })
                 .collect();
+            let cost = |run: &Run| counts[run.page as usize / 100].1;
             let all = runs.clone();
-            let dropped = fit(&mut runs, mappings);
-            prop_assert!(runs.len() as u32 * RUN_MAPPINGS <= mappings || dropped.is_empty());
-            let shortest_kept = runs.iter().map(|run| run.count).min().unwrap_or(u32::MAX);
-            prop_assert!(dropped.iter().all(|run| run.count <= shortest_kept));
+            let dropped = fit(&mut runs, room, cost);
+            let used: u32 = runs.iter().map(cost).sum();
+            prop_assert!(used <= room);
+            let value = |run: &Run| (2 * run.count).checked_div(cost(run)).unwrap_or(u32::MAX);
+            let least_kept = runs.iter().map(value).min().unwrap_or(u32::MAX);
+            prop_assert!(dropped.iter().all(|run| value(run) <= least_kept));
+            let best = dropped.iter().max_by_key(|run| value(run));
+            prop_assert!(best.is_none_or(|_| dropped.iter().any(|run| used + cost(run) > room)));
             prop_assert!(runs.is_sorted_by_key(|run| run.page));
             let count = |runs: &[Run]| {
                 runs.iter().fold(BTreeMap::new(), |mut all, run| {
@@ -112,6 +136,22 @@ mod tests {
             let together: Vec<Run> = runs.iter().chain(&dropped).copied().collect();
             prop_assert_eq!(count(&together), count(&all));
         }
+    }
+
+    #[test]
+    fn a_run_costs_what_it_cuts() {
+        let run = Run { page: 10, count: 4, slot: 70, zero: 0 };
+        let with = |before: Option<u32>, after: Option<u32>| {
+            mappings(&run, |page| match page.0 {
+                9 => before.map(Slot),
+                14 => after.map(Slot),
+                page => panic!("page {page} does not touch the run"),
+            })
+        };
+        assert_eq!(with(None, None), 2);
+        assert_eq!(with(Some(5), None), 1);
+        assert_eq!((with(Some(5), Some(5)), with(Some(69), None)), (0, 0));
+        assert_eq!((with(Some(69), Some(74)), with(Some(69), Some(5))), (0, 0));
     }
 
     #[test]

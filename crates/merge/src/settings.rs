@@ -69,6 +69,9 @@ pub(crate) const REHOME_PAGES: u32 = 8192;
 /// apart. Not before: pages that are moved for it count as written.
 pub(crate) const MEND_BREAKS: u64 = 4096;
 
+/// Breaks that are waited for at most, where joining mappings has proved to save few.
+pub(crate) const MEND_BREAKS_MAX: u64 = 1 << 20;
+
 /// Pages of one request to mend: 0.2 s if mappings end in every run of 64 of them.
 pub(crate) const MEND_PAGES: u32 = 1 << 18;
 

@@ -66,8 +66,16 @@ impl Budget {
             // Others may have made more meanwhile, which may not have been counted.
             self.changes.fetch_sub(before, Ordering::Relaxed);
         }
-        if let Ok(limit) = sources.limit() {
-            self.max.store(limit.saturating_sub(reserve(limit)), Ordering::Relaxed);
+        sources.follow_limit(&self.max);
+    }
+
+    /// Looks whether the limit was raised or lowered, and counts again where merging has come up
+    /// against it and something has changed since. To be called now and then: nothing else would
+    /// notice a limit that is raised when it was reached.
+    pub(crate) fn follow(&self) {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner).follow_limit(&self.max);
+        if !self.allows(1) && self.changes.load(Ordering::Relaxed) > 0 {
+            self.refresh();
         }
     }
 
@@ -112,6 +120,13 @@ impl Sources {
                 return Ok(lines);
             }
             lines += self.buffer[..read].iter().filter(|&&byte| byte == b'\n').count() as u32;
+        }
+    }
+
+    /// Sets what merging may fill up to. What cannot be read stays as it was.
+    fn follow_limit(&mut self, max: &AtomicU32) {
+        if let Ok(limit) = self.limit() {
+            max.store(limit.saturating_sub(reserve(limit)), Ordering::Relaxed);
         }
     }
 

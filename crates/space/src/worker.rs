@@ -129,6 +129,7 @@ impl Worker {
     pub fn lost(&mut self, lost: &mut Vec<Lost>, max: usize) -> bool {
         self.staging.empty();
         self.core.forget_old_stores();
+        self.core.budget.follow();
         let regions = self.core.regions.read().clone();
         !regions.iter().all(|region| {
             region.take_lost_groups(|pages| {

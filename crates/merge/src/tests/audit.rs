@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bindery_index::Handle;
 use bindery_units::{PageIndex, Slot};
 
-use super::model::{Line, ModelGuest, Page};
+use super::model::ModelGuest;
+use super::process::{Line, Page};
 use crate::domain::Domain;
 use crate::engine::Engine;
 use crate::entry::Entry;

@@ -2,5 +2,6 @@
 
 mod audit;
 mod model;
+mod process;
 mod random;
 mod scenes;

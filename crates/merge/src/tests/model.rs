@@ -1,13 +1,7 @@
-//! A guest made of a table: it does what a shim does, to pages that are numbers.
-//!
-//! Between any two requests its "threads" write and discard pages at random. It may stop answering
-//! (having done what it was asked, or not), lose its connection, come back as the same process, and
-//! end. It compares bytes before it maps a slot, as a shim does, and it checks at every look that a
-//! slot which it maps still holds what its page held: that is what must never fail.
+//! A model guest: a process behind a connection that may stop answering (having done what it was
+//! asked, or not), fail, and come back.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -17,200 +11,11 @@ use bindery_guest::{
 };
 use bindery_page::DigestKey;
 use bindery_space::wire::control::{Backing, Region, StoreId};
-use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run, outcome};
+use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 
+use super::process::{Line, Page, Process, bytes_of};
 use crate::Grant;
-
-/// What a page holds: zero is zero.
-pub(crate) type Content = u64;
-
-/// The bytes of a content.
-pub(crate) fn bytes_of(content: Content) -> [u8; PAGE_BYTES] {
-    let mut page = [0; PAGE_BYTES];
-    for (at, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        *word = (content.wrapping_mul(at as u64 * 2 + 1)).to_le_bytes();
-    }
-    page
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Page {
-    Absent,
-    Private(Content),
-    Zero,
-    Merged(StoreId, Slot, Content),
-}
-
-/// The process: it outlives connections.
-pub(crate) struct Process {
-    pub(crate) pid: i32,
-    pub(crate) instance: u64,
-    pub(crate) pages: BTreeMap<u32, Page>,
-    written: BTreeMap<u32, ()>,
-    lost: VecDeque<Lost>,
-    stores: BTreeMap<StoreId, File>,
-    key: DigestKey,
-    seed: u64,
-    pub(crate) ended: bool,
-    /// Random writes and discards for each request, out of 256 pages looked at.
-    pub(crate) unrest: u32,
-    pub(crate) contents: u64,
-    pub(crate) busy: bool,
-    pub(crate) mappings: u32,
-    pub(crate) mappings_max: u32,
-    /// After so many requests more the line becomes this.
-    pub(crate) fails_in: Option<(u32, Line)>,
-    /// Says of every page that it holds this.
-    pub(crate) lies: Option<Content>,
-    pub(crate) requests: Vec<&'static str>,
-}
-
-impl Process {
-    fn random(&mut self, below: u64) -> u64 {
-        // SplitMix64 (Steele et al., 2014).
-        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.seed;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % below
-    }
-
-    fn slot_bytes(&self, store: StoreId, slot: Slot) -> [u8; PAGE_BYTES] {
-        let mut bytes = [0; PAGE_BYTES];
-        let file = &self.stores[&store];
-        file.read_exact_at(&mut bytes, slot.offset_bytes()).expect("a slot of the store");
-        bytes
-    }
-
-    /// What a guest reads at `page`. Panics if that is not what it wrote.
-    fn read(&self, page: u32) -> Option<[u8; PAGE_BYTES]> {
-        match self.pages.get(&page)? {
-            Page::Absent => None,
-            Page::Zero => Some([0; PAGE_BYTES]),
-            Page::Private(content) => Some(bytes_of(*content)),
-            Page::Merged(store, slot, content) => {
-                let bytes = self.slot_bytes(*store, *slot);
-                assert!(bytes == bytes_of(*content), "page {page} lost its bytes in {slot:?}");
-                Some(bytes)
-            }
-        }
-    }
-
-    /// The process ends: nothing is mapped any more.
-    pub(crate) fn end(&mut self) {
-        self.ended = true;
-        self.pages.clear();
-        self.written.clear();
-    }
-
-    /// Every merged page still reads as what was written to it.
-    pub(crate) fn check(&self) {
-        for page in self.pages.keys() {
-            let _ = self.read(*page);
-        }
-    }
-
-    fn lose(&mut self, page: u32, cause: u32) {
-        if let Some(Page::Merged(store, slot, _)) = self.pages.get(&page) {
-            let (store, slot) = (u32::from(store.0), slot.0);
-            self.lost.push_back(Lost { page, slot, store, cause });
-        }
-    }
-
-    pub(crate) fn write(&mut self, page: u32, content: Content) {
-        if !self.pages.contains_key(&page) {
-            return;
-        }
-        let _ = self.read(page);
-        self.lose(page, 1);
-        self.pages.insert(page, Page::Private(content));
-        self.written.insert(page, ());
-    }
-
-    pub(crate) fn discard(&mut self, page: u32) {
-        if self.pages.contains_key(&page) {
-            self.lose(page, 2);
-            self.pages.insert(page, Page::Absent);
-            self.written.remove(&page);
-        }
-    }
-
-    fn fidget(&mut self) {
-        let pages: Vec<u32> = self.pages.keys().copied().collect();
-        for _ in 0..self.unrest {
-            if pages.is_empty() {
-                return;
-            }
-            let page = pages[self.random(pages.len() as u64) as usize];
-            if self.random(8) == 0 {
-                self.discard(page);
-            } else {
-                let content = self.random(self.contents);
-                self.write(page, content);
-            }
-        }
-    }
-
-    fn merge_one(&mut self, page: u32, store: StoreId, slot: Option<Slot>) -> u8 {
-        let Some(state) = self.pages.get(&page).copied() else { return outcome::NEVER };
-        let busy = self.busy && self.random(4) == 0;
-        let Some(bytes) = self.read(page).filter(|_| !busy) else { return outcome::BUSY };
-        match (state, slot) {
-            (Page::Zero, None) => outcome::ALREADY,
-            (_, None) if bytes == [0; PAGE_BYTES] => {
-                self.pages.insert(page, Page::Zero);
-                outcome::MERGED
-            }
-            (Page::Merged(old, at, _), Some(slot)) if (old, at) == (store, slot) => {
-                outcome::ALREADY
-            }
-            (Page::Private(content) | Page::Merged(_, _, content), Some(slot))
-                if bytes == self.slot_bytes(store, slot) =>
-            {
-                if self.mappings >= self.mappings_max {
-                    return outcome::NO_MAPPINGS;
-                }
-                self.mappings += 1;
-                self.pages.insert(page, Page::Merged(store, slot, content));
-                self.written.remove(&page);
-                outcome::MERGED
-            }
-            _ => outcome::DIFFERENT,
-        }
-    }
-
-    /// The first pages of `range` that were written, or that are there, protected from now on.
-    fn scan(&mut self, range: PageRange, survey: bool, found: &mut Vec<PageSpan>) -> Resume {
-        let wanted = |(page, state): (&u32, &Page)| {
-            let own = matches!(state, Page::Private(_));
-            (own && (survey || self.written.contains_key(page))).then_some(*page)
-        };
-        let within = self.pages.range(range.first.0..range.end().0);
-        let pages: Vec<u32> = within.filter_map(wanted).collect();
-        let runs = pages.chunk_by(|a, b| *b == a + 1);
-        *found = runs.map(|run| PageSpan { first: run[0], count: run.len() as u32 }).collect();
-        // Windows are small here, so that scans are resumed.
-        let resume = found.get(50).map(|span| PageIndex(span.first));
-        found.truncate(50);
-        for span in found {
-            (span.first..span.first + span.count).for_each(|page| {
-                self.written.remove(&page);
-            });
-        }
-        resume
-    }
-}
-
-/// How a connection is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Line {
-    #[default]
-    Open,
-    /// Stops answering; the request may or may not be done.
-    Stalled,
-    Closed,
-}
 
 /// A connection of a process.
 pub(crate) struct ModelGuest {
@@ -231,7 +36,7 @@ impl ModelGuest {
             pid: 1000 + id as i32,
             instance: u64::from(id),
             pages: BTreeMap::new(),
-            written: BTreeMap::new(),
+            written: BTreeSet::new(),
             lost: VecDeque::new(),
             stores: BTreeMap::new(),
             key: DigestKey::from_secret(&grant.digest_key()),
@@ -333,7 +138,7 @@ impl ModelGuest {
         }
         let mut process = self.process();
         process.pages.retain(|page, _| !range.contains(PageIndex(*page)));
-        process.written.retain(|page, ()| !range.contains(PageIndex(*page)));
+        process.written.retain(|page| !range.contains(PageIndex(*page)));
     }
 
     /// Pages that are merged with this connection's store.
@@ -350,19 +155,6 @@ impl ModelGuest {
     pub(crate) fn has_lost(&self, page: u32, slot: Slot) -> bool {
         let process = self.process();
         process.lost.iter().any(|lost| lost.page == page && lost.slot == slot.0)
-    }
-}
-
-impl Process {
-    fn stores_in_use(&self) -> Vec<StoreId> {
-        let merged = self.pages.values().filter_map(|page| match page {
-            Page::Merged(store, ..) => Some(*store),
-            _ => None,
-        });
-        let mut stores: Vec<StoreId> = merged.collect();
-        stores.sort_unstable();
-        stores.dedup();
-        stores
     }
 }
 
@@ -537,6 +329,7 @@ impl Lane for ModelLane {
         self.ask("merge", |process| {
             outcomes.clear();
             for run in runs {
+                process.mappings += if run.zero == 0 { 2 } else { 0 };
                 for at in 0..run.count {
                     let slot = (run.zero == 0).then(|| Slot(run.slot + at));
                     outcomes.push(process.merge_one(run.page + at, store, slot));
@@ -559,7 +352,7 @@ impl Lane for ModelLane {
                 let _ = process.read(page.0);
                 process.lose(page.0, 3);
                 process.pages.insert(page.0, Page::Private(content));
-                process.written.insert(page.0, ());
+                process.written.insert(page.0);
                 done.pages += 1;
             }
             done

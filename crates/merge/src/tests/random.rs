@@ -5,7 +5,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::audit::{assert_converged, audit};
-use super::model::{Line, ModelGuest};
+use super::model::ModelGuest;
+use super::process::Line;
 use crate::domain::Grant;
 use crate::stable::BACK_OFF_MAX;
 use crate::{Engine, Settings};
