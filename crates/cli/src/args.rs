@@ -191,6 +191,9 @@ pub(crate) struct DaemonArgs {
     /// How long a merge period is
     #[arg(long, default_value = "1s", value_parser = parse_period)]
     pub(crate) period: Duration,
+    /// The most memory that the canonical pages of each domain may take [default: no limit]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub(crate) store_mib: Option<u64>,
     /// Detach from the terminal and return once the daemon listens
     #[arg(long)]
     pub(crate) background: bool,

@@ -56,6 +56,7 @@ fn serve(socket: &Path, arguments: &DaemonArgs, json: bool) -> Result<(), Failur
         socket: socket.into(),
         workers: arguments.workers,
         period: arguments.period,
+        store_bytes_max: arguments.store_mib.map(|mib| mib << 20),
         unmerge_at_exit: arguments.unmerge_at_exit,
     })?;
     let of_io = |error| Failure::of_io("the daemon failed", &error);
@@ -105,6 +106,9 @@ pub(crate) fn start_in_background(
     command.arg("--period").arg(format!("{}ms", arguments.period.as_millis()));
     if let Some(workers) = arguments.workers {
         command.arg("--workers").arg(workers.to_string());
+    }
+    if let Some(mib) = arguments.store_mib {
+        command.arg("--store-mib").arg(mib.to_string());
     }
     if arguments.unmerge_at_exit {
         command.arg("--unmerge-at-exit");

@@ -52,6 +52,9 @@ pub struct Config {
     pub workers: Option<u32>,
     /// The length of a merge period.
     pub period: Duration,
+    /// The most memory that the canonical pages of a domain may take; `None`: the most that shims can
+    /// tell apart. Rounded down to whole pages, at least one.
+    pub store_bytes_max: Option<u64>,
     /// Whether guests get private pages back before the daemon ends.
     pub unmerge_at_exit: bool,
 }
@@ -114,7 +117,7 @@ impl Daemon {
         let workers = config.workers.unwrap_or(cpus.min(2) as u32);
         let stop = StopReceiver::new()?;
         let shared = Shared {
-            engine: Engine::new(workers, config.period),
+            engine: Engine::new(workers, config.period, config.store_bytes_max),
             guests: Registry::default(),
             uid: process::effective_user(),
             started: Instant::now(),

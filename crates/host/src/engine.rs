@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use bindery_guest::{Arrival, Connection, Guest, GuestError, Welcome};
 use bindery_merge::status::GuestState;
-use bindery_merge::{DomainError, UnmergeError};
+use bindery_merge::{DomainError, STORE_SLOTS, UnmergeError};
+use bindery_units::PAGE_BYTES;
 
 use crate::report;
 use crate::status::{DomainStatus, GuestStatus, Settings};
@@ -61,12 +62,11 @@ struct Guests {
 }
 
 impl Engine {
-    pub(crate) fn new(workers: u32, period: Duration) -> Self {
-        let settings = bindery_merge::Settings {
-            workers: workers as usize,
-            period,
-            ..bindery_merge::Settings::default()
-        };
+    pub(crate) fn new(workers: u32, period: Duration, store_bytes_max: Option<u64>) -> Self {
+        let store_slots = store_bytes_max.map_or(STORE_SLOTS, store_slots);
+        let workers = workers as usize;
+        let settings =
+            bindery_merge::Settings { workers, period, store_slots, ..Default::default() };
         Self { merge: bindery_merge::Engine::new(settings), guests: Mutex::default() }
     }
 
@@ -212,6 +212,12 @@ impl std::fmt::Debug for Engine {
     }
 }
 
+/// How many slots a store of at most `bytes` has.
+fn store_slots(bytes: u64) -> u32 {
+    let slots = u32::try_from(bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX);
+    slots.clamp(1, STORE_SLOTS)
+}
+
 /// How the merge engine calls the domain `name` of user `uid`.
 fn domain_key(uid: u32, name: &str) -> String {
     format!("{uid}:{name}")
@@ -226,6 +232,12 @@ fn split_domain_key(key: &str) -> Option<(u32, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_store_has_the_slots_that_fit() {
+        assert_eq!([0, 4096, 8191, 1 << 20].map(store_slots), [1, 1, 1, 256]);
+        assert_eq!(store_slots(u64::MAX), STORE_SLOTS);
+    }
 
     #[test]
     fn no_name_leads_into_another_users_domain() {
