@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 use bindery_sys::process::has_file_capabilities;
@@ -19,12 +20,15 @@ use crate::connect::{ask_guests, connect, is_running};
 use crate::daemon::start_in_background;
 use crate::exit::{Failure, Reason};
 
+/// How long a daemon may take from its lock to its first answer.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The preload library's file name.
 const SHIM: &str = "libbindery_shim.so";
 
 /// Runs the VMM in place of this process. Returns only if that fails.
 pub(crate) fn run(global: &Global, arguments: &RunArgs) -> Result<(), Failure> {
-    let shim = find_shim()?;
+    let preload = preload(&find_shim()?)?;
     let [program, rest @ ..] = arguments.command.as_slice() else {
         return Err(Failure::new(Reason::Usage, "name the VMM to run"));
     };
@@ -37,7 +41,7 @@ pub(crate) fn run(global: &Global, arguments: &RunArgs) -> Result<(), Failure> {
         check_name_is_free(global, name)?;
     }
     let mut command = Command::new(&program);
-    command.args(rest).env("LD_PRELOAD", preload(&shim)?).env(SOCKET_VARIABLE, socket);
+    command.args(rest).env("LD_PRELOAD", preload).env(SOCKET_VARIABLE, socket);
     for (variable, value) in
         [(NAME_VARIABLE, &arguments.name), (DOMAIN_VARIABLE, &arguments.domain)]
     {
@@ -65,9 +69,21 @@ fn ensure_daemon(global: &Global) -> Result<(), Failure> {
             Ok(())
         }
         // Somebody else's `bindery run` was faster.
-        Err(failure) if failure.reason() == Reason::Taken => Ok(()),
+        Err(failure) if failure.reason() == Reason::Taken => await_daemon(global, failure),
         Err(failure) => Err(failure),
     }
+}
+
+/// Waits for a daemon that has taken its lock and is about to listen; else fails with `failure`.
+fn await_daemon(global: &Global, failure: Failure) -> Result<(), Failure> {
+    let deadline = Instant::now() + LISTEN_PATIENCE;
+    while !is_running(global)? {
+        if Instant::now() > deadline {
+            return Err(failure);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 /// Early and friendly; the daemon checks again when the guest connects.
