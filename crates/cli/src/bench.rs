@@ -48,7 +48,7 @@ Sets and restores KSM's settings: run it as root, on a machine that does nothing
     /// What guests lose while they are merged, beside kernel KSM and neither
     #[command(after_help = "\
 Examples:
-  bindery bench overhead --rounds 1
+  bindery bench overhead --rounds 1 --parts accesses
   bindery bench overhead --guests 4 --loop-seconds 10 --json
 
 Boots QEMU guests from the kit that `cargo xtask setup` fetches, once for each contender and round.
@@ -198,8 +198,28 @@ pub(crate) struct GuestsArgs {
     period_ms: u64,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PartName {
+    /// A guest measures itself
+    Guests,
+    /// Plain processes time first writes to merged pages, and reads while pages are merged
+    Accesses,
+}
+
+impl From<PartName> for overhead::Part {
+    fn from(name: PartName) -> Self {
+        match name {
+            PartName::Guests => Self::Guests,
+            PartName::Accesses => Self::Accesses,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct OverheadArgs {
+    /// What to measure
+    #[arg(long, value_delimiter = ',', default_value = "guests,accesses")]
+    parts: Vec<PartName>,
     /// Interleaved rounds; medians are shown
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -312,6 +332,7 @@ impl GuestsArgs {
 impl OverheadArgs {
     fn options(&self) -> Result<overhead::Options, Failure> {
         Ok(overhead::Options {
+            parts: self.parts.iter().map(|&name| name.into()).collect(),
             rounds: self.rounds,
             guests: self.guests,
             memory_mib: self.memory_mib,

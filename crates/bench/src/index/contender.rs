@@ -6,7 +6,7 @@ use super::pages::{Page, Pages};
 
 /// Pages that are asked about together. Only Bindery's batches make use of it; for all others it is
 /// a loop, and what pins once a group instead of once a page.
-pub(super) const LANES: usize = 16;
+pub(super) const LANES: usize = 32;
 
 /// Pages in hand and their ids.
 pub(super) struct Group<'a> {

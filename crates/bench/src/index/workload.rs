@@ -35,9 +35,9 @@ impl Span {
     /// below the span's groups.
     fn group(self, number: u64) -> [u64; LANES] {
         const GROUPS_A_ROW: u64 = (CLASSES / LANES) as u64;
-        let (row, quarter) = (number / GROUPS_A_ROW, number % GROUPS_A_ROW);
+        let (row, part) = (number / GROUPS_A_ROW, number % GROUPS_A_ROW);
         std::array::from_fn(|lane| {
-            let class = quarter * LANES as u64 + lane as u64;
+            let class = part * LANES as u64 + lane as u64;
             // Each class visits each row once, in an order of its own.
             let row = (row * self.stride + (scramble(class) >> 32)) % self.rows;
             (self.first_row + row) * CLASSES as u64 + class

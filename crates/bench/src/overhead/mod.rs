@@ -24,9 +24,20 @@ use crate::{
     harness::{SampleSet, Table, take_turns},
 };
 
+/// What can be measured by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A guest measures itself: minutes a round.
+    Guests,
+    /// Plain processes time their accesses: seconds a round.
+    Accesses,
+}
+
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The measurements to make; the others' figures are left out.
+    pub parts: Vec<Part>,
     /// Interleaved rounds; medians are shown.
     pub rounds: usize,
     /// How many guests, of one image.
@@ -59,7 +70,7 @@ impl Options {
     }
 }
 
-/// What was measured, each with no merging first.
+/// What was measured, each with no merging first; nothing of parts that were not asked for.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// How a guest finds itself.
@@ -75,22 +86,35 @@ pub struct Report {
 /// not merge, or a guest or a page is not what it was.
 pub fn run(options: &Options) -> Result<Report> {
     ensure!(options.guests >= 2, "sharing takes at least two guests");
+    let measured = |part| options.parts.contains(&part);
     let full_speed = Engine::Ksm(KsmPace::FullSpeed);
-    let engines = [Engine::Neither, options.eager_ksm(), full_speed.clone(), options.bindery()];
-    let names = engines.each_ref().map(ToString::to_string);
-    let guests = take_turns(options.rounds, &names, |who| probe::run(&engines[who], options))?;
-    let engines = [Engine::Neither, full_speed, options.bindery()];
-    let names = engines.each_ref().map(ToString::to_string);
-    let accesses =
-        take_turns(options.rounds, &names, |who| access::run(&engines[who], &options.program))?;
+    let (mut guests, mut accesses) = (Vec::new(), Vec::new());
+    if measured(Part::Guests) {
+        let engines = [Engine::Neither, options.eager_ksm(), full_speed.clone(), options.bindery()];
+        let names = engines.each_ref().map(ToString::to_string);
+        guests = take_turns(options.rounds, &names, |who| probe::run(&engines[who], options))?;
+    }
+    if measured(Part::Accesses) {
+        let engines = [Engine::Neither, full_speed, options.bindery()];
+        let names = engines.each_ref().map(ToString::to_string);
+        accesses =
+            take_turns(options.rounds, &names, |who| access::run(&engines[who], &options.program))?;
+    }
     Ok(Report { guests, accesses })
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let title = "a guest, by its own clock, while it is merged";
-        writeln!(f, "{}", Table::by_figure(title, &self.guests, 0))?;
-        let title = "a plain process: first writes to merged pages, reads while pages are merged";
-        Table::by_figure(title, &self.accesses, 0).fmt(f)
+        let tables = [
+            ("a guest, by its own clock, while it is merged", &self.guests),
+            (
+                "a plain process: first writes to merged pages, reads while pages are merged",
+                &self.accesses,
+            ),
+        ];
+        for (title, samples) in tables.into_iter().filter(|(_, samples)| !samples.is_empty()) {
+            writeln!(f, "{}", Table::by_figure(title, samples, 0))?;
+        }
+        Ok(())
     }
 }
