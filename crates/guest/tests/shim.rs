@@ -109,7 +109,8 @@ fn a_guest_is_welcomed_and_tells_its_regions() {
     assert_eq!(next(&mut shim).0, FromDaemon::Release);
     shim.send(&FromShim::Released, &[], SOON).unwrap();
     assert!(guest.wait_events(SOON).unwrap() && guest.has_released());
-    drop(shim);
+    guest.close();
+    assert!(matches!(shim.receive(SOON), Ok(Received::Closed)));
     assert!(matches!(guest.wait_events(SOON), Err(GuestError::Gone)));
     assert!(!guest.has_ended(), "the process (this one) goes on");
 }
