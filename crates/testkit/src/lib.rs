@@ -4,6 +4,7 @@
 //! * [`guest`] boots unmodified QEMU guests under TCG and speaks to them.
 //! * [`bindery`] runs a daemon on a private socket, as an operator would.
 //! * [`machine`] measures memory and CPU time, and puts back settings that it changed.
+//! * [`process`] is a guest without a VMM: a process that offers memory, writes and verifies.
 //! * [`kvm`] runs a tiny guest under KVM in memory that the caller gives it.
 //! * [`fault`] has the Nth call of an operation fail.
 //! * [`skipped!`] says loudly that a test cannot run here.
@@ -16,5 +17,6 @@ pub mod fault;
 pub mod guest;
 pub mod kvm;
 pub mod machine;
+pub mod process;
 #[doc(hidden)]
 pub mod skip;

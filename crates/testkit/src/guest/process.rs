@@ -163,6 +163,12 @@ impl QemuGuest {
         self.text("console.log")
     }
 
+    /// Everything that QEMU itself, and what was preloaded into it, has said.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.text("qemu.log")
+    }
+
     /// The connection to QEMU's monitor, opened at first use. QEMU serves one at a time, so the
     /// guest keeps it.
     ///
@@ -212,14 +218,14 @@ impl QemuGuest {
         match self.child.try_wait() {
             Ok(Some(status)) => Err(GuestError::Ended {
                 status: status.to_string(),
-                words: format!("{}{}", self.text("qemu.log"), self.console_end()),
+                words: format!("{}{}", self.log(), self.console_end()),
             }),
             _ => Ok(()),
         }
     }
 
     fn timeout_error(&self, what: &str, timeout: Duration) -> GuestError {
-        let console = format!("{}{}", self.text("qemu.log"), self.console_end());
+        let console = format!("{}{}", self.log(), self.console_end());
         GuestError::Timeout { what: what.to_owned(), timeout, console }
     }
 

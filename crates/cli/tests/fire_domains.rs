@@ -1,0 +1,215 @@
+//! Domains share nothing: seen in the physical pages behind guests' memory, and in what a guest's
+//! process can reach of a store.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod fire;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use bindery_testkit::bindery::{Bindery, Daemon};
+use bindery_testkit::machine::{FrameError, SettingGuard, physical_frames};
+use bindery_testkit::process::{ProcessGuest, serve_if_started};
+use bindery_testkit::skipped;
+use fire::{await_guest, await_some, bindery, eager_daemon, figure, store_descriptors};
+
+/// Every fourth page is the same in all guests, every fourth is zero.
+const PAGES: usize = 4096;
+
+/// A user that owns nothing here.
+const NOBODY: u32 = 65534;
+
+const UNPRIVILEGED_USERFAULTFD: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+
+#[test]
+fn guest_process() {
+    serve_if_started();
+}
+
+fn start(daemon: &Daemon, name: &str, domain: &str, seed: u64) -> ProcessGuest {
+    let mut guest = ProcessGuest::start_as(&daemon.launcher(name), PAGES, seed, |command| {
+        command.env("BINDERY_DOMAIN", domain);
+    })
+    .unwrap();
+    guest.offer().unwrap();
+    guest
+}
+
+fn await_merged(daemon: &Daemon, name: &str) {
+    await_guest(daemon, name, "all that it shares is merged", |status| {
+        // Four kinds of pages; of two of them nobody else has the same.
+        figure(status, "pages_merged") >= PAGES as u64 / 5
+            && figure(status, "zero_pages") >= PAGES as u64 / 5
+    });
+}
+
+/// The frames behind a guest's memory, by page; `None` when the kernel hides them.
+fn frames(guest: &ProcessGuest) -> Option<Vec<u64>> {
+    match physical_frames(guest.pid(), guest.address(), PAGES) {
+        Ok(frames) => Some(frames.into_iter().map(Option::unwrap_or_default).collect()),
+        Err(error @ FrameError::Hidden) => {
+            skipped!("{error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The kernel's zero page, which is everybody's: the frame that is behind most pages.
+fn zero_frame(frames: &[u64]) -> u64 {
+    let mut times = BTreeMap::new();
+    frames.iter().for_each(|frame| *times.entry(*frame).or_insert(0) += 1);
+    let (frame, times) = times.into_iter().max_by_key(|(_, times)| *times).unwrap();
+    assert!(times >= PAGES / 5, "no frame is behind all zero pages: at most {times}");
+    frame
+}
+
+/// The frames that are behind the same page of both guests, the zero page aside.
+fn shared(one: &[u64], other: &[u64]) -> usize {
+    let zero = zero_frame(one);
+    one.iter().zip(other).filter(|(a, b)| a == b && **a != zero && **a != 0).count()
+}
+
+/// The frames that are behind any page of both guests, the zero page aside.
+fn anywhere(one: &[u64], other: &[u64]) -> usize {
+    let zero = zero_frame(one);
+    let set = |frames: &[u64]| -> BTreeSet<u64> {
+        frames.iter().copied().filter(|frame| *frame != zero && *frame != 0).collect()
+    };
+    set(one).intersection(&set(other)).count()
+}
+
+/// The stores that a process maps, by inode.
+fn mapped_stores(pid: u32) -> BTreeSet<u64> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let stores = maps.lines().filter(|line| line.contains("memfd:bindery-store"));
+    stores.map(|line| line.split_whitespace().nth(4).unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn guests_of_two_domains_share_no_page_and_no_store() {
+    let Some(bindery) = bindery() else { return };
+    let daemon = eager_daemon(&bindery);
+    let names = [("red-1", "red"), ("red-2", "red"), ("blue-1", "blue"), ("blue-2", "blue")];
+    let mut guests: Vec<ProcessGuest> =
+        (1..).zip(names).map(|(seed, (name, domain))| start(&daemon, name, domain, seed)).collect();
+    names.iter().for_each(|(name, _)| await_merged(&daemon, name));
+
+    let Some(found) = guests.iter().map(frames).collect::<Option<Vec<_>>>() else { return };
+    for (one, other) in [(0, 1), (2, 3)] {
+        let shared = shared(&found[one], &found[other]);
+        assert!(shared >= PAGES / 5, "guests of one domain share {shared} frames");
+    }
+    for (one, other) in [(0, 2), (0, 3), (1, 2), (1, 3)] {
+        let shared = anywhere(&found[one], &found[other]);
+        assert_eq!(shared, 0, "{:?} and {:?} share frames", names[one], names[other]);
+    }
+
+    let held: Vec<BTreeMap<i32, u64>> =
+        guests.iter().map(|guest| store_descriptors(guest.pid())).collect();
+    for (guest, held) in guests.iter_mut().zip(&held) {
+        let inodes: BTreeSet<u64> = held.values().copied().collect();
+        assert_eq!(inodes.len(), 1, "a guest holds the store of its own domain: {held:?}");
+        assert_eq!(mapped_stores(guest.pid()), inodes);
+        for descriptor in held.keys() {
+            let worked = guest.try_to_change(*descriptor).unwrap();
+            assert_eq!(worked, Vec::<String>::new(), "a guest changed its store");
+        }
+    }
+    let store = |guest: usize| held[guest].values().next().unwrap();
+    assert_eq!((store(0), store(2)), (store(1), store(3)));
+    assert_ne!(store(0), store(2));
+    for guest in &mut guests {
+        assert_eq!(guest.verify().unwrap().bad, 0);
+    }
+}
+
+/// The shim and this program where another user may run them. By another process: if this one wrote
+/// them, a child that another thread starts meanwhile would hold them open for writing, and they
+/// could not be run.
+fn programs_for_all(bindery: &Bindery, directory: &Path) {
+    let all = PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(directory, all).unwrap();
+    let shim = bindery.program().with_file_name("libbindery_shim.so");
+    let test = std::env::current_exe().unwrap();
+    for (from, to) in [(&shim, "libbindery_shim.so"), (&test, "test")] {
+        let copied = Command::new("cp").arg(from).arg(directory.join(to)).status();
+        assert!(copied.unwrap().success());
+    }
+}
+
+/// A guest of [`NOBODY`], in a domain of this name among those of that user. Started without `bindery
+/// run`, which asks the daemon as an operator would: operators are its own user's alone.
+fn start_as_nobody(daemon: &Daemon, directory: &Path, name: &str, domain: &str) -> ProcessGuest {
+    let program: OsString = directory.join("test").into_os_string();
+    let mut guest = ProcessGuest::start_program(&[], program, PAGES, 9, |command| {
+        command.env("LD_PRELOAD", directory.join("libbindery_shim.so"));
+        command.env("BINDERY_SOCKET", daemon.socket()).env("BINDERY_NAME", name);
+        command.env("BINDERY_DOMAIN", domain).uid(NOBODY).gid(NOBODY).current_dir("/");
+    })
+    .unwrap();
+    guest.offer().unwrap();
+    guest
+}
+
+#[test]
+fn a_guest_of_another_user_shares_nothing_and_opens_no_store() {
+    let Some(bindery) = bindery() else { return };
+    if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return skipped!("acting as another user takes root");
+    }
+    let allowed = SettingGuard::set(UNPRIVILEGED_USERFAULTFD, 1);
+    let _allowed = match allowed {
+        Ok(guard) => guard,
+        Err(error) => return skipped!("{error}"),
+    };
+    let directory = tempfile::tempdir().unwrap();
+    programs_for_all(&bindery, directory.path());
+    let daemon = eager_daemon(&bindery);
+    let mut ours = start(&daemon, "ours", "web", 1);
+    let twin = start(&daemon, "twin", "web", 2);
+    // The daemon keeps others out by the socket's mode; an operator lets them in.
+    let socket = daemon.socket();
+    std::fs::set_permissions(socket.parent().unwrap(), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
+    let mut theirs = start_as_nobody(&daemon, directory.path(), "theirs", "web");
+    await_merged(&daemon, "ours");
+    await_guest(&daemon, "theirs", "its zero pages are merged", |status| {
+        figure(status, "zero_pages") >= PAGES as u64 / 5
+    });
+    let uid = await_guest(&daemon, "theirs", "it is another user's", |_| true)["uid"].as_u64();
+    assert_eq!(uid, Some(u64::from(NOBODY)));
+
+    if let (Some(mine), Some(yours)) = (frames(&ours), frames(&theirs)) {
+        assert_eq!(anywhere(&mine, &yours), 0, "users share frames");
+    }
+    let own = store_descriptors(theirs.pid());
+    let others = store_descriptors(ours.pid());
+    assert!(!own.is_empty() && !others.is_empty());
+    assert!(own.values().all(|store| !others.values().any(|other| other == store)));
+    let daemons = await_some(
+        "the daemon's stores",
+        fire::PATIENCE,
+        || Some(store_descriptors(daemon.pid()?)).filter(|stores| stores.len() >= 2),
+        String::new,
+    );
+    for descriptor in own.keys() {
+        let worked = theirs.try_to_change(*descriptor).unwrap();
+        assert_eq!(worked, Vec::<String>::new(), "another user's guest changed its store");
+        let path = format!("/proc/self/fd/{descriptor}");
+        assert!(!theirs.try_to_open(&path, true).unwrap(), "a store was opened for writing");
+    }
+    let daemon_pid = daemon.pid().unwrap();
+    let reachable = others.keys().map(|descriptor| (ours.pid(), descriptor));
+    for (pid, descriptor) in reachable.chain(daemons.keys().map(|number| (daemon_pid, number))) {
+        let path = format!("/proc/{pid}/fd/{descriptor}");
+        assert!(!theirs.try_to_open(&path, false).unwrap(), "{path} was opened");
+    }
+    assert_eq!(theirs.verify().unwrap().bad, 0);
+    assert_eq!(ours.verify().unwrap().bad, 0);
+    drop(twin);
+}

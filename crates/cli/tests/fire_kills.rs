@@ -1,0 +1,218 @@
+//! The daemon is killed at random instants, and guests' connections are cut, while guests write and
+//! verify. Guests never stop and lose nothing; the next daemon takes them over and merges.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod fire;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::{Duration, Instant};
+
+use bindery_testkit::bindery::Daemon;
+use bindery_testkit::guest::{AioMode, Kit, Qemu, QemuGuest};
+use bindery_testkit::process::{ProcessGuest, serve_if_started};
+use fire::{
+    PATIENCE, Writer, amount, assert_no_complaints, await_guest, await_some, bindery,
+    bindery_and_kit, boot, eager_daemon, figure, managed_guest, raw_disk, server_image,
+    store_descriptors, uncached,
+};
+
+/// How often the daemon is killed.
+const KILLS_VARIABLE: &str = "BINDERY_DAEMON_KILLS";
+const KILLS: u32 = 8;
+
+/// A daemon lives for at most so long: from being welcomed to merging at full speed.
+const LIFE_MAX_MS: u64 = 1200;
+
+/// How long there is none, at most.
+const GAP_MAX_MS: u64 = 200;
+
+const PAGES: usize = 6144;
+const PROCESSES: [&str; 2] = ["one", "two"];
+
+/// Every batch of 16 pages is followed by a pause of this.
+const PAUSE_US: u64 = 500;
+
+const ROUND_PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn guest_process() {
+    serve_if_started();
+}
+
+/// A random number below `bound`. Instants cannot be repeated, so neither need numbers.
+fn random(bound: u64) -> u64 {
+    RandomState::new().build_hasher().finish() % bound
+}
+
+fn start_processes(daemon: &Daemon) -> Vec<ProcessGuest> {
+    let start = |(seed, name)| {
+        let mut guest = ProcessGuest::start(&daemon.launcher(name), PAGES, seed).unwrap();
+        guest.offer().unwrap();
+        guest.churn(PAUSE_US).unwrap();
+        guest
+    };
+    (1..).zip(PROCESSES).map(start).collect()
+}
+
+/// Waits until the daemon has asked every guest what it wrote; returns how long that took.
+fn await_taken_over(daemon: &Daemon, guests: &[&str]) -> Duration {
+    let start = Instant::now();
+    for name in guests {
+        await_guest(daemon, name, "it is taken over", |status| figure(status, "pages_scanned") > 0);
+    }
+    start.elapsed()
+}
+
+/// Waits until this daemon shares pages of its own store among guests.
+fn await_sharing(daemon: &Daemon) -> Duration {
+    let start = Instant::now();
+    await_some(
+        "the new daemon merges",
+        PATIENCE,
+        || {
+            let status = daemon.status().ok()?;
+            let domain = status["domains"].as_array()?.first()?.clone();
+            (figure(&domain, "pages_sharing") > 0).then_some(())
+        },
+        || format!("{:?}\n{}", daemon.status(), daemon.log()),
+    );
+    start.elapsed()
+}
+
+fn verify(processes: &mut [ProcessGuest]) {
+    for guest in processes {
+        let verified = guest.verify().unwrap();
+        assert!(verified.pages > 0);
+        assert_eq!(verified.bad, 0, "of {} pages", verified.pages);
+    }
+}
+
+/// A guest of the two who always has a writer that verifies.
+struct BusyGuest {
+    guest: QemuGuest,
+    writers: Vec<Writer>,
+}
+
+impl BusyGuest {
+    const NAME: &str = "machine";
+    const PLACES: [(&str, &str); 2] =
+        [("memory", "--dir /tmp/w"), ("disk", "--dir /mnt/w --direct 1")];
+
+    fn boot(daemon: &Daemon, kit: &Kit, directory: &std::path::Path) -> Self {
+        let disk = uncached(raw_disk(directory, "disk.raw", 48), "raw", AioMode::IoUring);
+        let image = server_image(kit);
+        let builder = managed_guest(daemon, kit, &image, Qemu::V10, Self::NAME);
+        let mut guest = boot(builder.drive(disk).balloon(true));
+        guest.check("mke2fs -q /dev/vda && mount /dev/vda /mnt").unwrap();
+        let writers = Self::PLACES.map(|place| Self::writer(&mut guest, place)).into();
+        Self { guest, writers }
+    }
+
+    fn writer(guest: &mut QemuGuest, (name, place): (&str, &str)) -> Writer {
+        Writer::start(guest, name, &format!("{place} --rounds 3 --files 4"))
+    }
+
+    /// Has whoever is done checked, and start again.
+    fn go_on(&mut self) {
+        for (writer, place) in self.writers.iter_mut().zip(Self::PLACES) {
+            if writer.has_ended(&mut self.guest) {
+                writer.finish(&mut self.guest, ROUND_PATIENCE);
+                *writer = Self::writer(&mut self.guest, place);
+            }
+        }
+    }
+
+    fn finish(mut self) {
+        for writer in &self.writers {
+            writer.finish(&mut self.guest, ROUND_PATIENCE);
+        }
+        assert_no_complaints(&mut self.guest);
+        self.guest.shut_down();
+    }
+}
+
+#[test]
+fn guests_outlive_daemons_killed_at_any_instant() {
+    let Some((bindery, kit)) = bindery_and_kit() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let mut daemon = eager_daemon(&bindery);
+    let mut machine = BusyGuest::boot(&daemon, &kit, directory.path());
+    let mut processes = start_processes(&daemon);
+    let all = [PROCESSES[0], PROCESSES[1], BusyGuest::NAME];
+    await_taken_over(&daemon, &all);
+    await_sharing(&daemon);
+
+    let (mut taken, mut sharing) = (Vec::new(), Vec::new());
+    for kill in 0..amount(KILLS_VARIABLE, KILLS) {
+        std::thread::sleep(Duration::from_millis(random(LIFE_MAX_MS)));
+        daemon.kill();
+        std::thread::sleep(Duration::from_millis(random(GAP_MAX_MS)));
+        daemon.start().unwrap_or_else(|error| panic!("after {kill} kills: {error}"));
+        if random(3) == 0 {
+            processes[random(2) as usize].cut_connections().unwrap();
+        }
+        // Every other daemon is killed before it has settled.
+        if kill % 2 == 1 {
+            taken.push(await_taken_over(&daemon, &all));
+            sharing.push(await_sharing(&daemon));
+            verify(&mut processes);
+            machine.go_on();
+        }
+    }
+    await_taken_over(&daemon, &all);
+    await_sharing(&daemon);
+    processes.iter_mut().for_each(|guest| guest.rest().unwrap());
+    verify(&mut processes);
+    machine.finish();
+    assert_one_store(&daemon, &processes);
+    taken.sort();
+    sharing.sort();
+    println!(
+        "all guests taken over after {:?} in the median, {:?} at most; merging {:?}, {:?} later",
+        taken[taken.len() / 2],
+        taken[taken.len() - 1],
+        sharing[sharing.len() / 2],
+        sharing[sharing.len() - 1],
+    );
+}
+
+/// The stores of daemons that ended are given up once their pages were merged anew or came back.
+fn assert_one_store(daemon: &Daemon, processes: &[ProcessGuest]) {
+    for guest in processes {
+        let stores = || store_descriptors(guest.pid());
+        await_some(
+            "old stores are given up",
+            PATIENCE,
+            || {
+                let mut inodes: Vec<u64> = stores().into_values().collect();
+                inodes.dedup();
+                (inodes.len() == 1).then_some(())
+            },
+            || format!("{:?}\n{:?}\n{}", stores(), daemon.guests(), daemon.log()),
+        );
+    }
+}
+
+#[test]
+fn a_guest_whose_connection_is_cut_comes_back_under_its_name() {
+    let Some(bindery) = bindery() else { return };
+    let daemon = eager_daemon(&bindery);
+    let mut processes = start_processes(&daemon);
+    await_taken_over(&daemon, &PROCESSES);
+    await_sharing(&daemon);
+    for cut in 0..amount(KILLS_VARIABLE, KILLS) {
+        std::thread::sleep(Duration::from_millis(random(LIFE_MAX_MS / 2)));
+        let sockets = processes[cut as usize % 2].cut_connections().unwrap();
+        assert!(sockets > 0, "no connection was there to be cut");
+        // Those of lanes go first, or last: at times there is only the control connection.
+        await_taken_over(&daemon, &PROCESSES);
+    }
+    for name in PROCESSES {
+        await_guest(&daemon, name, "it merges again", |status| {
+            status["state"]["name"] == "merging" && figure(status, "pages_merged") > 0
+        });
+    }
+    let listed = daemon.guests().unwrap().as_array().unwrap().len();
+    assert_eq!(listed, PROCESSES.len(), "guests are listed once: {:?}", daemon.guests());
+    verify(&mut processes);
+}

@@ -1,0 +1,241 @@
+//! QEMU's own operations on the memory of a guest that is merged: migration, snapshots, shared
+//! memory, post-copy. They work, with all of the guest's content; where QEMU watches its memory
+//! itself, the shim steps aside and says so.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod fire;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use bindery_testkit::bindery::Daemon;
+use bindery_testkit::guest::{
+    AioMode, CacheMode, Drive, GuestBuilder, Kit, MemoryBackend, Qemu, QemuGuest,
+};
+use fire::{
+    BOOT, Writer, assert_no_complaints, await_guest, bindery_and_kit, boot, eager_daemon, figure,
+    guest_status, managed_guest, server_image,
+};
+use serde_json::{Value, json};
+
+const MIGRATION: Duration = Duration::from_secs(180);
+const WRITERS: Duration = Duration::from_secs(180);
+
+/// Two guests that may share pages, and what they boot from.
+struct Stage {
+    daemon: Daemon,
+    kit: Kit,
+    directory: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Option<Self> {
+        let (bindery, kit) = bindery_and_kit()?;
+        let directory = tempfile::tempdir().unwrap();
+        Some(Self { daemon: eager_daemon(&bindery), kit, directory })
+    }
+
+    fn builder(&self, name: &str, qemu: Qemu) -> GuestBuilder {
+        managed_guest(&self.daemon, &self.kit, &server_image(&self.kit), qemu, name)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn qcow2(&self, name: &str) -> Drive {
+        let path = self.path(name);
+        let made = std::process::Command::new(self.kit.qemu_img(Qemu::V7))
+            .env("LD_LIBRARY_PATH", self.kit.library_path(Qemu::V7))
+            .args(["create", "-q", "-f", "qcow2"])
+            .arg(&path)
+            .arg("1G")
+            .status();
+        assert!(made.unwrap().success());
+        Drive { path, format: "qcow2", cache: CacheMode::None, aio: AioMode::Threads }
+    }
+
+    fn await_merged(&self, name: &str) -> Value {
+        await_guest(&self.daemon, name, "its pages are merged", |status| {
+            figure(status, "pages_merged") > 0 && figure(status, "zero_pages") > 0
+        })
+    }
+}
+
+/// A destination that is waiting for a migration.
+fn await_monitor(guest: &mut QemuGuest) {
+    let deadline = Instant::now() + BOOT;
+    while guest.qmp().is_err() {
+        assert!(guest.is_running() && Instant::now() < deadline, "{}", guest.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn set_capability(guest: &mut QemuGuest, capability: &str) {
+    let state = json!([{ "capability": capability, "state": true }]);
+    let arguments = json!({ "capabilities": state });
+    let set = guest.qmp().unwrap().execute("migrate-set-capabilities", &arguments);
+    set.unwrap_or_else(|error| panic!("{capability}: {error}\n{}", guest.log()));
+}
+
+/// Something to verify afterwards, in memory that is merged and memory that is not.
+fn put_marks(guest: &mut QemuGuest) -> String {
+    guest.check("seq 1 200000 > /tmp/mark; cat /usr/bin/* > /tmp/copy 2>/dev/null; sync").unwrap();
+    guest.check("cat /tmp/mark /tmp/copy | md5sum").unwrap()
+}
+
+fn marks(guest: &mut QemuGuest) -> String {
+    guest.check("cat /tmp/mark /tmp/copy | md5sum").unwrap()
+}
+
+#[test]
+fn a_merged_guest_migrates_to_a_managed_one() {
+    let Some(stage) = Stage::new() else { return };
+    for qemu in Qemu::ALL {
+        let (from, to) = (format!("{qemu:?}-from"), format!("{qemu:?}-to"));
+        let mut source = boot(stage.builder(&from, qemu));
+        let expected = put_marks(&mut source);
+        stage.await_merged(&from);
+        let writer = Writer::start(&mut source, "writer", "--dir /tmp/w --rounds 3 --files 4");
+        let uri = format!("unix:{}", stage.path(&format!("{qemu:?}.sock")).display());
+        let mut destination = stage.builder(&to, qemu).incoming(&uri).spawn().unwrap();
+        await_monitor(&mut destination);
+        let migrated = source.qmp().unwrap().migrate(&uri, MIGRATION);
+        migrated.unwrap_or_else(|error| panic!("{error}\n{}", source.log()));
+        // What was sent is what the destination has, while the source still stands.
+        assert_eq!(marks(&mut destination), expected);
+        stage.await_merged(&to);
+        source.shut_down();
+        writer.finish(&mut destination, WRITERS);
+        assert_eq!(marks(&mut destination), expected);
+        assert_no_complaints(&mut destination);
+    }
+}
+
+#[test]
+fn a_merged_guest_is_saved_and_brought_back() {
+    let Some(stage) = Stage::new() else { return };
+    let disk = stage.qcow2("disk.qcow2");
+    let mut guest = boot(stage.builder("saved", Qemu::V10).drive(disk));
+    let expected = put_marks(&mut guest);
+    stage.await_merged("saved");
+    let writer = Writer::start(&mut guest, "writer", "--dir /tmp/w --rounds 4 --files 4");
+    guest.qmp().unwrap().savevm("one").unwrap();
+    guest.check("rm /tmp/copy; echo lost > /tmp/mark").unwrap();
+    stage.await_merged("saved");
+    guest.qmp().unwrap().loadvm("one").unwrap();
+    assert_eq!(marks(&mut guest), expected);
+    writer.finish(&mut guest, WRITERS);
+
+    // The same by way of a file, which is how libvirt saves guests.
+    let image = stage.path("image");
+    guest.qmp().unwrap().execute("stop", &json!({})).unwrap();
+    let uri = format!("exec:cat > {}", image.display());
+    guest.qmp().unwrap().migrate(&uri, MIGRATION).unwrap();
+    guest.shut_down();
+    let again = format!("exec:cat {}", image.display());
+    let disk = Drive { path: stage.path("disk.qcow2"), ..stage.qcow2("unused.qcow2") };
+    let mut guest = stage.builder("again", Qemu::V10).drive(disk).incoming(again).spawn().unwrap();
+    await_monitor(&mut guest);
+    fire::await_some(
+        "the image is read",
+        MIGRATION,
+        || {
+            let answer = guest.qmp().ok()?.execute("query-migrate", &json!({})).ok()?;
+            (answer["status"] == "completed").then_some(())
+        },
+        String::new,
+    );
+    guest.qmp().unwrap().execute("cont", &json!({})).unwrap();
+    assert_eq!(marks(&mut guest), expected);
+    stage.await_merged("again");
+    assert_eq!(marks(&mut guest), expected);
+    assert_no_complaints(&mut guest);
+}
+
+#[test]
+fn guests_in_shared_memory_merge_too() {
+    let Some(stage) = Stage::new() else { return };
+    let shared =
+        |name, qemu| boot(stage.builder(name, qemu).memory_backend(MemoryBackend::MemfdShared));
+    let mut one = shared("one", Qemu::V7);
+    let mut two = shared("two", Qemu::V10);
+    let expected = put_marks(&mut one);
+    let status = stage.await_merged("one");
+    assert!(figure(&status, "ram_bytes") >= 256 << 20, "{status}");
+    stage.await_merged("two");
+    let writers = [&mut one, &mut two]
+        .map(|guest| Writer::start(guest, "writer", "--dir /tmp/w --rounds 2 --files 4"));
+    for (guest, writer) in [&mut one, &mut two].into_iter().zip(&writers) {
+        writer.finish(guest, WRITERS);
+        assert_no_complaints(guest);
+    }
+    assert_eq!(marks(&mut one), expected);
+}
+
+/// Has QEMU save a guest in the background, which it does by watching the guest's memory itself.
+fn snapshot_in_background(guest: &mut QemuGuest, to: &Path) {
+    set_capability(guest, "background-snapshot");
+    let uri = format!("exec:cat > {}", to.display());
+    let saved = guest.qmp().unwrap().migrate(&uri, MIGRATION);
+    saved.unwrap_or_else(|error| panic!("{error}\n{}", guest.log()));
+    assert!(std::fs::metadata(to).unwrap().len() > 16 << 20);
+}
+
+#[test]
+fn a_background_snapshot_has_the_shim_step_aside() {
+    let Some(stage) = Stage::new() else { return };
+    let mut guest = boot(stage.builder("watched", Qemu::V10));
+    let mut other = boot(stage.builder("other", Qemu::V10));
+    let expected = put_marks(&mut guest);
+    stage.await_merged("watched");
+    let writer = Writer::start(&mut guest, "writer", "--dir /tmp/w --rounds 3 --files 4");
+    snapshot_in_background(&mut guest, &stage.path("image"));
+    assert!(guest.log().contains("stepped aside"), "{}", guest.log());
+    writer.finish(&mut guest, WRITERS);
+    assert_eq!(marks(&mut guest), expected);
+    assert_no_complaints(&mut guest);
+
+    // An operator may have a guest step aside beforehand.
+    stage.await_merged("other");
+    let expected = put_marks(&mut other);
+    stage.daemon.command(&["unmanage", "other"]).unwrap();
+    assert!(guest_status(&stage.daemon, "other").is_none(), "{:?}", stage.daemon.guests());
+    snapshot_in_background(&mut other, &stage.path("image-2"));
+    assert_eq!(marks(&mut other), expected);
+    assert_no_complaints(&mut other);
+}
+
+#[test]
+fn post_copy_has_the_destination_step_aside() {
+    let Some(stage) = Stage::new() else { return };
+    let mut source = boot(stage.builder("from", Qemu::V10));
+    let expected = put_marks(&mut source);
+    stage.await_merged("from");
+    let writer = Writer::start(&mut source, "writer", "--dir /tmp/w --rounds 4 --files 4");
+    let uri = format!("unix:{}", stage.path("migrate.sock").display());
+    let mut destination = stage.builder("to", Qemu::V10).incoming("defer").spawn().unwrap();
+    await_monitor(&mut destination);
+    set_capability(&mut destination, "postcopy-ram");
+    set_capability(&mut source, "postcopy-ram");
+    destination.qmp().unwrap().execute("migrate-incoming", &json!({ "uri": uri })).unwrap();
+    let source_qmp = source.qmp().unwrap();
+    source_qmp.execute("migrate", &json!({ "uri": uri })).unwrap();
+    source_qmp.execute("migrate-start-postcopy", &json!({})).unwrap();
+    let state = fire::await_some(
+        "the migration ends",
+        MIGRATION,
+        || {
+            let answer = source.qmp().ok()?.execute("query-migrate", &json!({})).ok()?;
+            let state = answer["status"].as_str()?.to_owned();
+            ["completed", "failed", "postcopy-paused"].contains(&state.as_str()).then_some(state)
+        },
+        String::new,
+    );
+    assert_eq!(state, "completed", "{}\n{}", source.log(), destination.log());
+    assert!(destination.log().contains("stepped aside"), "{}", destination.log());
+    source.shut_down();
+    writer.finish(&mut destination, WRITERS);
+    assert_eq!(marks(&mut destination), expected);
+    assert_no_complaints(&mut destination);
+}
