@@ -1,10 +1,13 @@
-//! What merging and breaking cost on this machine, for runs of several lengths.
+//! What merging and breaking cost on this machine, for runs of several lengths: runs that lie apart,
+//! with pages of the guest's own between them, and runs that follow one another.
 //!
 //! `cargo run --release -p bindery-space --example costs`
 
 use std::{
+    error::Error,
     fs::File,
     os::unix::fs::FileExt,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,66 +23,78 @@ use bindery_units::PAGE_BYTES;
 
 const PAGES: u32 = 16 * 1024;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+const STORE: StoreId = StoreId(1);
+const RUN_PAGES: [u32; 6] = [1, 2, 4, 8, 16, 64];
+
+/// First writes that are timed, one each so often.
+const BREAKS: usize = 300;
+const BREAK_INTERVAL: Duration = Duration::from_micros(300);
+
+fn main() -> Result<(), Box<dyn Error>> {
     let space = Space::start()?;
     let store: File = memfd::create("costs", u64::from(PAGES) * PAGE_BYTES as u64)?;
-    let view = memfd::reopen_read_only(&store)?;
-    space.attach_store(StoreId(1), view.into(), PAGES)?;
-    let mut worker = space.worker()?;
-    println!(
-        "{:>4} {:>12} {:>12} {:>14} {:>14}",
-        "run", "merge µs/pg", "cpu µs/pg", "break µs p50", "break µs mean"
-    );
-    for run_pages in [1u32, 2, 4, 16, 64] {
-        let memory = Mapping::anonymous(PAGES as usize * PAGE_BYTES)?;
-        let region = space.manage(memory.address(), memory.bytes())?;
-        for page in 0..PAGES {
-            let content = [(page % 251) as u8 + 1; PAGE_BYTES];
-            store.write_all_at(&content, u64::from(page) * PAGE_BYTES as u64)?;
-            // SAFETY: the page is in the mapping.
-            unsafe {
-                let target = memory.as_ptr().add(page as usize * PAGE_BYTES);
-                std::ptr::copy_nonoverlapping(content.as_ptr(), target, PAGE_BYTES);
-            }
+    for slot in 0..PAGES {
+        store.write_all_at(&content(slot), u64::from(slot) * PAGE_BYTES as u64)?;
+    }
+    space.attach_store(STORE, memfd::reopen_read_only(&store)?.into(), PAGES)?;
+    println!("{:>9} {:>4} {:>12} {:>14}", "runs", "of", "merge µs/pg", "break µs p50");
+    for (name, step) in [("apart", 2), ("adjacent", 1)] {
+        for run_pages in RUN_PAGES {
+            let (merge_us, break_us) = measure(&space, run_pages, step)?;
+            println!("{name:>9} {run_pages:>4} {merge_us:>12.2} {break_us:>14.1}");
         }
-        let mut outcomes = Vec::new();
-        let (wall, cpu) = (Instant::now(), thread::cpu_time());
-        // Every other run, so that runs do not join.
-        let starts = (0..PAGES / run_pages).step_by(2).map(|run| run * run_pages);
-        for start in starts.clone() {
-            let page = region.pages.first.0 + start;
-            worker.merge(
-                StoreId(1),
-                Run { page, count: run_pages, slot: start, zero: 0 },
-                &mut outcomes,
-            );
-        }
-        let pages = outcomes.len() as f64;
-        assert!(outcomes.iter().all(|&outcome| outcome == outcome::MERGED));
-        let (wall, cpu) = (wall.elapsed(), thread::cpu_time() - cpu);
-        let mut breaks: Vec<Duration> = starts
-            .step_by((512 / run_pages.min(64)) as usize / 2 + 1)
-            .map(|start| {
-                let before = Instant::now();
-                // SAFETY: the page is in the mapping.
-                unsafe {
-                    memory.as_ptr().add(start as usize * PAGE_BYTES).write_volatile(0xff);
-                }
-                let took = before.elapsed();
-                std::thread::sleep(Duration::from_micros(300));
-                took
-            })
-            .collect();
-        breaks.sort();
-        let mean = breaks.iter().sum::<Duration>() / breaks.len() as u32;
-        println!(
-            "{run_pages:>4} {:>12.2} {:>12.2} {:>14.1} {:>14.1}",
-            wall.as_secs_f64() * 1e6 / pages,
-            cpu.as_secs_f64() * 1e6 / pages,
-            breaks[breaks.len() / 2].as_secs_f64() * 1e6,
-            mean.as_secs_f64() * 1e6
-        );
-        space.release()?;
     }
     Ok(())
+}
+
+fn content(slot: u32) -> [u8; PAGE_BYTES] {
+    [(slot % 251) as u8 + 1; PAGE_BYTES]
+}
+
+/// CPU time to merge a page, and the median of first writes, when every `step`th run is merged.
+fn measure(space: &Arc<Space>, run_pages: u32, step: usize) -> Result<(f64, f64), Box<dyn Error>> {
+    let memory = Mapping::anonymous(PAGES as usize * PAGE_BYTES)?;
+    let region = space.manage(memory.address(), memory.bytes())?;
+    // Slots in the opposite order, so that runs do not join.
+    let slot_of = |page: u32| PAGES - (page / run_pages + 1) * run_pages + page % run_pages;
+    for page in 0..PAGES {
+        // SAFETY: the page is in the mapping.
+        unsafe {
+            let target = memory.as_ptr().add(page as usize * PAGE_BYTES);
+            std::ptr::copy_nonoverlapping(content(slot_of(page)).as_ptr(), target, PAGE_BYTES);
+        }
+    }
+    let starts = (0..PAGES / run_pages).step_by(step).map(|run| run * run_pages);
+    let runs: Vec<Run> = starts
+        .map(|start| Run {
+            page: region.pages.first.0 + start,
+            count: run_pages,
+            slot: slot_of(start),
+            zero: 0,
+        })
+        .collect();
+    let mut worker = space.worker()?;
+    let mut outcomes = Vec::new();
+    let before = thread::cpu_time();
+    runs.chunks(64).for_each(|runs| worker.merge(STORE, runs, &mut outcomes));
+    let merging = thread::cpu_time() - before;
+    assert!(outcomes.iter().all(|&outcome| outcome == outcome::MERGED));
+
+    let mut breaks: Vec<Duration> = runs
+        .iter()
+        .step_by((runs.len() / BREAKS).max(1))
+        .map(|run| {
+            let at = (run.page - region.pages.first.0) as usize * PAGE_BYTES;
+            let before = Instant::now();
+            // SAFETY: the page is in the mapping.
+            unsafe { memory.as_ptr().add(at).write_volatile(0xff) };
+            let took = before.elapsed();
+            std::thread::sleep(BREAK_INTERVAL);
+            took
+        })
+        .collect();
+    breaks.sort_unstable();
+    space.release()?;
+    let merge_us = merging.as_secs_f64() * 1e6 / outcomes.len() as f64;
+    Ok((merge_us, breaks[breaks.len() / 2].as_secs_f64() * 1e6))
 }

@@ -1,4 +1,4 @@
-//! The merge primitive: a run of a guest's pages becomes a run of a store's slots.
+//! The merge primitive: consecutive pages of a guest become slots of a store.
 //!
 //! ```text
 //! hold the range                     nobody else changes its backing
@@ -6,8 +6,8 @@
 //! compare each with its slot         byte for byte, exact
 //! unequal: move back
 //! zero: the kernel's zero page       in place, no mapping cut
-//! equal: map the slots in place      the guest reads what it wrote; populate
-//!        register, write-protect     from here a write waits for the handler
+//! equal: map the slots in place      one mapping for each run of slots; the guest reads what it wrote
+//!        populate, register, protect all of them together; from here a write waits for the handler
 //!        which were written before?  copied by the kernel: strays, never touched again
 //! let go, wake
 //! ```
@@ -19,7 +19,7 @@
 //! moving a registered mapping into place would cost every run.
 
 use std::{
-    thread,
+    io, thread,
     time::{Duration, Instant},
 };
 
@@ -35,20 +35,21 @@ use crate::{
     wire::lane::{RUN_PAGES_MAX, outcome},
 };
 
-/// Mappings that one merged span can cost: itself, and a neighbour cut in two.
-const MAPPINGS_PER_SPAN: u32 = 2;
+/// Mappings that one run of slots can cost: itself, and a neighbour cut in two.
+const MAPPINGS_PER_RUN: u32 = 2;
 
 const _: () = assert!(RUN_PAGES_MAX <= WINDOW_PAGES);
 
-/// What a run of pages is to become.
+/// What pages are to become.
 #[derive(Clone, Copy)]
 pub(crate) enum Target<'a> {
     Zero,
-    Slots(&'a StoreView, Slot),
+    /// One slot for each page.
+    Slots(&'a StoreView, &'a [Slot]),
 }
 
-/// A run at work: pages of one region, held, and what became of each.
-struct Run<'a> {
+/// Pages at work: consecutive ones of one region, held, and what became of each.
+struct Window<'a> {
     core: &'a Core,
     region: &'a Region,
     pages: PageRange,
@@ -72,22 +73,25 @@ impl Core {
             return 0;
         }
         outcomes.fill(outcome::BUSY);
-        self.budget.settle(MAPPINGS_PER_SPAN);
+        if let Target::Slots(_, slots) = target {
+            assert_eq!(slots.len(), outcomes.len(), "one slot for each page");
+            self.budget.settle(MAPPINGS_PER_RUN * runs_of(slots, 0, pages.count).count() as u32);
+        }
         let start = region.address(pages.first);
         let hold = self.hold(start, start.plus_pages(pages.count));
         let transit = Instant::now();
-        let mut run = Run { core: self, region, pages, outcomes };
-        let (fresh, merged) = run.sort(target);
-        run.merge_fresh(fresh, target, staging);
-        if let Target::Slots(store, slot) = target {
-            run.rehome(merged, store, slot);
+        let mut window = Window { core: self, region, pages, outcomes };
+        let (fresh, merged) = window.sort(target);
+        window.merge_fresh(fresh, target, staging);
+        if let Target::Slots(store, slots) = target {
+            window.rehome(merged, store, slots);
         }
         drop(hold);
         transit.elapsed().as_nanos() as u64
     }
 }
 
-impl Run<'_> {
+impl Window<'_> {
     const fn address(&self, page: u32) -> HostAddress {
         self.region
             .announced
@@ -112,8 +116,8 @@ impl Run<'_> {
             let entry = self.region.entry(self.page(page));
             match (entry.kind(), target) {
                 (Kind::Private, _) => fresh.insert(page),
-                (Kind::Merged, Target::Slots(store, slot)) => {
-                    if entry == Entry::new(Kind::Merged, store.id, slot.plus(page)) {
+                (Kind::Merged, Target::Slots(store, slots)) => {
+                    if entry == Entry::new(Kind::Merged, store.id, slots[page as usize]) {
                         self.outcomes[page as usize] = outcome::ALREADY;
                     } else {
                         merged.insert(page);
@@ -136,7 +140,7 @@ impl Run<'_> {
         }
         let (faults, pagemap) = (&self.core.guest_faults, &self.core.pagemap);
         let guest = self.address(0);
-        // SAFETY: the run is held.
+        // SAFETY: the window is held.
         let staged = unsafe { staging.take(faults, pagemap, guest, wanted) };
         if staged.is_empty() {
             return;
@@ -145,10 +149,10 @@ impl Run<'_> {
         self.finish(staged.without(equal), outcome::DIFFERENT);
         let placed = match target {
             Target::Zero => self.place_zero_pages(equal),
-            Target::Slots(store, slot) => self.place_slots(equal, store, slot),
+            Target::Slots(store, slots) => self.place_slots(equal, store, slots),
         };
         let back = staged.without(placed);
-        // SAFETY: the run is held, these pages are staged and their places are absent.
+        // SAFETY: the window is held, these pages are staged and their places are absent.
         let copied = unsafe { staging.give_back(faults, pagemap, guest, back) };
         if copied || !placed.is_empty() {
             staging.retire(self.pages.count);
@@ -164,8 +168,8 @@ impl Run<'_> {
             let same = unsafe {
                 match target {
                     Target::Zero => bindery_page::is_zero_at(bytes),
-                    Target::Slots(store, slot) => {
-                        bindery_page::equal_at(bytes, store.page(slot.plus(page)))
+                    Target::Slots(store, slots) => {
+                        bindery_page::equal_at(bytes, store.page(slots[page as usize]))
                     }
                 }
             };
@@ -204,42 +208,45 @@ impl Run<'_> {
     }
 
     /// Maps the slots of `pages`, which are absent in the guest, in their places.
-    fn place_slots(&mut self, pages: PageSet, store: &StoreView, slot: Slot) -> PageSet {
-        let mut placed = PageSet::default();
-        for (first, count) in pages.spans() {
-            let allowed = self.core.budget.allows(MAPPINGS_PER_SPAN);
-            if allowed && self.map_span(first, count, store, slot.plus(first)) {
-                placed = placed.with_span(first, count);
+    fn place_slots(&mut self, pages: PageSet, store: &StoreView, slots: &[Slot]) -> PageSet {
+        let mut mapped = PageSet::default();
+        for (first, count) in pages.spans().flat_map(|(at, count)| runs_of(slots, at, count)) {
+            if self.map_run(first, count, store, slots[first as usize]) {
+                mapped = mapped.with_span(first, count);
             } else {
                 self.core.close_gap(self.address(first), count);
                 self.finish(PageSet::default().with_span(first, count), outcome::NO_MAPPINGS);
             }
         }
-        placed
+        self.protect(mapped, store, slots);
+        mapped
     }
 
-    /// Gives merged pages another slot with the same bytes: a new store, or a better place.
-    fn rehome(&mut self, pages: PageSet, store: &StoreView, slot: Slot) {
+    /// Gives merged pages other slots with the same bytes: of a new store, or at a better place.
+    fn rehome(&mut self, pages: PageSet, store: &StoreView, slots: &[Slot]) {
         let mut equal = PageSet::default();
         for page in pages.pages() {
             let entry = self.region.entry(self.page(page));
             let old = self.core.store_of(entry);
             // SAFETY: both are slots: 4096 readable bytes that do not change while they are mapped.
             let same = unsafe {
-                bindery_page::equal_at(old.page(entry.slot()), store.page(slot.plus(page)))
+                bindery_page::equal_at(old.page(entry.slot()), store.page(slots[page as usize]))
             };
             if same {
                 equal.insert(page);
             }
         }
         self.finish(pages.without(equal), outcome::DIFFERENT);
-        for (first, count) in equal.spans() {
-            let allowed = self.core.budget.allows(MAPPINGS_PER_SPAN);
-            if !(allowed && self.map_span(first, count, store, slot.plus(first))) {
+        let mut mapped = PageSet::default();
+        for (first, count) in equal.spans().flat_map(|(at, count)| runs_of(slots, at, count)) {
+            if self.map_run(first, count, store, slots[first as usize]) {
+                mapped = mapped.with_span(first, count);
+            } else {
                 (first..first + count).for_each(|page| self.map_again(page));
                 self.finish(PageSet::default().with_span(first, count), outcome::NO_MAPPINGS);
             }
         }
+        self.protect(mapped, store, slots);
     }
 
     /// Maps a merged page's slot once more, if a failed mapping of another left nothing there.
@@ -251,23 +258,43 @@ impl Run<'_> {
         let entry = self.region.entry(self.page(page));
         let old = self.core.store_of(entry);
         // The page's content is there and nowhere else, so there is nothing to do but to try again.
-        while !self.map_span(page, 1, &old, entry.slot()) {
+        // SAFETY: the page is held, and the slot's bytes are what it held.
+        while unsafe { map(address, PAGE_BYTES, &old, entry.slot()) }.is_err() {
             thread::sleep(Duration::from_millis(1));
+        }
+        self.core.budget.made(MAPPINGS_PER_RUN);
+        self.protect_span(page, 1, &old, |_| entry.slot());
+    }
+
+    /// Maps consecutive slots over pages of the window. Whether it could be done; if not, the pages
+    /// are as they were, or nothing is mapped there.
+    fn map_run(&self, first: u32, count: u32, store: &StoreView, slot: Slot) -> bool {
+        let (address, bytes) = (self.address(first), count as usize * PAGE_BYTES);
+        // SAFETY: the window is held, and the slots' bytes are what its pages held.
+        let mapped = self.core.budget.allows(MAPPINGS_PER_RUN)
+            && unsafe { map(address, bytes, store, slot) }.is_ok();
+        if mapped {
+            self.core.budget.made(MAPPINGS_PER_RUN);
+        }
+        mapped
+    }
+
+    /// Protects `pages`, whose slots are mapped, and notes what became of each.
+    fn protect(&mut self, pages: PageSet, store: &StoreView, slots: &[Slot]) {
+        for (first, count) in pages.spans() {
+            self.protect_span(first, count, store, |page| slots[page as usize]);
         }
     }
 
-    /// Maps consecutive slots over a span of the guest's range and protects it. Whether it could be
-    /// mapped; if not, the range is as it was, or nothing is mapped there.
-    fn map_span(&mut self, first: u32, count: u32, store: &StoreView, slot: Slot) -> bool {
+    fn protect_span(
+        &mut self,
+        first: u32,
+        count: u32,
+        store: &StoreView,
+        slot: impl Fn(u32) -> Slot,
+    ) {
         let (address, bytes) = (self.address(first), count as usize * PAGE_BYTES);
-        let offset = slot.offset_bytes();
-        // SAFETY: the range is held, and the slots' bytes are what its pages held.
-        let mapped = unsafe { mapping::replace_with_file(address, bytes, store.file(), offset) };
-        if mapped.is_err() {
-            return false;
-        }
-        self.core.budget.made(MAPPINGS_PER_SPAN);
-        let protected = self.protect_span(address, bytes);
+        let protected = self.make_writes_wait(address, bytes);
         let strays =
             if protected { self.find_strays(first, count) } else { self.copy_all(first, count) };
         let kind = if protected { Kind::Merged } else { Kind::Bound };
@@ -275,10 +302,9 @@ impl Run<'_> {
             if strays.contains(page) {
                 self.settle_stray(page);
             } else {
-                self.settle(page, store, Entry::new(kind, store.id, slot.plus(page - first)));
+                self.settle(page, store, Entry::new(kind, store.id, slot(page)));
             }
         }
-        true
     }
 
     /// Pages of a protected span that were written between mapping and protection: present and not
@@ -326,11 +352,11 @@ impl Run<'_> {
     }
 
     /// From here on a write to the range waits for the handler.
-    fn protect_span(&self, address: HostAddress, bytes: usize) -> bool {
+    fn make_writes_wait(&self, address: HostAddress, bytes: usize) -> bool {
         // Populate before registering: a registered mapping has its pages mapped one by one, an
-        // unregistered one sixteen at a time (the kernel's fault-around).
-        // SAFETY: reading a mapping of ours changes no content; the range is held.
-        let _ = unsafe { mapping::advise(address, bytes, libc::MADV_POPULATE_READ) };
+        // unregistered one sixteen at a time.
+        // SAFETY: these are mappings of the store's slots; the window is held.
+        unsafe { mapping::read_around(address, bytes) };
         // SAFETY: the advice was the VMM's own, for this range.
         let advised = unsafe { self.region.advise_mapping(address, bytes) };
         // SAFETY: writes are served by the handler of the store's mappings.
@@ -339,6 +365,28 @@ impl Run<'_> {
             && registered.is_ok()
             && self.core.store_faults.write_protect(address, bytes, true).is_ok()
     }
+}
+
+/// The pages from `first` on, cut where their slots are not consecutive, as (first, count).
+fn runs_of(slots: &[Slot], first: u32, count: u32) -> impl Iterator<Item = (u32, u32)> {
+    let runs = slots[first as usize..][..count as usize].chunk_by(|a, b| a.plus(1) == *b);
+    runs.scan(first, |next, run| {
+        let at = *next;
+        *next += run.len() as u32;
+        Some((at, run.len() as u32))
+    })
+}
+
+/// Maps consecutive slots of a store, privately, in place of what is at `address`.
+///
+/// # Safety
+/// The range is the caller's to replace.
+///
+/// # Errors
+/// As [`mapping::replace_with_file`].
+unsafe fn map(address: HostAddress, bytes: usize, store: &StoreView, slot: Slot) -> io::Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { mapping::replace_with_file(address, bytes, store.file(), slot.offset_bytes()) }
 }
 
 impl Core {

@@ -19,6 +19,7 @@ use crate::{
     region::Region,
     restore::Unmerged,
     spare::Spare,
+    store::StoreView,
     transfer::Staging,
     wire::{
         control::StoreId,
@@ -33,6 +34,8 @@ pub struct Worker {
     staging: Staging,
     spare: Spare,
     extents: Box<[Extent; EXTENTS_PER_CALL_MAX]>,
+    /// A slot for each page of the runs at work.
+    slots: Vec<Slot>,
     transit_max_ns: u64,
 }
 
@@ -71,7 +74,8 @@ impl Worker {
     pub(crate) fn new(core: Arc<Core>) -> io::Result<Self> {
         let staging = Staging::new(&core.guest_faults)?;
         let extents = Box::new([Extent::default(); EXTENTS_PER_CALL_MAX]);
-        Ok(Self { core, staging, spare: Spare::new()?, extents, transit_max_ns: 0 })
+        let (spare, slots) = (Spare::new()?, Vec::new());
+        Ok(Self { core, staging, spare, extents, slots, transit_max_ns: 0 })
     }
 
     /// Which pages of `range` were written since the last scan: [`scan_for`](Self::scan_for) those.
@@ -164,15 +168,20 @@ impl Worker {
         });
     }
 
-    /// Copies pages out. `found` gets each page's bytes, or nothing where it is not managed.
-    pub fn copy(&mut self, pages: &[u32], mut found: impl FnMut(usize, Option<&[u8; PAGE_BYTES]>)) {
-        let mut copy = Box::new([0; PAGE_BYTES]);
-        self.look(pages, |at, bytes| match bytes {
-            None => found(at, None),
-            Some(bytes) => {
-                // SAFETY: `look` gives 4096 mapped bytes; the copy is ours.
-                unsafe { mapping::copy_page(bytes, copy.as_mut_ptr()) };
-                found(at, Some(&copy));
+    /// Copies pages out, one after the other. `found` is told of each whether it is managed; the
+    /// copy of one that is not is zero.
+    ///
+    /// # Panics
+    /// If `copies` is not as long as the pages are.
+    pub fn copy(&mut self, pages: &[u32], copies: &mut [u8], mut found: impl FnMut(bool)) {
+        let (copies, rest) = copies.as_chunks_mut::<PAGE_BYTES>();
+        assert!(copies.len() == pages.len() && rest.is_empty(), "a place for each page");
+        self.look(pages, |at, bytes| {
+            found(bytes.is_some());
+            match bytes {
+                None => copies[at].fill(0),
+                // SAFETY: `look` gives 4096 mapped bytes; the copy is the caller's.
+                Some(bytes) => unsafe { mapping::copy_page(bytes, copies[at].as_mut_ptr()) },
             }
         });
     }
@@ -199,24 +208,48 @@ impl Worker {
         }
     }
 
-    /// Merges a run of pages with a run of slots or of zeros; one [`outcome`] each is appended.
-    pub fn merge(&mut self, store: StoreId, run: Run, outcomes: &mut Vec<u8>) {
+    /// Merges runs of pages with runs of slots or of zeros; one [`outcome`] each is appended. Runs
+    /// whose pages follow one another are merged together, which costs less.
+    pub fn merge(&mut self, store: StoreId, runs: &[Run], outcomes: &mut Vec<u8>) {
+        let store = self.core.store(store);
+        let view = store.as_deref();
+        for stretch in runs.chunk_by(|run, next| is_continued(run, next, view)) {
+            // A window is held as long as all its runs take.
+            for runs in stretch.chunks(WINDOW_RUNS_MAX) {
+                self.merge_consecutive(view, runs, outcomes);
+            }
+        }
+    }
+
+    /// Merges runs whose pages are consecutive and that are alike in kind and in whether they make sense.
+    fn merge_consecutive(
+        &mut self,
+        store: Option<&StoreView>,
+        runs: &[Run],
+        outcomes: &mut Vec<u8>,
+    ) {
+        let pages: u32 = runs.iter().map(|run| run.count).sum();
         let asked = outcomes.len();
-        outcomes.resize(asked + run.count as usize, outcome::NEVER);
+        outcomes.resize(asked + pages as usize, outcome::NEVER);
         let outcomes = &mut outcomes[asked..];
-        let Some(target) = self.target(store, run) else { return };
-        let pages = PageRange::new(PageIndex(run.page), run.count);
+        let [first, ..] = runs else { return };
+        if !is_sane(first, store) {
+            return;
+        }
+        self.slots.clear();
+        if first.zero == 0 {
+            self.slots.extend(runs.iter().flat_map(|run| run.slot..run.slot + run.count).map(Slot));
+        }
+        let pages = PageRange::new(PageIndex(first.page), pages);
         let core = Arc::clone(&self.core);
         for part in core.parts(pages) {
-            let first = (part.pages.first.0 - run.page) as usize;
             for piece in part.pages.pieces(RUN_PAGES_MAX) {
-                let skipped = piece.first.0 - run.page;
-                let outcomes = &mut outcomes
-                    [first + (piece.first.0 - part.pages.first.0) as usize..]
-                    [..piece.count as usize];
-                let target = match &target {
-                    None => Target::Zero,
-                    Some(store) => Target::Slots(store, Slot(run.slot).plus(skipped)),
+                let at = (piece.first.0 - first.page) as usize;
+                let piece_at = at..at + piece.count as usize;
+                let outcomes = &mut outcomes[piece_at.clone()];
+                let target = match store {
+                    Some(store) if first.zero == 0 => Target::Slots(store, &self.slots[piece_at]),
+                    _ => Target::Zero,
                 };
                 // Nobody unmaps the region while its pages are in transit.
                 let _mapped = part.region.mapped.read().unwrap_or_else(PoisonError::into_inner);
@@ -229,17 +262,6 @@ impl Worker {
                 self.transit_max_ns = self.transit_max_ns.max(transit_ns);
             }
         }
-    }
-
-    /// The store of a run that names one, `Some(None)` for zeros, nothing for nonsense.
-    #[expect(clippy::option_option, reason = "nonsense and zeros are different answers")]
-    fn target(&self, store: StoreId, run: Run) -> Option<Option<Arc<crate::store::StoreView>>> {
-        run.page.checked_add(run.count)?;
-        if run.zero != 0 {
-            return Some(None);
-        }
-        let store = self.core.store(store)?;
-        store.has(Slot(run.slot), run.count).then_some(Some(store))
     }
 
     /// Makes merged pages of `range` private again, at most about `budget_pages` of them.
@@ -313,6 +335,22 @@ impl Worker {
     pub fn transit_max_ns(&mut self) -> u64 {
         std::mem::take(&mut self.transit_max_ns)
     }
+}
+
+/// Runs merged together at most: each takes some microseconds, for which guests wait that touch any.
+const WINDOW_RUNS_MAX: usize = 16;
+
+/// Whether a run makes sense: pages that can be, slots that the store has.
+fn is_sane(run: &Run, store: Option<&StoreView>) -> bool {
+    let fits = |store: &StoreView| store.has(Slot(run.slot), run.count);
+    run.page.checked_add(run.count).is_some() && (run.zero != 0 || store.is_some_and(fits))
+}
+
+/// Whether `next` can be merged together with `run`.
+fn is_continued(run: &Run, next: &Run, store: Option<&StoreView>) -> bool {
+    run.page.checked_add(run.count) == Some(next.page)
+        && (run.zero != 0) == (next.zero != 0)
+        && is_sane(run, store) == is_sane(next, store)
 }
 
 /// Pages looked at before whoever unmaps them gets a turn.

@@ -1,14 +1,18 @@
 //! The merge primitive, one transition at a time, looked at through the kernel's eyes.
 mod common;
 
-use std::{fs::File, os::unix::fs::MetadataExt};
+use std::{
+    fs::File,
+    os::unix::fs::MetadataExt,
+    time::{Duration, Instant},
+};
 
 use bindery_page::DigestKey;
-use bindery_space::Sought;
 use bindery_space::wire::{
     control::StoreId,
-    lane::{Run, outcome},
+    lane::{Lost, Run, outcome},
 };
+use bindery_space::{Sought, Worker};
 use bindery_sys::mapping;
 use bindery_units::{HostAddress, PAGE_BYTES, Slot};
 use common::{Bench, STORE, merged};
@@ -54,8 +58,7 @@ fn merged_pages_share_a_frame_and_part_when_written() {
     assert!(bench.holds(5, 77) && bench.holds(69, 6) && bench.holds(4, 5) && bench.holds(6, 7));
     assert!(!backing(bench.address(5)).0, "a written page is anonymous again");
     assert!(backing(bench.address(69)).0);
-    let mut lost = Vec::new();
-    assert!(!worker.lost(&mut lost, 1000));
+    let lost = await_loss(&mut worker);
     let pages: Vec<_> = lost.iter().map(|l| (l.page, l.slot, l.store, l.cause)).collect();
     assert_eq!(pages, [(bench.page(5).0, 5, 1, 1)]);
     assert!(bench.space.breaks() >= 1);
@@ -67,6 +70,66 @@ fn merged_pages_share_a_frame_and_part_when_written() {
     assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), [outcome::ALREADY]);
 }
 
+/// Losses, once there are any: a writer goes on before its page is noted as lost.
+fn await_loss(worker: &mut Worker) -> Vec<Lost> {
+    let mut lost = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while lost.is_empty() && Instant::now() < deadline {
+        assert!(!worker.lost(&mut lost, 1000));
+    }
+    lost
+}
+
+/// Runs whose pages follow one another are merged together, each with its own slots, and one that
+/// makes no sense or holds something else takes nothing from the others.
+#[test]
+fn runs_that_follow_one_another_are_merged_each_with_its_slots() {
+    let Some(bench) = Bench::new(200, 256) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    let run = |page: u32, count, slot, zero| Run { page: bench.page(page).0, count, slot, zero };
+    let mut runs: Vec<Run> = (0..70).map(|page| run(page, 1, 200 - page, 0)).collect();
+    runs.push(run(70, 3, 255, 0));
+    runs.push(run(73, 4, 0, 1));
+    runs.push(run(77, 60, 50, 0));
+    runs.push(run(140, 2, 30, 0));
+    for run in runs.iter().filter(|run| run.zero == 0 && run.slot < 255) {
+        for at in 0..run.count {
+            let page = run.page - bench.page(0).0 + at;
+            bench.fill(page, u64::from(run.slot + at + 1));
+            bench.fill_slot(Slot(run.slot + at), u64::from(run.slot + at + 1));
+        }
+    }
+    bench.fill(20, 999);
+    bench.fill(75, 999);
+    let mut outcomes = Vec::new();
+    worker.merge(STORE, &runs, &mut outcomes);
+    let mut at = 0;
+    for run in &runs {
+        for page in run.page - bench.page(0).0..run.page - bench.page(0).0 + run.count {
+            let expected = match page {
+                20 | 75 => outcome::DIFFERENT,
+                70..73 => outcome::NEVER,
+                _ => outcome::MERGED,
+            };
+            assert_eq!(outcomes[at], expected, "page {page}");
+            at += 1;
+        }
+    }
+    assert_eq!(at, outcomes.len());
+    assert!(
+        (0..70).all(|page| bench.holds(page, if page == 20 { 999 } else { 201 - u64::from(page) }))
+    );
+    assert!((77..137).all(|page| bench.holds(page, u64::from(page) - 26)));
+    // Each page is its own: a write changes one.
+    bench.fill(10, 7);
+    assert!(bench.holds(9, 192) && bench.holds(10, 7) && bench.holds(11, 190));
+    outcomes.clear();
+    assert_eq!(await_loss(&mut worker).len(), 1);
+    worker.merge(STORE, &runs[..20], &mut outcomes);
+    let again = |page| if page == 10 { outcome::DIFFERENT } else { outcome::ALREADY };
+    assert_eq!(outcomes, (0..20).map(again).collect::<Vec<u8>>());
+}
+
 #[test]
 fn zero_pages_become_the_kernels_in_place() {
     let Some(bench) = Bench::new(64, 1) else { return };
@@ -75,7 +138,7 @@ fn zero_pages_become_the_kernels_in_place() {
     bench.fill(7, 1);
     let mut outcomes = Vec::new();
     let run = Run { page: bench.page(0).0, count: 64, slot: 0, zero: 1 };
-    worker.merge(STORE, run, &mut outcomes);
+    worker.merge(STORE, &[run], &mut outcomes);
     assert!(
         (0..64)
             .all(|page| outcomes[page]
@@ -141,7 +204,7 @@ fn a_survey_finds_what_is_there_written_or_not_but_neither_zero_nor_merged() {
     (10..15).for_each(|page| bench.fill_slot(Slot(page), 1 + u64::from(page)));
     let mut outcomes = Vec::new();
     let zeros = Run { page: bench.page(0).0, count: 5, slot: 0, zero: 1 };
-    worker.merge(STORE, zeros, &mut outcomes);
+    worker.merge(STORE, &[zeros], &mut outcomes);
     assert_eq!(bench.merge(&mut worker, 10, 5, Slot(10)), merged(5));
     let mut found = Vec::new();
     // Everything has been told; then one page is written.
@@ -315,6 +378,8 @@ fn an_old_store_is_forgotten_with_its_last_page() {
 
     let mut known = |written: u32| {
         bench.fill(written, 8);
+        assert_eq!(await_loss(&mut worker).len(), 1);
+        // Stores are forgotten when losses are asked for.
         assert!(!worker.lost(&mut Vec::new(), 100));
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
         // Other tests of this process have stores of the same name.

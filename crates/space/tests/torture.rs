@@ -234,7 +234,7 @@ impl Torture {
     fn merge_zero(&self, worker: &mut bindery_space::Worker, first: u32, count: u32) {
         let mut outcomes = Vec::new();
         let run = Run { page: self.bench.page(first).0, count, slot: 0, zero: 1 };
-        worker.merge(STORE, run, &mut outcomes);
+        worker.merge(STORE, &[run], &mut outcomes);
     }
 
     fn merge(&self, worker: &mut bindery_space::Worker, first: u32, count: u32) {
@@ -242,17 +242,23 @@ impl Torture {
         if !self.settings.compact && (first..first + count).any(mapped) {
             return;
         }
-        let Some(slot) = self.take_slots(count) else { return };
+        let Some(slots) = self.take_slots(count) else { return };
         let pages: Vec<u32> = (first..first + count).map(|page| self.bench.page(page).0).collect();
-        worker.copy(&pages, |at, bytes| {
-            let bytes = bytes.expect("managed");
-            let offset = Slot(slot + at as u32).offset_bytes();
-            self.bench.store.write_all_at(bytes, offset).expect("store");
+        let mut copies = vec![0; pages.len() * PAGE_BYTES];
+        worker.copy(&pages, &mut copies, |managed| assert!(managed, "a region is not given up"));
+        for (slot, copy) in slots.iter().zip(copies.chunks(PAGE_BYTES)) {
+            self.bench.store.write_all_at(copy, Slot(*slot).offset_bytes()).expect("store");
+        }
+        let mut page = pages[0];
+        let runs = slots.chunk_by(|a, b| *b == a + 1).map(|slots| {
+            let run = Run { page, count: slots.len() as u32, slot: slots[0], zero: 0 };
+            page += run.count;
+            run
         });
-        let outcomes = self.bench.merge(worker, first, count, Slot(slot));
+        let mut outcomes = Vec::new();
+        worker.merge(STORE, &runs.collect::<Vec<Run>>(), &mut outcomes);
         let mut unused = Vec::new();
-        for (page, outcome) in (first..).zip(outcomes) {
-            let slot = slot + page - first;
+        for ((page, outcome), slot) in (first..).zip(outcomes).zip(slots) {
             if outcome == outcome::MERGED {
                 let before = self.slots[page as usize].swap(slot, Ordering::AcqRel);
                 unused.extend((before != NO_SLOT).then_some(before));
@@ -265,14 +271,12 @@ impl Torture {
     }
 
     /// Consecutive slots: the free list is kept in blocks of the longest run.
-    fn take_slots(&self, count: u32) -> Option<u32> {
+    /// Slots that are mostly consecutive, and the less so the longer this goes on.
+    fn take_slots(&self, count: u32) -> Option<Vec<u32>> {
         let mut free = self.free.lock().expect("no merger failed");
         free.sort_unstable();
-        let window = count as usize;
-        let at = free.windows(window).position(|w| w[window - 1] - w[0] == count - 1)?;
-        let first = free[at];
-        free.drain(at..at + window);
-        Some(first)
+        let count = count as usize;
+        (count <= free.len()).then(|| free.drain(..count).collect())
     }
 
     fn release(&self, slots: &[u32]) {

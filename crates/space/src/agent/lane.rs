@@ -32,6 +32,9 @@ use crate::{Sought, Space, Worker};
 /// Pages made private in answer to one `UNMERGE`: tens of milliseconds at worst.
 const UNMERGE_PAGES: u32 = 4096;
 
+/// Runs merged between two looks whether the session ends.
+const MERGE_RUNS: usize = 64;
+
 /// Pages copied between two writes to the window.
 const COPY_PAGES: usize = 32;
 
@@ -204,16 +207,9 @@ impl Lane {
         flags.clear();
         bytes.resize(COPY_PAGES * PAGE_BYTES, 0);
         for (batch, pages) in wanted.chunks(COPY_PAGES).enumerate() {
-            self.worker.copy(pages, |at, page| {
-                flags.push(page.is_some().into());
-                let place = &mut bytes[at * PAGE_BYTES..][..PAGE_BYTES];
-                match page {
-                    Some(page) => place.copy_from_slice(page),
-                    None => place.fill(0),
-                }
-            });
-            let offset = (1 + batch * COPY_PAGES) * PAGE_BYTES;
-            write_array(&self.parts.window, offset, &bytes[..pages.len() * PAGE_BYTES])?;
+            let copies = &mut bytes[..pages.len() * PAGE_BYTES];
+            self.worker.copy(pages, copies, |found| flags.push(found.into()));
+            write_array(&self.parts.window, (1 + batch * COPY_PAGES) * PAGE_BYTES, copies)?;
         }
         write_array(&self.parts.window, 0, flags)?;
         Ok(array_of(flags.len(), None))
@@ -228,12 +224,13 @@ impl Lane {
     fn merge(&mut self, store: StoreId) -> io::Result<Answer> {
         let outcomes = &mut self.arrays.outcomes;
         outcomes.clear();
-        for run in &self.arrays.runs {
+        for runs in self.arrays.runs.chunks(MERGE_RUNS) {
             if self.parts.stopping.load(Ordering::Relaxed) {
                 // Nobody reads the answer any more, but it has its length.
-                outcomes.resize(outcomes.len() + run.count as usize, outcome::BUSY);
+                let pages: u32 = runs.iter().map(|run| run.count).sum();
+                outcomes.resize(outcomes.len() + pages as usize, outcome::BUSY);
             } else {
-                self.worker.merge(store, *run, outcomes);
+                self.worker.merge(store, runs, outcomes);
             }
         }
         write_array(&self.parts.window, 0, outcomes)?;

@@ -98,7 +98,7 @@ impl Bench {
     pub(crate) fn merge(&self, worker: &mut Worker, page: u32, count: u32, slot: Slot) -> Vec<u8> {
         let mut outcomes = Vec::new();
         let run = Run { page: self.page(page).0, count, slot: slot.0, zero: 0 };
-        worker.merge(STORE, run, &mut outcomes);
+        worker.merge(STORE, &[run], &mut outcomes);
         outcomes
     }
 
