@@ -152,6 +152,9 @@ impl Shared {
                 Ok(Ended::Stopped) => return,
                 Ok(Ended::Refused { reason }) => return self.end_refused(&reason),
                 Ok(Ended::Released) => return self.end_released(),
+                Ok(Ended::Kept(error)) => log::say(format_args!(
+                    "cannot step aside: {error}; this guest stays managed, and can be asked again"
+                )),
                 Ok(Ended::Gone) => complaint.gone(&self.config, was_welcome),
                 Err(error) => complaint.failed(&self.config, &error),
             }

@@ -38,6 +38,9 @@ pub(super) enum Ended {
     Refused { reason: String },
     /// Everything was given back, as the daemon asked.
     Released,
+    /// The daemon asked for everything back, and that could not be done: what is left is still
+    /// managed.
+    Kept(ReleaseError),
     /// The daemon closed the connection.
     Gone,
 }
@@ -151,7 +154,7 @@ impl<'a> Session<'a> {
                 let [socket, window] = exactly(fds);
                 self.lanes.open(self.shared, key.clone(), socket, window)?;
             }
-            (FromDaemon::Release, Some(_)) => return self.release(),
+            (FromDaemon::Release, Some(_)) => return Ok(Some(self.release())),
             (FromDaemon::Refused { reason }, None) => {
                 self.shared.note_end();
                 return Ok(Some(Ended::Refused { reason }));
@@ -195,19 +198,22 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Gives everything back. If that cannot be done, the guest stays managed and the daemon may ask
-    /// again.
-    fn release(&mut self) -> Result<Option<Ended>, SessionError> {
+    /// Gives everything back, and says so. If that cannot be done the session ends: the daemon sees
+    /// it, takes the guest again when it connects anew, and may ask again.
+    fn release(&mut self) -> Ended {
         self.lanes.end();
         if let Err(error) = self.shared.give_everything_back() {
-            log::say(format_args!("cannot step aside: {error}"));
-            self.announce()?;
-            return Ok(None);
+            return Ended::Kept(error);
         }
         self.shared.note_end();
-        self.announce()?;
-        self.channel.send(&FromShim::Released, &[], PATIENCE)?;
-        Ok(Some(Ended::Released))
+        let told = self
+            .announce()
+            .and_then(|()| Ok(self.channel.send(&FromShim::Released, &[], PATIENCE)?));
+        if let Err(error) = told {
+            // It is done all the same: there is nothing left for another session.
+            log::say(format_args!("the daemon went away before it was told: {error}"));
+        }
+        Ended::Released
     }
 }
 

@@ -6,6 +6,7 @@ mod lanes;
 mod nonsense;
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use bindery_space::agent::{Agent, AgentConfig};
 use bindery_space::wire::control::{FromDaemon, FromShim, StoreId, VERSION};
 use bindery_space::wire::lane::{MergedSpan, Request, Run, op};
 use bindery_sys::mapping::Mapping;
+use bindery_sys::socket;
 use bindery_units::{PAGE_BYTES, Slot};
 use common::{Bench, merged};
 use daemon::{Connection, Daemon, SOON};
@@ -159,6 +161,19 @@ fn a_guest_that_is_told_to_steps_aside() {
     assert!(eventually(|| meeting.agent.has_ended()));
     assert!(meeting.bench.space.regions().is_empty());
     assert!(meeting.bench.holds(1, 4));
+    let daemon = meeting.daemon.as_ref().expect("daemon");
+    assert!(!daemon.is_called(Duration::from_millis(300)), "it does not come back");
+}
+
+#[test]
+fn a_guest_that_has_stepped_aside_stays_away_though_nobody_heard_it() {
+    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    meeting.connection.channel.send(&FromDaemon::Release, &[], SOON).expect("release");
+    // The daemon is killed.
+    socket::shutdown(meeting.connection.channel.as_fd()).expect("shutdown");
+    assert!(eventually(|| meeting.agent.has_ended()));
+    assert!(meeting.bench.space.regions().is_empty());
     let daemon = meeting.daemon.as_ref().expect("daemon");
     assert!(!daemon.is_called(Duration::from_millis(300)), "it does not come back");
 }
