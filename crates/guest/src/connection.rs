@@ -56,7 +56,8 @@ pub trait Connection: Send + Sync {
     /// [`GuestError`] of a connection that failed.
     fn settle(&self) -> Result<bool, GuestError>;
 
-    /// Ends the connection. The guest sees it, goes on as it is, and looks for a daemon again.
+    /// Ends the connection. The guest sees it, goes on as it is, and looks for a daemon again. Not
+    /// while the guest was asked to step aside and has not answered.
     fn close(&self);
 
     /// Whether it has given everything back (`unmanage`): all its pages are private.

@@ -27,6 +27,7 @@ pub struct Guest {
     control: Mutex<Control>,
     /// The connection once more, to wait on without the lock.
     watch: OwnedFd,
+    asked_to_release: AtomicBool,
     released: AtomicBool,
     lanes: LanePool,
 }
@@ -56,6 +57,7 @@ impl Guest {
             process: parts.process,
             control: Mutex::new(control),
             watch: parts.watch,
+            asked_to_release: AtomicBool::new(false),
             released: AtomicBool::new(false),
             lanes: LanePool::default(),
         }
@@ -132,11 +134,14 @@ impl Guest {
     }
 
     /// Asks the guest to give everything back and to step aside. Its answer comes later: wait with
-    /// [`Guest::wait_events`] until [`Connection::has_released`].
+    /// [`Guest::wait_events`] until [`Connection::has_released`], or until the connection ends,
+    /// which says that the guest could not.
     ///
     /// # Errors
     /// [`GuestError`] of a connection that failed.
     pub fn release(&self) -> Result<(), GuestError> {
+        // Relaxed: a flag, set before the guest can end a lane because of the message.
+        self.asked_to_release.store(true, Ordering::Relaxed);
         self.send(&FromDaemon::Release, &[])
     }
 
@@ -180,6 +185,11 @@ impl Connection for Guest {
     }
 
     fn close(&self) {
+        // A guest that steps aside ends its lanes first, and whoever works on it sees them fail. The
+        // connection has to stay for its answer; the guest ends it itself.
+        if self.asked_to_release.load(Ordering::Relaxed) && !self.has_released() {
+            return;
+        }
         // It fails if the guest has closed its own end: then there is nobody to be told.
         let _ = shutdown(&self.watch);
     }

@@ -116,6 +116,20 @@ fn a_guest_is_welcomed_and_tells_its_regions() {
 }
 
 #[test]
+fn a_guest_that_steps_aside_is_heard_to_the_end() {
+    let (guest, mut shim, _) = welcomed(vec![]);
+    guest.release().unwrap();
+    assert_eq!(next(&mut shim).0, FromDaemon::Release);
+    // It has ended its lanes, and whoever worked on it takes it for lost.
+    guest.close();
+    assert!(!guest.wait_events(Duration::ZERO).unwrap());
+    shim.send(&FromShim::Released, &[], SOON).unwrap();
+    assert!(guest.wait_events(SOON).unwrap() && guest.has_released());
+    guest.close();
+    assert!(matches!(shim.receive(SOON), Ok(Received::Closed)));
+}
+
+#[test]
 fn lanes_are_opened_once_and_used_again() {
     let (guest, mut shim, _) = welcomed(vec![]);
     let lane = guest.lane().unwrap();

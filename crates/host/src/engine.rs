@@ -156,10 +156,11 @@ impl Engine {
         Ok(0)
     }
 
-    /// Asks a guest to step aside. Its own thread hears when it has.
-    pub(crate) fn release(&self, id: u32) -> Result<(), EngineError> {
+    /// Asks a guest to step aside, and returns it. Its own thread hears when it has.
+    pub(crate) fn release(&self, id: u32) -> Result<Arc<Guest>, EngineError> {
         let guest = self.lock().connected.get(&id).cloned().ok_or(EngineError::Gone)?;
-        Ok(guest.release()?)
+        guest.release()?;
+        Ok(guest)
     }
 
     /// All domains, in order of user and name.

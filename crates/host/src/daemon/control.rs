@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bindery_guest::Connection;
 use bindery_sys::thread::process_cpu_time;
 use std::sync::atomic::Ordering;
 
@@ -56,7 +57,7 @@ impl Shared {
     /// Has a guest give everything back, and waits until it has.
     fn unmanage(&self, id: u32) -> Result<u64, Failure> {
         let failed = |message: String| Failure::new(FailureKind::Failed, message);
-        self.engine.release(id).map_err(|error| failed(error.to_string()))?;
+        let guest = self.engine.release(id).map_err(|error| failed(error.to_string()))?;
         let deadline = Instant::now() + RELEASE_PATIENCE;
         // Its own thread hears its answer, and takes it out.
         while self.guests.ids().contains(&id) {
@@ -68,7 +69,12 @@ impl Shared {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Ok(0)
+        if guest.has_released() || guest.has_ended() {
+            return Ok(0);
+        }
+        let message = "the guest could not step aside, or its connection failed before it had: see \
+                       the VMM's log, and repeat once it is listed again";
+        Err(failed(message.into()))
     }
 }
 

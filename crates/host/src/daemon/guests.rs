@@ -66,7 +66,8 @@ impl Shared {
     fn attend_guest(&self, guest: &Guest) -> String {
         loop {
             match guest.wait_events(LOOK_EVERY) {
-                Ok(_) if guest.has_released() => return "it is no longer managed".into(),
+                // Its last message, and then the connection's end, may have come as one.
+                _ if guest.has_released() => return "it is no longer managed".into(),
                 Ok(_) if self.stopping.is_set() => return "the daemon ends".into(),
                 Err(error) if error.is_fatal() => return error.to_string(),
                 Ok(_) => {}
