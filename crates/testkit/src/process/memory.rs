@@ -5,7 +5,8 @@ use std::io;
 use bindery_units::PAGE_BYTES;
 
 use super::Verified;
-use content::{PageState, Random};
+use content::PageState;
+pub(super) use content::Random;
 
 #[expect(dead_code, reason = "what only the program inside guests needs")]
 #[path = "../bin/guest_agent/content.rs"]
@@ -53,6 +54,19 @@ impl Memory {
 
     pub(super) fn address(&self) -> usize {
         self.block[self.offset..].as_ptr().addr()
+    }
+
+    /// Where the pages are, for whoever has all of them to itself from now on.
+    pub(super) fn give_away(&mut self) -> usize {
+        self.block[self.offset..].as_mut_ptr().expose_provenance()
+    }
+
+    pub(super) fn pages(&self) -> usize {
+        self.states.len()
+    }
+
+    pub(super) fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Offers all pages for merging, as a VMM would: by the symbol that a preload library takes.

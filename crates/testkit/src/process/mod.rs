@@ -4,9 +4,12 @@
 //! It is the test program itself, run once more. A test program that uses it has one test named
 //! [`ENTRY`], which does nothing else than call [`serve_if_started`].
 //!
+//! Its memory can be that of KVM guests instead, which then write and verify.
+//!
 //! Concurrency: a [`ProcessGuest`] is used by one thread at a time; the process has a thread that
-//! writes beside the one that obeys.
+//! writes beside the one that obeys, or one for each KVM guest.
 
+mod machines;
 mod memory;
 mod serve;
 
@@ -31,6 +34,17 @@ pub struct Verified {
     /// Pages compared so far, by the thread that writes too.
     pub pages: u64,
     /// Of them, those that were not what was written. Zero is good.
+    pub bad: u64,
+}
+
+/// What KVM guests in a process did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MachineFigures {
+    /// Pages read and compared, by a guest or from outside.
+    pub read: u64,
+    /// Pages written by a guest.
+    pub written: u64,
+    /// Of the pages read, those that were not what was written. Zero is good.
     pub bad: u64,
 }
 
@@ -132,6 +146,39 @@ impl ProcessGuest {
             (Some(Ok(pages)), Some(Ok(bad))) => Ok(Verified { pages, bad }),
             _ => Err(io::Error::other(answer)),
         }
+    }
+
+    /// Has it run `count` KVM guests in its memory, offered or not, which write and verify in
+    /// batches with a pause between them. The memory is theirs from now on.
+    ///
+    /// # Errors
+    /// Without KVM, or when the process has ended.
+    pub fn run_machines(&mut self, count: usize, pause_us: u64) -> io::Result<()> {
+        self.expect(&format!("machines {count} {pause_us}"), "running")
+    }
+
+    /// What its KVM guests have done so far.
+    ///
+    /// # Errors
+    /// When there are none, or the process has ended.
+    pub fn machine_figures(&mut self) -> io::Result<MachineFigures> {
+        self.machine_order("figures")
+    }
+
+    /// Has its KVM guests compare all of their memory once more, from inside and from outside, and
+    /// end.
+    ///
+    /// # Errors
+    /// When one of them left its program, or the process has ended.
+    pub fn halt_machines(&mut self) -> io::Result<MachineFigures> {
+        self.machine_order("halt")
+    }
+
+    fn machine_order(&mut self, order: &str) -> io::Result<MachineFigures> {
+        let answer = self.order(order)?;
+        let figures: Vec<u64> = answer.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [read, written, bad] = figures[..] else { return Err(io::Error::other(answer)) };
+        Ok(MachineFigures { read, written, bad })
     }
 
     /// Has it shut down every socket that it has: those of the agent in it. Returns how many.

@@ -14,8 +14,10 @@ use bindery_units::PAGE_BYTES;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{Shutdown, shutdown};
 
+use super::machines::Machines;
 use super::memory::Memory;
-use super::{MARK, VARIABLE};
+use super::{MARK, MachineFigures, VARIABLE};
+use crate::kvm::TinyGuestError;
 
 /// Is the guest's process, if this process was started as one; returns at once if not.
 ///
@@ -36,6 +38,7 @@ pub fn serve_if_started() {
 struct Guest {
     memory: Arc<Mutex<Memory>>,
     churn: Option<Churn>,
+    machines: Option<Machines>,
 }
 
 struct Churn {
@@ -48,7 +51,7 @@ fn obey(guest: &mut Option<Guest>, words: &[&str]) -> String {
         let pages = pages.parse().expect("a number of pages");
         let memory = Memory::filled(pages, seed.parse().expect("a seed"));
         let address = memory.address();
-        *guest = Some(Guest { memory: Arc::new(Mutex::new(memory)), churn: None });
+        *guest = Some(Guest { memory: Arc::new(Mutex::new(memory)), churn: None, machines: None });
         return address.to_string();
     }
     let guest = guest.as_mut().expect("memory is filled first");
@@ -69,6 +72,18 @@ fn obey(guest: &mut Option<Guest>, words: &[&str]) -> String {
             let verified = guest.memory().verify_all();
             format!("{} {}", verified.pages, verified.bad)
         }
+        ["machines", count, pause_us] => {
+            let pause = Duration::from_micros(pause_us.parse().expect("a pause"));
+            match guest.run_machines(count.parse().expect("a number of machines"), pause) {
+                Ok(()) => "running".into(),
+                Err(error) => error.to_string(),
+            }
+        }
+        ["figures"] => say(&guest.machines.as_ref().expect("machines run").figures()),
+        ["halt"] => match guest.machines.take().expect("machines run").halt() {
+            Ok(figures) => say(&figures),
+            Err(error) => error.to_string(),
+        },
         ["cut"] => cut_connections().to_string(),
         ["change", descriptor] => change(descriptor.parse().expect("a descriptor")),
         ["open", for_writing, path] => {
@@ -96,12 +111,23 @@ impl Guest {
         self.churn = Some(Churn { stop, thread });
     }
 
+    fn run_machines(&mut self, count: usize, pause: Duration) -> Result<(), TinyGuestError> {
+        self.rest();
+        let seed = self.memory().seed();
+        self.machines = Some(Machines::start(&self.memory, count, seed, pause)?);
+        Ok(())
+    }
+
     fn rest(&mut self) {
         if let Some(churn) = self.churn.take() {
             churn.stop.store(true, Ordering::Relaxed);
             churn.thread.join().expect("the thread that writes does not panic");
         }
     }
+}
+
+fn say(MachineFigures { read, written, bad }: &MachineFigures) -> String {
+    format!("{read} {written} {bad}")
 }
 
 /// A descriptor of this process, whoever opened it. Not closed when dropped.
