@@ -18,12 +18,38 @@ struct LongForm {
     amount: (&'static str, &'static str),
 }
 
-const LONG_FORMS: [LongForm; 1] = [LongForm {
-    name: "torture, 10^8 operations",
-    package: "bindery-space",
-    test: "torture",
-    amount: ("BINDERY_TORTURE_OPERATIONS", "100000000"),
-}];
+const LONG_FORMS: [LongForm; 5] = [
+    LongForm {
+        name: "torture, 10^8 operations",
+        package: "bindery-space",
+        test: "torture",
+        amount: ("BINDERY_TORTURE_OPERATIONS", "100000000"),
+    },
+    LongForm {
+        name: "real guests, 200 rounds",
+        package: "bindery-cli",
+        test: "fire_guests",
+        amount: ("BINDERY_GUEST_ROUNDS", "200"),
+    },
+    LongForm {
+        name: "200 daemons killed, 200 connections cut",
+        package: "bindery-cli",
+        test: "fire_kills",
+        amount: ("BINDERY_DAEMON_KILLS", "200"),
+    },
+    LongForm {
+        name: "KVM guests, 50 rounds",
+        package: "bindery-cli",
+        test: "fire_kvm",
+        amount: ("BINDERY_KVM_ROUNDS", "50"),
+    },
+    LongForm {
+        name: "the shim's storm, ten minutes",
+        package: "bindery-shim",
+        test: "hooks",
+        amount: ("STORM_SECONDS", "600"),
+    },
+];
 
 /// Runs the tests; with `long`, their long forms too.
 pub(crate) fn run(long: bool) -> Result<()> {
