@@ -11,11 +11,10 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use bindery_sys::{
-    socket, thread,
+    thread,
     userfault::{Fault, Userfault},
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
@@ -27,12 +26,6 @@ const ZERO_FILL_PAGES: usize = 64;
 
 /// Neighbours brought back together when breaks march through a run.
 const BREAK_PAGES_MAX: u32 = 16;
-
-/// How often a handler publishes its CPU time: every so many rounds of faults.
-const CPU_ROUNDS: u32 = 64;
-
-/// A handler with nothing to do looks up now and then.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn start(core: &Arc<Core>) -> io::Result<()> {
     let absent = Arc::clone(core);
@@ -54,31 +47,33 @@ impl Drop for Lifeline {
     }
 }
 
-/// Calls `serve` for each fault of a context, for ever.
-fn serve(faults: &Userfault, cpu_time_ns: &AtomicU64, mut serve: impl FnMut(Fault)) {
+/// Calls `serve` for each fault of a context, and `rest` when all that were read are served, for
+/// ever.
+fn serve<State>(
+    faults: &Userfault,
+    cpu_time_ns: &AtomicU64,
+    mut state: State,
+    mut serve: impl FnMut(&mut State, Fault),
+    mut rest: impl FnMut(&mut State),
+) {
     let _lifeline = Lifeline;
     let mut messages: Faults = [MaybeUninit::uninit(); Userfault::READ_MAX];
-    let mut rounds = 0u32;
     loop {
+        // An interrupted or failed wait is only another look.
         let count = faults.read(&mut messages).unwrap_or(0);
         for message in &messages[..count] {
             // SAFETY: `read` filled so many.
-            serve(unsafe { message.assume_init() });
+            serve(&mut state, unsafe { message.assume_init() });
         }
-        if count == 0 || rounds.is_multiple_of(CPU_ROUNDS) {
-            cpu_time_ns.store(thread::cpu_time().as_nanos() as u64, Ordering::Relaxed);
-        }
-        rounds = rounds.wrapping_add(1);
-        if count == 0 {
-            // An interrupted or failed wait is only another look.
-            let _ = socket::wait_readable(faults, PATIENCE);
-        }
+        rest(&mut state);
+        cpu_time_ns.store(thread::cpu_time().as_nanos() as u64, Ordering::Relaxed);
     }
 }
 
 impl Core {
     fn serve_absent(&self) {
-        serve(&self.guest_faults, &self.absent_cpu_ns, |fault| self.fill(fault.address));
+        let fill = |(): &mut (), fault: Fault| self.fill(fault.address);
+        serve(&self.guest_faults, &self.absent_cpu_ns, (), fill, |()| ());
     }
 
     /// Fills an absent page, and the absent pages behind it, with zeros.
@@ -126,14 +121,15 @@ impl Core {
         }
     }
 
-    fn serve_breaks(&self, mut spare: Spare) {
+    fn serve_breaks(&self, spare: Spare) {
         let mut last = HostAddress(0);
         let mut batch = 1;
-        serve(&self.store_faults, &self.break_cpu_ns, |fault| {
+        let break_page = |spare: &mut Spare, fault: Fault| {
             // A march through consecutive pages brings more and more of them back at once.
             batch = if fault.address == last { (batch * 2).min(BREAK_PAGES_MAX) } else { 1 };
-            last = self.break_page(fault.address, batch, &mut spare);
-        });
+            last = self.break_page(fault.address, batch, spare);
+        };
+        serve(&self.store_faults, &self.break_cpu_ns, spare, break_page, Spare::populate);
     }
 
     /// Brings a written page back, with up to `batch` pages from it on. Returns the address after.

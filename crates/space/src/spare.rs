@@ -16,6 +16,9 @@ const CHUNK_PAGES: usize = 512;
 /// The most pages that can be restored in one step.
 pub(crate) const SPARE_PAGES_MAX: usize = 64;
 
+/// Pages that have memory before they are wanted: whoever waits for one waits the less.
+const POPULATED_PAGES: usize = 8;
+
 /// A stock of spare pages, for one thread.
 #[derive(Debug)]
 pub(crate) struct Spare {
@@ -24,11 +27,13 @@ pub(crate) struct Spare {
     /// and the kernel joins their mappings.
     start: HostAddress,
     pages: usize,
+    /// How many of them, from the first, have memory.
+    populated: usize,
 }
 
 impl Spare {
     pub(crate) fn new() -> io::Result<Self> {
-        let mut spare = Self { start: HostAddress(0), pages: 0 };
+        let mut spare = Self { start: HostAddress(0), pages: 0, populated: 0 };
         spare.refill()?;
         Ok(spare)
     }
@@ -40,6 +45,7 @@ impl Spare {
         self.release();
         self.start = chunk.address();
         self.pages = CHUNK_PAGES;
+        self.populated = 0;
         // The pieces leave one by one; what is left is unmapped by `release`.
         std::mem::forget(chunk);
         Ok(())
@@ -58,6 +64,20 @@ impl Spare {
     pub(crate) fn taken(&mut self, count: usize) {
         self.start = self.start.plus(count * PAGE_BYTES);
         self.pages -= count;
+        self.populated = self.populated.saturating_sub(count);
+    }
+
+    /// Gives the next pages memory if they have none, to be called when nobody waits.
+    pub(crate) fn populate(&mut self) {
+        if self.populated > 0 {
+            return;
+        }
+        let pages = self.pages.min(POPULATED_PAGES);
+        // SAFETY: the pages are ours, and what is in them is wanted by nobody.
+        let populated =
+            unsafe { mapping::advise(self.start, pages * PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
+        // If this fails, they get memory as they are filled, or that fails.
+        self.populated = if populated.is_ok() { pages } else { 0 };
     }
 
     fn release(&mut self) {

@@ -50,17 +50,18 @@ pub enum Sought {
 
 impl Sought {
     fn query(self) -> Query {
-        let own = category::PRESENT | category::ZERO | category::FILE;
+        let own = category::WP_ALLOWED | category::PRESENT | category::ZERO;
         match self {
+            // Mappings of the store are not of the kind that is required, and passed over whole.
             Self::Written => Query {
-                require: category::WRITTEN | category::PRESENT | category::ZERO,
+                require: own | category::WRITTEN,
                 invert: category::ZERO,
                 report: category::WRITTEN,
                 protect: true,
                 ..Query::default()
             },
             Self::Present => Query {
-                require: own,
+                require: own | category::FILE,
                 invert: category::ZERO | category::FILE,
                 report: category::PRESENT,
                 protect: true,

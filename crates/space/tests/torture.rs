@@ -345,7 +345,8 @@ fn torture(settings: Settings, operations: u64) -> Option<u64> {
     }
     let start = Instant::now();
     let (mut last, mut last_moved) = (0, Instant::now());
-    while torture.operations.load(Ordering::Relaxed) < operations {
+    let merged = || torture.merged.load(Ordering::Relaxed);
+    while torture.operations.load(Ordering::Relaxed) < operations || merged() == 0 {
         thread::sleep(Duration::from_millis(20));
         assert!(
             threads.iter().all(|thread| !thread.is_finished()),
@@ -363,7 +364,7 @@ fn torture(settings: Settings, operations: u64) -> Option<u64> {
         torture.verify(page as u32, *expected.lock().expect("ended"));
     }
     torture.check_counters();
-    let (done, merged) = (last, torture.merged.load(Ordering::Relaxed));
+    let (done, merged) = (last, merged());
     let breaks = torture.bench.space.breaks();
     println!(
         "{settings:?}: {done} operations, {merged} merges, {breaks} breaks in {:.1} s",

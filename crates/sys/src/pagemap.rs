@@ -12,6 +12,8 @@ use bindery_units::{HostAddress, PAGE_BYTES};
 
 /// What a page is, `PAGE_IS_*`.
 pub mod category {
+    /// In a mapping that is registered for asynchronous write protection.
+    pub const WP_ALLOWED: u64 = 1 << 0;
     /// Written since it was last write-protected.
     pub const WRITTEN: u64 = 1 << 1;
     /// Backed by a file's page.
