@@ -1,0 +1,201 @@
+//! Every call that the managed space makes fails once, at every place where it is made: no byte may
+//! be lost, whatever is done to the memory meanwhile, and what cannot be done is an ordinary answer.
+
+use std::sync::Arc;
+
+use bindery_space::wire::lane::Run;
+use bindery_sys::mapping;
+use bindery_units::PAGE_BYTES;
+
+use crate::{
+    alone::alone,
+    common::STORE,
+    guest::Guest,
+    kernel::{
+        Call, Kernel, PAGEMAP_SCAN, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
+        UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE, supervised,
+    },
+    plan::{
+        EAGAIN, EBUSY, EEXIST, ENOMEM, Failure, Plan, denied_or_out_of_memory, is_own_mapping,
+        is_remap, moved_and_denied, moved_in_part, unmapped_first, walk,
+    },
+};
+
+const PAGES: u32 = 256;
+/// Pages 0..192 have slots that hold what they do, each two.
+const SLOTS: u32 = 2 * PAGES;
+
+/// Everything that is done to managed memory, from taking it to giving it back.
+fn live(guest: &mut Guest) -> Result<(), Box<dyn std::error::Error>> {
+    let space = Arc::clone(&guest.bench.space);
+    guest.bench.region = space.manage(guest.bench.memory.address(), guest.bytes())?;
+    for page in 0..PAGES {
+        guest.write(page, if page < 192 { u64::from(page) + 1 } else { u64::from(page / 224) });
+    }
+    // 192..224 are zeros. Some pages are not what their slots are.
+    [3, 70, 71].into_iter().for_each(|page| guest.write(page, 5000 + u64::from(page)));
+    let mut worker = space.worker()?;
+    let mut written = Vec::new();
+    worker.scan(guest.bench.all(), &mut written, 1000)?;
+    for first in (0..192).step_by(64) {
+        guest.merge(&mut worker, first, 64, first);
+    }
+    let zeros = Run { page: guest.bench.page(190).0, count: 60, slot: 0, zero: 1 };
+    worker.merge(STORE, zeros, &mut Vec::new());
+    guest.verify("merged");
+    guest.believes_what_is(&worker, "merged");
+    for page in (0..40).step_by(3).chain(100..110).chain([200, 230]) {
+        guest.write(page, 7000 + u64::from(page));
+    }
+    guest.verify("broken");
+    guest.hear(&mut worker);
+    guest.believes_what_is(&worker, "broken");
+    let thrown_away = guest.bench.address(40);
+    space.discard(thrown_away, 30 * PAGE_BYTES, libc::MADV_DONTNEED).inspect_err(|_| {
+        // Some of the pages are zeros, the others are what they were.
+        for page in 40..70 {
+            if guest.bench.holds(page, 0) {
+                guest.holds[page as usize] = 0;
+            }
+        }
+    })?;
+    guest.holds[40..70].fill(0);
+    guest.verify("discarded");
+    guest.hear(&mut worker);
+    guest.write(3, 4);
+    guest.merge(&mut worker, 3, 1, 3);
+    guest.verify("merged alone");
+    // Others to merge with, for those that are merged already.
+    guest.merge(&mut worker, 72, 60, PAGES + 72);
+    guest.verify("merged elsewhere");
+    worker.mend(guest.bench.all());
+    guest.verify("mended");
+    for page in 0..10 {
+        guest.write(page, u64::from(page) + 1);
+    }
+    guest.merge(&mut worker, 0, 64, 0);
+    worker.unmerge(guest.bench.all(), 40);
+    guest.verify("unmerged");
+    guest.hear(&mut worker);
+    guest.believes_what_is(&worker, "unmerged");
+    space.release()?;
+    Ok(())
+}
+
+/// One life with a plan. Whether a call failed.
+fn live_through(guest: &mut Guest, plan: &Plan, nth: u64, times: u64) -> bool {
+    guest.fill_slots();
+    plan.arm(nth, times);
+    let lived = live(guest);
+    let failed = plan.disarm();
+    assert!(failed || lived.is_ok(), "nothing failed, but {lived:?}");
+    guest.verify("at the end");
+    // Whatever was refused can be done once the kernel is kind again.
+    guest.bench.space.release().unwrap_or_else(|error| panic!("{error}, after {lived:?}"));
+    guest.believes_nothing();
+    guest.verify("given back");
+    // Strays stay with us: their owner maps other memory there.
+    let memory = &guest.bench.memory;
+    guest.bench.space.forget(memory.address(), memory.bytes());
+    // SAFETY: the memory is this test's.
+    unsafe { mapping::replace_with_anonymous(memory.address(), memory.bytes()) }
+        .expect("fresh memory");
+    guest.holds.fill(0);
+    failed
+}
+
+fn lives_through(name: &str, failures: &'static [Failure]) {
+    let work = |kernel: &Kernel| {
+        let Some(mut guest) = Guest::new(PAGES, SLOTS) else { return };
+        guest.bench.space.release().expect("release");
+        for failure in failures {
+            walk(kernel, failure, |plan, nth, times| live_through(&mut guest, plan, nth, times));
+        }
+    };
+    alone(name, || _ = supervised(work));
+}
+
+#[test]
+fn mappings_that_cannot_be_made_lose_nothing() {
+    lives_through(
+        "faults::mappings_that_cannot_be_made_lose_nothing",
+        &[
+            Failure { name: "mmap over: ENOMEM", concerns: Call::is_mmap_over, fails: ENOMEM },
+            Failure {
+                name: "mmap over: gone",
+                concerns: Call::is_mmap_over,
+                fails: unmapped_first,
+            },
+            Failure { name: "mmap: ENOMEM", concerns: is_own_mapping, fails: ENOMEM },
+            Failure { name: "mremap: ENOMEM", concerns: is_remap, fails: ENOMEM },
+            Failure { name: "mremap: gone", concerns: is_remap, fails: unmapped_first },
+        ],
+    );
+}
+
+#[test]
+fn pages_that_cannot_be_moved_lose_nothing() {
+    const MOVE: fn(&Call) -> bool = |call| call.is_ioctl(UFFDIO_MOVE);
+    const MOVE_OR_SCAN: fn(&Call) -> bool =
+        |call| call.is_ioctl(UFFDIO_MOVE) || call.is_ioctl(PAGEMAP_SCAN);
+    lives_through(
+        "faults::pages_that_cannot_be_moved_lose_nothing",
+        &[
+            Failure { name: "move: EBUSY", concerns: MOVE, fails: EBUSY },
+            Failure { name: "move: EAGAIN", concerns: MOVE, fails: EAGAIN },
+            Failure { name: "move: ENOMEM", concerns: MOVE, fails: ENOMEM },
+            Failure { name: "move: in part", concerns: MOVE, fails: moved_in_part },
+            Failure { name: "move: false EEXIST", concerns: MOVE, fails: moved_and_denied },
+            Failure {
+                name: "move, and scan",
+                concerns: MOVE_OR_SCAN,
+                fails: denied_or_out_of_memory,
+            },
+        ],
+    );
+}
+
+#[test]
+fn pages_that_cannot_be_filled_lose_nothing() {
+    const ZERO: fn(&Call) -> bool = |call| call.is_ioctl(UFFDIO_ZEROPAGE);
+    const COPY: fn(&Call) -> bool =
+        |call| call.is_ioctl(UFFDIO_COPY) || call.is_ioctl(UFFDIO_ZEROPAGE);
+    lives_through(
+        "faults::pages_that_cannot_be_filled_lose_nothing",
+        &[
+            Failure { name: "zero: ENOMEM", concerns: ZERO, fails: ENOMEM },
+            Failure { name: "zero: EAGAIN", concerns: ZERO, fails: EAGAIN },
+            Failure { name: "zero: EEXIST", concerns: ZERO, fails: EEXIST },
+            Failure { name: "zero or copy: EAGAIN", concerns: COPY, fails: EAGAIN },
+        ],
+    );
+}
+
+#[test]
+fn memory_that_cannot_be_watched_loses_nothing() {
+    const REGISTER: fn(&Call) -> bool = |call| call.is_ioctl(UFFDIO_REGISTER);
+    const UNREGISTER: fn(&Call) -> bool = |call| call.is_ioctl(UFFDIO_UNREGISTER);
+    const PROTECT: fn(&Call) -> bool = |call| call.is_ioctl(UFFDIO_WRITEPROTECT);
+    lives_through(
+        "faults::memory_that_cannot_be_watched_loses_nothing",
+        &[
+            Failure { name: "register: ENOMEM", concerns: REGISTER, fails: ENOMEM },
+            Failure { name: "unregister: ENOMEM", concerns: UNREGISTER, fails: ENOMEM },
+            Failure { name: "protect: ENOMEM", concerns: PROTECT, fails: ENOMEM },
+            Failure { name: "protect: EAGAIN", concerns: PROTECT, fails: EAGAIN },
+        ],
+    );
+}
+
+#[test]
+fn questions_and_advice_that_fail_lose_nothing() {
+    const SCAN: fn(&Call) -> bool = |call| call.is_ioctl(PAGEMAP_SCAN);
+    const ADVICE: fn(&Call) -> bool = |call| call.number == libc::SYS_madvise;
+    lives_through(
+        "faults::questions_and_advice_that_fail_lose_nothing",
+        &[
+            Failure { name: "scan: ENOMEM", concerns: SCAN, fails: ENOMEM },
+            Failure { name: "advice: ENOMEM", concerns: ADVICE, fails: ENOMEM },
+        ],
+    );
+}

@@ -1,0 +1,10 @@
+//! The kernel's traps, each brought about on purpose. docs/testing.md says which test is for which.
+
+mod alone;
+#[path = "../common/mod.rs"]
+mod common;
+mod faults;
+mod files;
+mod guest;
+mod kernel;
+mod plan;
