@@ -87,6 +87,8 @@ act! {
     children_see_the_pages: "anonymous" "fork";
     forks_and_breaks_do_not_wait_for_each_other: "anonymous" "fork-often";
     children_without_the_memory: "anonymous" "dontfork";
+    others_can_write_to_it: "anonymous" "written-from-outside";
+    programs_can_be_started_from_it: "anonymous" "spawn";
     memfd_pages_read_as_written: "memfd" "nothing";
     memfd_pages_can_be_written: "memfd" "write";
     memfd_unmergeable_gives_back: "memfd" "unmergeable";

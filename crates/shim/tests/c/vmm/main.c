@@ -25,7 +25,8 @@ static const struct {
 	{ "nothing-at-all", act_nothing }, { "locked", act_left_to_ksm },
 	{ "unprivileged", act_left_to_ksm },
 	{ "map-again", act_map_again },	  { "punch", act_punch },
-	{ "storm", act_storm },
+	{ "written-from-outside", act_written_from_outside },
+	{ "spawn", act_spawn },		  { "storm", act_storm },
 };
 
 static void fill(void)

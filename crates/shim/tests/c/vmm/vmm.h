@@ -81,5 +81,7 @@ void act_left_to_ksm(void);
 void act_map_again(void);
 void act_punch(void);
 void act_storm(void);
+void act_written_from_outside(void);
+void act_spawn(void);
 
 #endif
