@@ -3,8 +3,14 @@
 mod alone;
 #[path = "../common/mod.rs"]
 mod common;
+
 mod faults;
 mod files;
 mod guest;
 mod kernel;
+mod order;
+mod owners;
+mod pins;
 mod plan;
+mod ring;
+mod scan;

@@ -1,0 +1,166 @@
+//! Memory that others have a say in: children of fork, another userfaultfd, huge pages, a new user.
+
+use std::io::{Read, Write};
+
+use bindery_space::{ManageError, wire::lane::outcome};
+use bindery_sys::{
+    mapping::{self, Mapping},
+    pagemap::Pagemap,
+    userfault::{Userfault, mode},
+};
+use bindery_units::{HostAddress, PAGE_BYTES, Slot};
+
+use crate::{
+    alone::alone,
+    common::{self, Bench, merged},
+};
+
+fn bench(pages: u32, word: u64) -> Option<Bench> {
+    let bench = Bench::new(pages as usize, pages)?;
+    for page in 0..pages {
+        bench.fill(page, word);
+        bench.fill_slot(Slot(page), word);
+    }
+    Some(bench)
+}
+
+/// A child of fork that has a copy of the memory, and does nothing.
+struct Child {
+    pid: i32,
+    end: std::io::PipeWriter,
+}
+
+impl Child {
+    fn fork(bench: &Bench) -> Self {
+        let (mut reader, end) = std::io::pipe().expect("pipe");
+        bench.space.pause();
+        // SAFETY: the child only reads a pipe and exits: nothing that needs another thread.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // The writing end is ours, too, so that it would never close.
+            // SAFETY: closing our own copy; then the end.
+            unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(&end)) };
+            let _ = reader.read(&mut [0]);
+            // SAFETY: as above.
+            unsafe { libc::_exit(0) };
+        }
+        bench.space.resume();
+        assert!(pid > 0, "fork");
+        Self { pid, end }
+    }
+
+    fn end(mut self) {
+        self.end.write_all(&[1]).expect("it reads");
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) }, self.pid);
+    }
+}
+
+#[test]
+fn pages_that_a_child_shares_are_left_until_they_are_written() {
+    alone("owners::pages_that_a_child_shares_are_left_until_they_are_written", || {
+        let Some(bench) = bench(64, 2) else { return };
+        let mut worker = bench.space.worker().expect("worker");
+        let child = Child::fork(&bench);
+        assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), [outcome::BUSY; 64]);
+        assert!((0..64).all(|page| bench.holds(page, 2)));
+        bench.fill(5, 2);
+        assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), merged(1));
+        child.end();
+        assert!((0..64).all(|page| bench.holds(page, 2)));
+    });
+}
+
+#[test]
+fn memory_that_another_userfaultfd_watches_is_refused_and_left_alone() {
+    let Some(space) = common::start() else { return };
+    let memory = Mapping::anonymous(16 * PAGE_BYTES).expect("memory");
+    let other = Userfault::open(0).expect("a second context");
+    // SAFETY: nothing of the memory is absent when it is touched.
+    unsafe {
+        memory.as_ptr().write_bytes(7, memory.bytes());
+        other.register(memory.address(), memory.bytes(), mode::MISSING).expect("register");
+    }
+    let refused = space.manage(memory.address(), memory.bytes()).expect_err("it is another's");
+    assert!(matches!(refused, ManageError::Watched { .. }), "{refused}");
+    assert!(space.regions().is_empty());
+    // SAFETY: as above.
+    assert_eq!(unsafe { memory.as_ptr().read_volatile() }, 7);
+    drop(other);
+    space.manage(memory.address(), memory.bytes()).expect("when that has ended");
+    space.forget(memory.address(), memory.bytes());
+}
+
+#[test]
+fn huge_pages_are_split_where_they_are_merged_and_not_made_again() {
+    const HUGE: usize = 512 * PAGE_BYTES;
+    let Some(mut bench) = Bench::new(1, 512) else { return };
+    let memory = Mapping::anonymous(4 * HUGE).expect("memory");
+    let start = HostAddress(memory.address().0.next_multiple_of(HUGE));
+    // SAFETY: advice and content are this test's to give.
+    unsafe {
+        mapping::advise(start, 2 * HUGE, libc::MADV_HUGEPAGE).expect("advice");
+        (start.0 as *mut u8).write_bytes(1, HUGE);
+    }
+    let was_huge = huge_bytes(start);
+    bench.region = bench.space.manage(start, 2 * HUGE).expect("manage");
+    let mut worker = bench.space.worker().expect("worker");
+    let word = u64::from_ne_bytes([1; 8]);
+    (100..164).for_each(|slot| bench.fill_slot(Slot(slot), word));
+    assert_eq!(bench.merge(&mut worker, 100, 64, Slot(100)), merged(64));
+    bench.fill(120, 5);
+    assert!((0..512).all(|page| bench.holds(page, if page == 120 { 5 } else { word })));
+    // The second half is touched only now.
+    (512..1024).for_each(|page| bench.fill(page, 6));
+    assert_eq!(huge_bytes(start.plus(HUGE)), 0, "4 KiB pages where memory is managed");
+    if was_huge == 0 {
+        eprintln!("SKIPPED: no huge pages are made here, so none was split");
+    }
+    bench.space.forget(start, 2 * HUGE);
+}
+
+/// `AnonHugePages` of the mapping at an address, in KiB.
+fn huge_bytes(address: HostAddress) -> u64 {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let mut inside = false;
+    for line in smaps.lines() {
+        let bounds = line.split(' ').next().and_then(|bounds| bounds.split_once('-'));
+        let parsed = bounds.and_then(|(low, high)| {
+            Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?))
+        });
+        if let Some((low, high)) = parsed {
+            inside = low <= address.0 && address.0 < high;
+        } else if inside && let Some(size) = line.strip_prefix("AnonHugePages:") {
+            return size.trim().trim_end_matches(" kB").parse().expect("a number");
+        }
+    }
+    panic!("{address} is mapped");
+}
+
+/// QEMU's `-runas`: after it, `/proc/self` is root's.
+#[test]
+fn merging_goes_on_when_the_process_gives_its_rights_up() {
+    // SAFETY: asks only.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED: only root can become another user");
+        return;
+    }
+    alone("owners::merging_goes_on_when_the_process_gives_its_rights_up", || {
+        let Some(bench) = bench(64, 2) else { return };
+        let mut worker = bench.space.worker().expect("worker");
+        // SAFETY: this process is for this. All of its threads change.
+        let given_up = unsafe { libc::setresuid(65534, 65534, 65534) };
+        assert_eq!(given_up, 0);
+        assert!(Pagemap::of_self().is_err(), "what was not opened before cannot be opened");
+        assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
+        bench.fill(5, 9);
+        let mut written = Vec::new();
+        worker.scan(bench.all(), &mut written, 10).expect("scan");
+        assert_eq!(written.iter().map(|span| span.first).collect::<Vec<_>>(), [bench.page(5).0]);
+        bench.space.worker().expect("another lane");
+        worker.mend(bench.all());
+        worker.unmerge(bench.all(), u32::MAX);
+        assert!((0..64).all(|page| bench.holds(page, if page == 5 { 9 } else { 2 })));
+        bench.space.release().expect("release");
+    });
+}
