@@ -21,9 +21,8 @@ use bindery_host::{
     protocol::{Answer, Request},
     status::{GuestStatus, HostStatus},
 };
-use bindery_testkit::machine::{
-    KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time, process_cpu_time,
-};
+use bindery_sys::thread::process_cpu_time_of;
+use bindery_testkit::machine::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
 
 pub(crate) use self::metadata::Metadata;
 use crate::crowd::Crowd;
@@ -158,7 +157,7 @@ impl Merger {
         match self {
             Self::Neither { .. } => Ok(Duration::ZERO),
             Self::Ksm(_) => Ok(ksmd_cpu_time()?),
-            Self::Bindery(daemon) => Ok(process_cpu_time(daemon.process.id())?),
+            Self::Bindery(daemon) => Ok(process_cpu_time_of(daemon.process.id().cast_signed())?),
         }
     }
 
@@ -168,7 +167,7 @@ impl Merger {
         let mut sum = self.own_cpu_time()?;
         if let Self::Bindery(_) = self {
             for pid in crowd.pids() {
-                sum += process_cpu_time(pid)?;
+                sum += process_cpu_time_of(pid.cast_signed())?;
             }
         }
         Ok(sum)

@@ -82,6 +82,12 @@ pub fn run(options: &Options) -> Result<Report> {
 /// The daemon's merge period while it is measured.
 const PERIOD: Duration = Duration::from_millis(100);
 
+/// Scans after which both pass over as much as they ever will.
+const SETTLING_SCANS: u64 = 48;
+
+/// Between two looks how far a scan is, which cost the daemon CPU time as well.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
 /// Scans that end so late are given up.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -90,9 +96,9 @@ fn scan_cpu_us(engine: &Engine, dataset: &Dataset, options: &Options) -> Result<
     let mut crowd = Crowd::start(&merger, dataset, &options.program)?;
     crowd.merge()?;
     wait_until_merged(&merger, dataset)?;
-    // KSM skips pages only after it has seen them several times (should_skip_rmap_item), and
-    // Bindery looks at pages for two periods: let both settle.
-    wait_for_scans(&merger, 8)?;
+    // KSM passes over pages the more often the longer they did not merge (should_skip_rmap_item in
+    // mm/ksm.c), Bindery over blocks the longer they were not written: let both settle.
+    wait_for_scans(&merger, SETTLING_SCANS)?;
     let (scans, cpu) = (merger.full_scans()?, merger.cpu_time(&crowd)?);
     wait_for_scans(&merger, options.scans)?;
     let (scans, cpu) = (merger.full_scans()? - scans, merger.cpu_time(&crowd)? - cpu);
@@ -107,7 +113,7 @@ fn wait_for_scans(merger: &Merger, scans: u64) -> Result<()> {
     let (started, until) = (Instant::now(), merger.full_scans()? + scans);
     while merger.full_scans()? < until {
         ensure!(started.elapsed() < PATIENCE, "{scans} scans took longer than {PATIENCE:?}");
-        interrupt::rest(Duration::from_millis(20))?;
+        interrupt::rest(LOOK_INTERVAL)?;
     }
     Ok(())
 }

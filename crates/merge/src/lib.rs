@@ -38,6 +38,7 @@ mod period;
 mod plan;
 mod pressure;
 mod resync;
+mod rhythm;
 mod runs;
 mod settings;
 mod slots;

@@ -14,6 +14,7 @@ use bindery_space::wire::control::StoreId;
 use bindery_units::{PageIndex, PageRange};
 
 use crate::links::{Link, Links};
+use crate::rhythm::Rhythm;
 use crate::runs::Merge;
 use crate::settings::MEND_BREAKS;
 use crate::stable::Stable;
@@ -48,6 +49,7 @@ pub(crate) struct Member {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) stable: Stable,
+    pub(crate) rhythm: Rhythm,
     /// Managed pages, ascending.
     pub(crate) managed: Vec<PageRange>,
     /// Stable pages of this period that are to be digested.
@@ -240,7 +242,8 @@ impl Member {
             + (state.merges.capacity() + state.in_flight.capacity()) * size_of::<Merge>()
             // A B-tree's nodes are at least half full.
             + state.foreign.len() * 2 * size_of::<u32>();
-        let tables = self.links.memory_bytes() + state.stable.memory_bytes();
+        let tables =
+            self.links.memory_bytes() + state.stable.memory_bytes() + state.rhythm.memory_bytes();
         (size_of::<Self>() + lists + tables) as u64
     }
 

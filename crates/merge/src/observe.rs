@@ -42,6 +42,7 @@ pub(crate) fn observe(domain: &Domain, member: &Member, scratch: &mut Scratch) {
         return;
     }
     state.stable.begin_period();
+    state.rhythm.begin_period();
     let result = look(domain, member, &mut lane, &mut state, scratch);
     member.take_gauges(&mut lane, &mut state);
     // What was not scanned is not known to be stable.
@@ -179,7 +180,8 @@ fn take_loss(domain: &Domain, member: &Member, state: &mut State, loss: Lost) {
     }
 }
 
-/// Takes in which pages were written; or, where that is not known, which are there.
+/// Takes in which pages were written, where it is time to ask; or, where that is not known, which
+/// are there.
 fn scan_all(
     domain: &Domain,
     member: &Member,
@@ -189,9 +191,16 @@ fn scan_all(
 ) -> Result<(), GuestError> {
     // A scan protects pages again: if its answer is lost, so is what it would have said.
     let survey = std::mem::replace(&mut state.doubt.present, true);
-    for region in state.managed.clone() {
-        state.counts.pages_scanned += u64::from(region.count);
-        for mut rest in region.pieces(SCAN_PAGES) {
+    let managed = state.managed.iter();
+    let asked: Vec<PageRange> = if survey {
+        managed.copied().collect()
+    } else {
+        managed.flat_map(|region| state.rhythm.due(*region)).collect()
+    };
+    for range in asked {
+        state.counts.pages_scanned += u64::from(range.count);
+        state.rhythm.note_asked(range);
+        for mut rest in range.pieces(SCAN_PAGES) {
             while !rest.is_empty() {
                 let spans = &mut scratch.spans;
                 let resume =
@@ -219,6 +228,7 @@ fn note_written(
     handles: &mut Vec<Handle>,
 ) {
     state.stable.note_written(range);
+    state.rhythm.note_written(range);
     handles.clear();
     for (page, link) in member.links.linked(range) {
         match link {

@@ -6,14 +6,12 @@
 //! * [`machine`] measures memory and CPU time, and puts back settings that it changed.
 //! * [`process`] is a guest without a VMM: a process that offers memory, writes and verifies.
 //! * [`kvm`] runs a tiny guest under KVM in memory that the caller gives it.
-//! * [`fault`] has the Nth call of an operation fail.
 //! * [`skipped!`] says loudly that a test cannot run here.
 //!
 //! Everything here leaves the machine as it found it: guards restore what they change when they
 //! are dropped, and only processes that were started here are ended.
 
 pub mod bindery;
-pub mod fault;
 pub mod guest;
 pub mod kvm;
 pub mod machine;

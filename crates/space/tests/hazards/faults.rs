@@ -41,7 +41,7 @@ fn live(guest: &mut Guest) -> Result<(), Box<dyn std::error::Error>> {
         guest.merge(&mut worker, first, 64, first);
     }
     let zeros = Run { page: guest.bench.page(190).0, count: 60, slot: 0, zero: 1 };
-    worker.merge(STORE, zeros, &mut Vec::new());
+    worker.merge(STORE, &[zeros], &mut Vec::new());
     guest.verify("merged");
     guest.believes_what_is(&worker, "merged");
     for page in (0..40).step_by(3).chain(100..110).chain([200, 230]) {

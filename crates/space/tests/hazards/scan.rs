@@ -93,7 +93,7 @@ fn marked_holes_are_zeros_for_whoever_touches_or_merges_them() {
     assert_eq!(seen, (0, 9));
     let mut outcomes = Vec::new();
     let zeros = Run { page: bench.page(0).0, count: 64, slot: 0, zero: 1 };
-    worker.merge(STORE, zeros, &mut outcomes);
+    worker.merge(STORE, &[zeros], &mut outcomes);
     assert_eq!(outcomes[4], outcome::DIFFERENT);
     // SAFETY: as above.
     assert_eq!(unsafe { bench.words(4).read_volatile() }, 9);

@@ -10,7 +10,7 @@ mod ksm;
 mod memory;
 mod setting;
 
-pub use cpu::{ThreadTime, process_cpu_time, thread_cpu_times};
+pub use cpu::{ThreadTime, thread_cpu_times};
 pub use frames::{FrameError, physical_frames};
 pub use ksm::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
 pub use memory::{MemorySnapshot, ProcessMemory, drop_caches, sum_pss};
