@@ -19,14 +19,20 @@ use std::{
 /// What merging leaves free, at least.
 const RESERVE_MAPPINGS_MIN: u32 = 1024;
 
-/// The count is read again from the kernel after so many changes of our own.
+/// The count is read again from the kernel after so many changes of our own, at least.
 const REFRESH_CHANGES: i64 = 4096;
+
+/// And not before as many as this part of what may still be made: where there is much room, nobody
+/// needs to know how much.
+const REFRESH_PART: i64 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Budget {
     counted: AtomicU32,
     /// Mappings made (at worst) since they were counted.
     changes: AtomicI64,
+    /// What they were when the limit was looked at last.
+    changes_followed: AtomicI64,
     max: AtomicU32,
     sources: Mutex<Sources>,
 }
@@ -52,6 +58,7 @@ impl Budget {
         Ok(Self {
             counted: AtomicU32::new(counted),
             changes: AtomicI64::new(0),
+            changes_followed: AtomicI64::new(0),
             max: AtomicU32::new(limit.saturating_sub(reserve(limit))),
             sources: Mutex::new(sources),
         })
@@ -69,12 +76,14 @@ impl Budget {
         sources.follow_limit(&self.max);
     }
 
-    /// Looks whether the limit was raised or lowered, and counts again where merging has come up
-    /// against it and something has changed since. To be called now and then: nothing else would
-    /// notice a limit that is raised when it was reached.
+    /// Looks whether the limit was raised or lowered, and counts again what has changed, once it
+    /// changes no more or merging has come up against the limit. To be called now and then: nothing
+    /// else would notice a limit that is raised when it was reached.
     pub(crate) fn follow(&self) {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner).follow_limit(&self.max);
-        if !self.allows(1) && self.changes.load(Ordering::Relaxed) > 0 {
+        let changes = self.changes.load(Ordering::Relaxed);
+        let rests = self.changes_followed.swap(changes, Ordering::Relaxed) == changes;
+        if changes > 0 && (rests || !self.allows(1)) {
             self.refresh();
         }
     }
@@ -82,7 +91,12 @@ impl Budget {
     /// Counts again if the estimate has become vague. Milliseconds for a process of many mappings:
     /// not for while pages are in transit.
     pub(crate) fn settle(&self, mappings: u32) {
-        let vague = if self.allows(mappings) { REFRESH_CHANGES } else { REFRESH_CHANGES / 16 };
+        let vague = if self.allows(mappings) {
+            let room = i64::from(self.max().saturating_sub(self.now()));
+            REFRESH_CHANGES.max(room / REFRESH_PART)
+        } else {
+            REFRESH_CHANGES / 16
+        };
         if self.changes.load(Ordering::Relaxed) > vague {
             self.refresh();
         }

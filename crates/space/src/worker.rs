@@ -1,7 +1,9 @@
 //! What one lane can do with a space.
 
 use std::{
+    convert::Infallible,
     io,
+    os::fd::BorrowedFd,
     sync::{Arc, PoisonError},
 };
 
@@ -155,58 +157,75 @@ impl Worker {
 
     /// Digests pages as they are now; a page that is written meanwhile gets some digest.
     pub fn digest(&mut self, pages: &[u32], key: &DigestKey, digests: &mut Vec<PageDigest>) {
-        self.look(pages, |_, bytes| {
-            // SAFETY: `look` gives a page that is mapped and stays so: 4096 bytes, page-aligned.
-            digests.push(
-                match bytes.map(|bytes| unsafe { bindery_page::examine_at(bytes, key) }) {
-                    None => PageDigest::default(),
-                    Some(Examined::Zero) => PageDigest { kind: 1, digest: [0; 2] },
-                    Some(Examined::Content(digest)) => {
-                        PageDigest { kind: 2, digest: digest.to_words() }
-                    }
-                },
-            );
-        });
-    }
-
-    /// Copies pages out, one after the other. `found` is told of each whether it is managed; the
-    /// copy of one that is not is zero.
-    ///
-    /// # Panics
-    /// If `copies` is not as long as the pages are.
-    pub fn copy(&mut self, pages: &[u32], copies: &mut [u8], mut found: impl FnMut(bool)) {
-        let (copies, rest) = copies.as_chunks_mut::<PAGE_BYTES>();
-        assert!(copies.len() == pages.len() && rest.is_empty(), "a place for each page");
-        self.look(pages, |at, bytes| {
-            found(bytes.is_some());
-            match bytes {
-                None => copies[at].fill(0),
-                // SAFETY: `look` gives 4096 mapped bytes; the copy is the caller's.
-                Some(bytes) => unsafe { mapping::copy_page(bytes, copies[at].as_mut_ptr()) },
+        let examine = |region: &Region, page| {
+            let bytes = region.address(PageIndex(page)).0 as *const u8;
+            // SAFETY: `look` gives a region that is mapped and stays so: a page is 4096 bytes,
+            // aligned to as many.
+            match unsafe { bindery_page::examine_at(bytes, key) } {
+                Examined::Zero => PageDigest { kind: 1, digest: [0; 2] },
+                Examined::Content(digest) => PageDigest { kind: 2, digest: digest.to_words() },
             }
+        };
+        let Ok(()) = self.look(pages, |pages, region| {
+            digests.extend(
+                pages
+                    .iter()
+                    .map(|&page| region.map_or_else(PageDigest::default, |r| examine(r, page))),
+            );
+            Ok::<(), Infallible>(())
         });
     }
 
-    /// Calls `found` for each of `pages` with where its bytes are. They stay mapped during the call.
-    fn look(&self, pages: &[u32], mut found: impl FnMut(usize, Option<*const u8>)) {
-        let mut at = 0;
-        while at < pages.len() {
-            let Some(region) = self.core.regions.of(PageIndex(pages[at])) else {
-                found(at, None);
-                at += 1;
+    /// Copies pages to a file, one after the other from `offset_bytes` on. `found` is told of each
+    /// whether it is managed; the copy of one that is not is zero.
+    ///
+    /// # Errors
+    /// As pwritev(2).
+    pub fn copy(
+        &mut self,
+        pages: &[u32],
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        mut found: impl FnMut(bool),
+    ) -> io::Result<()> {
+        let zeros = HostAddress(self.core.zeros.as_ptr() as usize);
+        let mut at = offset_bytes;
+        self.look(pages, |pages, region| {
+            let mut addresses = [zeros; LOOK_PAGES];
+            for (address, page) in addresses.iter_mut().zip(pages) {
+                found(region.is_some());
+                *address = region.map_or(zeros, |region| region.address(PageIndex(*page)));
+            }
+            // SAFETY: `look` gives a region that is mapped and stays so, and zeros are a page too.
+            unsafe { mapping::write_pages(file, &addresses[..pages.len()], at)? };
+            at += (pages.len() * PAGE_BYTES) as u64;
+            Ok(())
+        })
+    }
+
+    /// Calls `found` with some of `pages` after the other, and with the region that they are in,
+    /// which stays mapped during the call; or with none, if they are not managed.
+    fn look<E>(
+        &self,
+        pages: &[u32],
+        mut found: impl FnMut(&[u32], Option<&Region>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut rest = pages;
+        while let [first, ..] = *rest {
+            let Some(region) = self.core.regions.of(PageIndex(first)) else {
+                found(&rest[..1], None)?;
+                rest = &rest[1..];
                 continue;
             };
             let _mapped = region.mapped.read().unwrap_or_else(PoisonError::into_inner);
             // Somebody who unmaps waits for us, so let go now and then.
-            let batch = pages[at..].iter().take(LOOK_PAGES);
-            let gone = !self.core.regions.has(&region);
+            let batch = rest.iter().take(LOOK_PAGES);
             let count = batch.take_while(|&&page| region.pages().contains(PageIndex(page))).count();
-            for &page in &pages[at..at + count] {
-                let bytes = region.address(PageIndex(page)).0 as *const u8;
-                found(at, (!gone).then_some(bytes));
-                at += 1;
-            }
+            let stands = self.core.regions.has(&region);
+            found(&rest[..count], stands.then_some(&region))?;
+            rest = &rest[count..];
         }
+        Ok(())
     }
 
     /// Merges runs of pages with runs of slots or of zeros; one [`outcome`] each is appended. Runs

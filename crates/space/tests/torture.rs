@@ -15,7 +15,7 @@ mod common;
 use std::{
     fs::{File, OpenOptions},
     os::{
-        fd::AsRawFd,
+        fd::{AsFd, AsRawFd},
         unix::fs::{FileExt, OpenOptionsExt},
     },
     sync::{
@@ -244,10 +244,10 @@ impl Torture {
         }
         let Some(slots) = self.take_slots(count) else { return };
         let pages: Vec<u32> = (first..first + count).map(|page| self.bench.page(page).0).collect();
-        let mut copies = vec![0; pages.len() * PAGE_BYTES];
-        worker.copy(&pages, &mut copies, |managed| assert!(managed, "a region is not given up"));
-        for (slot, copy) in slots.iter().zip(copies.chunks(PAGE_BYTES)) {
-            self.bench.store.write_all_at(copy, Slot(*slot).offset_bytes()).expect("store");
+        let managed = |managed: bool| assert!(managed, "a region is not given up");
+        for (slot, page) in slots.iter().zip(&pages) {
+            let (store, offset) = (self.bench.store.as_fd(), Slot(*slot).offset_bytes());
+            worker.copy(&[*page], store, offset, managed).expect("store");
         }
         let mut page = pages[0];
         let runs = slots.chunk_by(|a, b| *b == a + 1).map(|slots| {

@@ -10,7 +10,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,9 +34,6 @@ const UNMERGE_PAGES: u32 = 4096;
 
 /// Runs merged between two looks whether the session ends.
 const MERGE_RUNS: usize = 64;
-
-/// Pages copied between two writes to the window.
-const COPY_PAGES: usize = 32;
 
 /// How many elements of `T` an answer's array can have.
 const fn room_for<T>() -> usize {
@@ -64,7 +61,6 @@ struct Arrays {
     digests: Vec<PageDigest>,
     outcomes: Vec<u8>,
     merged: Vec<MergedSpan>,
-    bytes: Vec<u8>,
 }
 
 pub(super) struct Lane {
@@ -202,16 +198,13 @@ impl Lane {
     }
 
     fn fetch(&mut self, pages: usize) -> io::Result<Answer> {
-        let Arrays { pages: wanted, bytes, outcomes: flags, .. } = &mut self.arrays;
-        read_array(&self.parts.window, pages, wanted)?;
+        let (window, Arrays { pages: wanted, outcomes: flags, .. }) =
+            (&self.parts.window, &mut self.arrays);
+        read_array(window, pages, wanted)?;
         flags.clear();
-        bytes.resize(COPY_PAGES * PAGE_BYTES, 0);
-        for (batch, pages) in wanted.chunks(COPY_PAGES).enumerate() {
-            let copies = &mut bytes[..pages.len() * PAGE_BYTES];
-            self.worker.copy(pages, copies, |found| flags.push(found.into()));
-            write_array(&self.parts.window, (1 + batch * COPY_PAGES) * PAGE_BYTES, copies)?;
-        }
-        write_array(&self.parts.window, 0, flags)?;
+        let offset = (ANSWER_OFFSET + PAGE_BYTES) as u64;
+        self.worker.copy(wanted, window.as_fd(), offset, |found| flags.push(found.into()))?;
+        write_array(window, 0, flags)?;
         Ok(array_of(flags.len(), None))
     }
 
