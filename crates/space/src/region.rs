@@ -19,7 +19,7 @@ use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 use crate::{entry::Entry, extents::Extents, wire::control::Region as Announced};
 
 /// Pages that share one bit of the summary of losses.
-const GROUP_PAGES: usize = 64;
+pub(crate) const GROUP_PAGES: usize = 64;
 
 /// The entries of a region's pages and a summary of those that were lost.
 #[derive(Debug)]
