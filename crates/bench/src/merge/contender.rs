@@ -65,6 +65,5 @@ pub(super) fn converge(engine: &Engine, dataset: &Dataset, program: &Path) -> Re
 
 /// Memory used by the whole machine, kernel structures included, in bytes.
 fn used_memory() -> Result<i64> {
-    let now = MemorySnapshot::take()?;
-    Ok(now.total.0 as i64 - now.available.0 as i64)
+    Ok(MemorySnapshot::take()?.used().0 as i64)
 }
