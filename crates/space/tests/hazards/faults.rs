@@ -10,7 +10,7 @@ use bindery_units::PAGE_BYTES;
 use crate::{
     alone::alone,
     common::STORE,
-    guest::Guest,
+    guest::{Guest, Lived},
     kernel::{
         Call, Kernel, PAGEMAP_SCAN, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
         UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE, supervised,
@@ -26,7 +26,7 @@ const PAGES: u32 = 256;
 const SLOTS: u32 = 2 * PAGES;
 
 /// Everything that is done to managed memory, from taking it to giving it back.
-fn live(guest: &mut Guest) -> Result<(), Box<dyn std::error::Error>> {
+fn live(guest: &mut Guest) -> Lived {
     let space = Arc::clone(&guest.bench.space);
     guest.bench.region = space.manage(guest.bench.memory.address(), guest.bytes())?;
     for page in 0..PAGES {
@@ -84,12 +84,7 @@ fn live(guest: &mut Guest) -> Result<(), Box<dyn std::error::Error>> {
 
 /// One life with a plan. Whether a call failed.
 fn live_through(guest: &mut Guest, plan: &Plan, nth: u64, times: u64) -> bool {
-    guest.fill_slots();
-    plan.arm(nth, times);
-    let lived = live(guest);
-    let failed = plan.disarm();
-    assert!(failed || lived.is_ok(), "nothing failed, but {lived:?}");
-    guest.verify("at the end");
+    let (failed, lived) = guest.suffer(plan, (nth, times), live);
     // Whatever was refused can be done once the kernel is kind again.
     guest.bench.space.release().unwrap_or_else(|error| panic!("{error}, after {lived:?}"));
     guest.believes_nothing();

@@ -12,7 +12,7 @@ use bindery_units::PAGE_BYTES;
 
 use crate::{
     alone::alone,
-    guest::Guest,
+    guest::{Guest, Lived},
     kernel::{Call, Kernel, UFFDIO_MOVE, UFFDIO_REGISTER, Verdict, supervised},
     plan::{EBUSY, ENOMEM, Failure, Plan, moved_and_denied, unmapped_first, walk},
 };
@@ -25,7 +25,7 @@ const REGISTERING: Call =
 const ENOSPC: fn(&Call) -> Verdict = |_| Verdict::Fail(libc::ENOSPC);
 
 /// Takes the file's memory, merges some of it, and gives it back.
-fn live(guest: &mut Guest) -> Result<(), Box<dyn std::error::Error>> {
+fn live(guest: &mut Guest) -> Lived {
     let space = Arc::clone(&guest.bench.space);
     guest.bench.region = space.manage(guest.bench.memory.address(), guest.bytes())?;
     for page in (0..PAGES).filter(|page| page % 10 != 9) {
@@ -50,12 +50,7 @@ fn live_through(
     guest.bench.memory = Mapping::shared(file.as_fd(), guest.bytes(), true).expect("map");
     guest.bench.region.address = guest.bench.memory.address();
     guest.holds.fill(0);
-    guest.fill_slots();
-    plan.arm(nth, times);
-    let lived = live(guest);
-    let failed = plan.disarm();
-    assert!(failed || lived.is_ok(), "nothing failed, but {lived:?}");
-    guest.verify("at the end");
+    let (failed, lived) = guest.suffer(plan, (nth, times), live);
     match guest.bench.space.release() {
         Ok(_) => {
             guest.verify("given back");

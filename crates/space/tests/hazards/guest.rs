@@ -9,10 +9,16 @@ use bindery_space::{
 use bindery_sys::mapping::Mapping;
 use bindery_units::{PAGE_BYTES, Slot};
 
-use crate::common::{Bench, STORE};
+use crate::{
+    common::{Bench, STORE},
+    plan::Plan,
+};
 
 /// What a slot that nobody maps is overwritten with: a page that depends on it shows.
 const GARBAGE: u64 = 0xdead_dead_dead_dead;
+
+/// What came of a life.
+pub(crate) type Lived = Result<(), Box<dyn std::error::Error>>;
 
 /// Managed memory whose every byte is known.
 pub(crate) struct Guest {
@@ -46,10 +52,27 @@ impl Guest {
         u64::from(slot % 256) + 1
     }
 
-    pub(crate) fn fill_slots(&self) {
+    fn fill_slots(&self) {
         for slot in 0..(self.slots.bytes() / PAGE_BYTES) as u32 {
             self.fill_slot(slot, Self::word_of_slot(slot));
         }
+    }
+
+    /// A life in which the plan has the `nth` call fail, and those after it, `times` in all. Whether
+    /// one failed, and what came of it; every byte is as it is to be.
+    pub(crate) fn suffer(
+        &mut self,
+        plan: &Plan,
+        (nth, times): (u64, u64),
+        live: impl FnOnce(&mut Self) -> Lived,
+    ) -> (bool, Lived) {
+        self.fill_slots();
+        plan.arm(nth, times);
+        let lived = live(self);
+        let failed = plan.disarm();
+        assert!(failed || lived.is_ok(), "nothing failed, but {lived:?}");
+        self.verify("at the end");
+        (failed, lived)
     }
 
     pub(crate) fn write(&mut self, page: u32, word: u64) {

@@ -36,7 +36,7 @@ impl Pinned {
     /// The kernel fills the page that it pinned.
     fn fill(&mut self, bench: &Bench, page: u32, word: u64) {
         self.writer.write_all(&word.to_ne_bytes().repeat(PAGE_BYTES / 8)).expect("a page fits");
-        let done = self.ring.read_fixed(&self.reader, bench.address(page), PAGE_BYTES);
+        let done = self.ring.read_fixed(&self.reader, bench.address(page), PAGE_BYTES as u32);
         assert_eq!(done, PAGE_BYTES as i32);
         assert!(bench.holds(page, word), "what was read is in the page that the guest sees");
     }
