@@ -21,7 +21,7 @@ use bindery_host::{
     protocol::{Answer, Request},
     status::{GuestStatus, HostStatus},
 };
-use bindery_sys::thread::process_cpu_time_of;
+use bindery_sys::thread::CpuClock;
 use bindery_testkit::machine::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
 
 pub(crate) use self::metadata::Metadata;
@@ -107,6 +107,10 @@ pub(crate) struct Daemon {
     _directory: tempfile::TempDir,
 }
 
+fn process_cpu_time(pid: u32) -> Result<Duration> {
+    Ok(CpuClock::of_process(pid.cast_signed())?.time()?)
+}
+
 impl Merger {
     /// Starts merging.
     pub(crate) fn start(engine: &Engine) -> Result<Self> {
@@ -157,7 +161,7 @@ impl Merger {
         match self {
             Self::Neither { .. } => Ok(Duration::ZERO),
             Self::Ksm(_) => Ok(ksmd_cpu_time()?),
-            Self::Bindery(daemon) => Ok(process_cpu_time_of(daemon.process.id().cast_signed())?),
+            Self::Bindery(daemon) => Ok(process_cpu_time(daemon.process.id())?),
         }
     }
 
@@ -167,7 +171,7 @@ impl Merger {
         let mut sum = self.own_cpu_time()?;
         if let Self::Bindery(_) = self {
             for pid in crowd.pids() {
-                sum += process_cpu_time_of(pid.cast_signed())?;
+                sum += process_cpu_time(pid)?;
             }
         }
         Ok(sum)

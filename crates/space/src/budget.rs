@@ -19,11 +19,11 @@ use std::{
 /// What merging leaves free, at least.
 const RESERVE_MAPPINGS_MIN: u32 = 1024;
 
-/// The count is read again from the kernel after so many changes of our own, at least.
+/// The count is read again from the kernel after so many changes of our own at the earliest.
 const REFRESH_CHANGES: i64 = 4096;
 
-/// And not before as many as this part of what may still be made: where there is much room, nobody
-/// needs to know how much.
+/// And not before the changes are this part of the room that is left: while there is much, it makes
+/// no difference how much.
 const REFRESH_PART: i64 = 4;
 
 #[derive(Debug)]

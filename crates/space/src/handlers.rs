@@ -6,15 +6,11 @@
 
 use std::{
     io,
-    mem::MaybeUninit,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
 use bindery_sys::{
-    thread,
+    thread::{self, CpuClock},
     userfault::{Fault, Userfault},
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
@@ -27,16 +23,14 @@ const ZERO_FILL_PAGES: usize = 64;
 /// Neighbours brought back together when breaks march through a run.
 const BREAK_PAGES_MAX: u32 = 16;
 
-pub(crate) fn start(core: &Arc<Core>) -> io::Result<()> {
-    let absent = Arc::clone(core);
-    thread::spawn_without_signals("bindery-absent", move || absent.serve_absent())?;
-    let breaks = Arc::clone(core);
-    let spare = Spare::new()?;
-    thread::spawn_without_signals("bindery-break", move || breaks.serve_breaks(spare))?;
-    Ok(())
+/// Starts the two. Returns their clocks, which go on as long as the process.
+pub(crate) fn start(core: &Arc<Core>) -> io::Result<[CpuClock; 2]> {
+    let (absent, breaks, spare) = (Arc::clone(core), Arc::clone(core), Spare::new()?);
+    let absent = thread::spawn_without_signals("bindery-absent", move || absent.serve_absent())?;
+    let breaks =
+        thread::spawn_without_signals("bindery-break", move || breaks.serve_breaks(spare))?;
+    Ok([CpuClock::of_thread(&absent)?, CpuClock::of_thread(&breaks)?])
 }
-
-type Faults = [MaybeUninit<Fault>; Userfault::READ_MAX];
 
 /// What ends the process if its owner does: guests would wait for a handler that is gone, for ever.
 struct Lifeline;
@@ -47,33 +41,23 @@ impl Drop for Lifeline {
     }
 }
 
-/// Calls `serve` for each fault of a context, and `rest` when all that were read are served, for
-/// ever.
-fn serve<State>(
-    faults: &Userfault,
-    cpu_time_ns: &AtomicU64,
-    mut state: State,
-    mut serve: impl FnMut(&mut State, Fault),
-    mut rest: impl FnMut(&mut State),
-) {
+/// Calls `serve` with the faults of a context as they come, for ever.
+fn serve(faults: &Userfault, mut serve: impl FnMut(&[Fault])) {
     let _lifeline = Lifeline;
-    let mut messages: Faults = [MaybeUninit::uninit(); Userfault::READ_MAX];
+    let mut buffer = [Fault::default(); Userfault::READ_MAX];
     loop {
         // An interrupted or failed wait is only another look.
-        let count = faults.read(&mut messages).unwrap_or(0);
-        for message in &messages[..count] {
-            // SAFETY: `read` filled so many.
-            serve(&mut state, unsafe { message.assume_init() });
+        if let Ok(faults) = faults.read(&mut buffer) {
+            serve(faults);
         }
-        rest(&mut state);
-        cpu_time_ns.store(thread::cpu_time().as_nanos() as u64, Ordering::Relaxed);
     }
 }
 
 impl Core {
     fn serve_absent(&self) {
-        let fill = |(): &mut (), fault: Fault| self.fill(fault.address);
-        serve(&self.guest_faults, &self.absent_cpu_ns, (), fill, |()| ());
+        serve(&self.guest_faults, |faults| {
+            faults.iter().for_each(|fault| self.fill(fault.address))
+        });
     }
 
     /// Fills an absent page, and the absent pages behind it, with zeros.
@@ -121,15 +105,17 @@ impl Core {
         }
     }
 
-    fn serve_breaks(&self, spare: Spare) {
+    fn serve_breaks(&self, mut spare: Spare) {
         let mut last = HostAddress(0);
         let mut batch = 1;
-        let break_page = |spare: &mut Spare, fault: Fault| {
-            // A march through consecutive pages brings more and more of them back at once.
-            batch = if fault.address == last { (batch * 2).min(BREAK_PAGES_MAX) } else { 1 };
-            last = self.break_page(fault.address, batch, spare);
-        };
-        serve(&self.store_faults, &self.break_cpu_ns, spare, break_page, Spare::populate);
+        serve(&self.store_faults, |faults| {
+            for fault in faults {
+                // A march through consecutive pages brings more and more of them back at once.
+                batch = if fault.address == last { (batch * 2).min(BREAK_PAGES_MAX) } else { 1 };
+                last = self.break_page(fault.address, batch, &mut spare);
+            }
+            spare.populate();
+        });
     }
 
     /// Brings a written page back, with up to `batch` pages from it on. Returns the address after.

@@ -52,7 +52,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU32, Ordering},
     },
     thread,
     time::Duration,
@@ -61,6 +61,7 @@ use std::{
 use bindery_sys::{
     mapping::Mapping,
     pagemap::Pagemap,
+    thread::CpuClock,
     userfault::{Userfault, feature},
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
@@ -84,6 +85,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Space {
     core: Arc<Core>,
+    handlers: [CpuClock; 2],
 }
 
 /// What the handlers, the lanes and the VMM's calls share.
@@ -103,8 +105,6 @@ struct Core {
     /// A page of zeros, for copying.
     zeros: Mapping,
     breaks: AtomicU32,
-    absent_cpu_ns: AtomicU64,
-    break_cpu_ns: AtomicU64,
 }
 
 /// Why memory of this process cannot be managed at all.
@@ -169,11 +169,9 @@ impl Space {
             budget: Budget::new().map_err(StartError::Resources)?,
             zeros: Mapping::anonymous(PAGE_BYTES).map_err(StartError::Resources)?,
             breaks: AtomicU32::new(0),
-            absent_cpu_ns: AtomicU64::new(0),
-            break_cpu_ns: AtomicU64::new(0),
         });
-        handlers::start(&core).map_err(StartError::Resources)?;
-        Ok(Arc::new(Self { core }))
+        let handlers = handlers::start(&core).map_err(StartError::Resources)?;
+        Ok(Arc::new(Self { core, handlers }))
     }
 
     /// Takes a range under management: private anonymous memory, or a memfd mapped shared that is
@@ -311,11 +309,11 @@ impl Space {
         }
     }
 
-    /// CPU time of the two fault handlers so far, in nanoseconds. Up to 64 rounds late.
+    /// CPU time of the two fault handlers so far, in nanoseconds.
     #[must_use]
     pub fn handler_cpu_ns(&self) -> u64 {
-        self.core.absent_cpu_ns.load(Ordering::Relaxed)
-            + self.core.break_cpu_ns.load(Ordering::Relaxed)
+        let time = |clock: CpuClock| clock.time().expect("handlers live as long as the process");
+        self.handlers.map(time).iter().sum::<Duration>().as_nanos() as u64
     }
 
     /// Mappings of the process now, at worst, and how many merging may fill up to.

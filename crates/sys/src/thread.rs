@@ -1,44 +1,62 @@
 //! Threads: their CPU clocks, names and signals.
 
-use std::{io, thread, time::Duration};
+use std::{io, os::unix::thread::JoinHandleExt, thread, time::Duration};
+
+/// A clock of the CPU time of a thread or of a process, which others may read.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuClock(libc::clockid_t);
+
+impl CpuClock {
+    /// The clock of a thread of this process.
+    ///
+    /// # Errors
+    /// As pthread_getcpuclockid(3): `ESRCH` when the thread has ended.
+    pub fn of_thread<T>(thread: &thread::JoinHandle<T>) -> io::Result<Self> {
+        let mut id = 0;
+        // SAFETY: the handle has not been joined, so it names a thread; the identifier is writable.
+        let result = unsafe { libc::pthread_getcpuclockid(thread.as_pthread_t(), &raw mut id) };
+        if result == 0 { Ok(Self(id)) } else { Err(io::Error::from_raw_os_error(result)) }
+    }
+
+    /// The clock of process `pid`: of all its threads, those that have ended too.
+    ///
+    /// # Errors
+    /// As clock_getcpuclockid(3): `ESRCH` when there is no such process.
+    pub fn of_process(pid: i32) -> io::Result<Self> {
+        let mut id = 0;
+        // SAFETY: the identifier is writable.
+        let result = unsafe { libc::clock_getcpuclockid(pid, &raw mut id) };
+        if result == 0 { Ok(Self(id)) } else { Err(io::Error::from_raw_os_error(result)) }
+    }
+
+    /// The CPU time so far.
+    ///
+    /// # Errors
+    /// As clock_gettime(2): `EINVAL` when whose clock it is has ended.
+    pub fn time(self) -> io::Result<Duration> {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the structure is writable; a clock that is gone is an error.
+        if unsafe { libc::clock_gettime(self.0, &raw mut time) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32))
+    }
+}
 
 /// CPU time of the calling thread so far.
 #[must_use]
 pub fn cpu_time() -> Duration {
-    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+    of_caller(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// CPU time of the calling process so far.
 #[must_use]
 pub fn process_cpu_time() -> Duration {
-    clock(libc::CLOCK_PROCESS_CPUTIME_ID)
+    of_caller(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// CPU time of process `pid` so far: of all its threads, those that have ended too.
-///
-/// # Errors
-/// As clock_getcpuclockid(3): `ESRCH` when the process has ended.
-pub fn process_cpu_time_of(pid: i32) -> io::Result<Duration> {
-    let mut id = 0;
-    // SAFETY: the identifier is writable.
-    let result = unsafe { libc::clock_getcpuclockid(pid, &raw mut id) };
-    if result != 0 {
-        return Err(io::Error::from_raw_os_error(result));
-    }
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure is writable; a clock whose process has ended meanwhile is an error.
-    if unsafe { libc::clock_gettime(id, &raw mut time) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32))
-}
-
-fn clock(id: libc::clockid_t) -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure is writable and the clock is one that always exists.
-    let result = unsafe { libc::clock_gettime(id, &raw mut time) };
-    assert!(result == 0, "CPU clocks of the caller always exist");
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+fn of_caller(id: libc::clockid_t) -> Duration {
+    CpuClock(id).time().expect("CPU clocks of the caller always exist")
 }
 
 /// Starts a thread that no signal is ever delivered to, so that handlers of the program that we
@@ -99,10 +117,21 @@ mod tests {
             sum = std::hint::black_box(sum + 1);
         }
         assert!(process_cpu_time() >= cpu_time());
-        let own = std::process::id().cast_signed();
-        let (before, of_own) = (process_cpu_time(), process_cpu_time_of(own).unwrap());
+        let own = CpuClock::of_process(std::process::id().cast_signed()).unwrap();
         // Other threads' time is not added up in the same instant.
-        assert!(of_own.abs_diff(before) < Duration::from_millis(100));
-        assert!(process_cpu_time_of(1 << 23).is_err());
+        let difference = own.time().unwrap().abs_diff(process_cpu_time());
+        assert!(difference < Duration::from_millis(100), "{difference:?}");
+        assert!(CpuClock::of_process(1 << 23).is_err());
+    }
+
+    #[test]
+    fn a_thread_is_watched_from_outside() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let busy = thread::spawn(move || while stopped.try_recv().is_err() {});
+        let clock = CpuClock::of_thread(&busy).unwrap();
+        let before = clock.time().unwrap();
+        while clock.time().unwrap() < before + Duration::from_millis(1) {}
+        stop.send(()).unwrap();
+        busy.join().unwrap();
     }
 }

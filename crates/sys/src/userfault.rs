@@ -122,7 +122,7 @@ const _: () = {
 };
 
 /// A fault that some thread waits in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fault {
     /// The address touched, rounded down to its page.
     pub address: HostAddress,
@@ -279,7 +279,7 @@ impl Userfault {
     ///
     /// # Errors
     /// As read(2).
-    pub fn read(&self, faults: &mut [MaybeUninit<Fault>; Self::READ_MAX]) -> io::Result<usize> {
+    pub fn read<'a>(&self, faults: &'a mut [Fault; Self::READ_MAX]) -> io::Result<&'a [Fault]> {
         let mut messages = [MaybeUninit::<Message>::uninit(); Self::READ_MAX];
         // SAFETY: the buffer is writable for its size; the kernel writes whole messages.
         let bytes = unsafe {
@@ -293,15 +293,15 @@ impl Userfault {
             // SAFETY: the kernel filled so many messages; any bit pattern is a message.
             let message = unsafe { message.assume_init() };
             if message.event == EVENT_PAGEFAULT {
-                faults[count].write(Fault {
+                faults[count] = Fault {
                     address: HostAddress(message.address as usize & !0xfff),
                     write: message.flags & PAGEFAULT_WRITE != 0,
                     protected: message.flags & PAGEFAULT_WP != 0,
-                });
+                };
                 count += 1;
             }
         }
-        Ok(count)
+        Ok(&faults[..count])
     }
 
     /// The most faults that one [`read`](Self::read) returns.

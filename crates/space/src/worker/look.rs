@@ -1,4 +1,4 @@
-//! Looking at a guest's pages: which there are, what they hold. Nothing is changed.
+//! Looking at a guest's pages: which there are, which were written, what they hold.
 
 use std::{convert::Infallible, io, os::fd::BorrowedFd, sync::PoisonError};
 
@@ -149,7 +149,7 @@ impl Worker {
         })
     }
 
-    /// Calls `found` with some of `pages` after the other, and with the region that they are in,
+    /// Calls `found` with `pages`, some at a time, and with the region that they are in,
     /// which stays mapped during the call; or with none, if they are not managed.
     fn look<E>(
         &self,

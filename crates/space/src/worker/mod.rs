@@ -87,7 +87,8 @@ impl Worker {
         }
     }
 
-    /// Merges runs whose pages are consecutive and that are alike in kind and in whether they make sense.
+    /// Merges runs whose pages are consecutive, and that are alike in kind and in whether they make
+    /// sense.
     fn merge_consecutive(
         &mut self,
         store: Option<&StoreView>,
