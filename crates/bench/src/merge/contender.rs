@@ -40,30 +40,24 @@ pub(crate) fn wait_until_merged(merger: &Merger, dataset: &Dataset) -> Result<()
 pub(super) fn converge(engine: &Engine, dataset: &Dataset, program: &Path) -> Result<Measured> {
     let merger = Merger::start(engine)?;
     let mut crowd = Crowd::start(&merger, dataset, program)?;
-    let used_before = used_memory()?;
+    let used_before = MemorySnapshot::take()?.used();
     let (wall, cpu) = (Instant::now(), merger.cpu_time(&crowd)?);
     crowd.merge()?;
     wait_until_merged(&merger, dataset)?;
     let (time, cpu_time) = (wall.elapsed(), merger.cpu_time(&crowd)?.saturating_sub(cpu));
     // What is left of the work ends by itself; memory is compared when both are done.
     interrupt::rest(Duration::from_millis(500))?;
-    let used_after = used_memory()?;
+    let used_after = MemorySnapshot::take()?.used();
     let (saved, metadata) = (merger.pages_saved()?, merger.metadata()?);
     merger.pause()?;
     crowd.verify()?;
     drop(crowd);
     merger.stop()?;
-    let mib = |bytes: i64| bytes as f64 / f64::from(1 << 20);
     Ok(Measured::new("time", "s", time.as_secs_f64())
         .and("CPU", "s", cpu_time.as_secs_f64())
         .and("µs a page saved", "µs", cpu_time.as_secs_f64() * 1e6 / saved as f64)
-        .and("memory before", "MiB", mib(used_before))
-        .and("memory after", "MiB", mib(used_after))
+        .and("memory before", "MiB", used_before.mib())
+        .and("memory after", "MiB", used_after.mib())
         .and("metadata", "B/page", metadata.tables_bytes_a_page())
         .and("mappings", "B/page", metadata.mappings_bytes_a_page()))
-}
-
-/// Memory used by the whole machine, kernel structures included, in bytes.
-fn used_memory() -> Result<i64> {
-    Ok(MemorySnapshot::take()?.used().0 as i64)
 }
