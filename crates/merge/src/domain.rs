@@ -12,6 +12,7 @@ use bindery_index::{Guard, Handle, Heads, Index, pin};
 use bindery_page::DigestKey;
 use bindery_units::{PageIndex, PageRange, Slot};
 
+use crate::copies::{Copies, free_rows};
 use crate::links::Link;
 use crate::member::Member;
 use crate::plan::{Join, Seed};
@@ -89,6 +90,7 @@ pub(crate) struct Domain {
     pub(crate) key: DigestKey,
     pub(crate) index: Index<Heads>,
     pub(crate) slots: Slots,
+    pub(crate) copies: Copies,
     pub(crate) members: BTreeMap<u32, Member>,
     /// Guests whose connection failed. What they map must stay until their processes end, or come
     /// back and map nothing of it any more.
@@ -114,6 +116,7 @@ impl Domain {
             key: DigestKey::from_secret(&grant.secret),
             index: Index::with_capacity(0, grant.index_keys, Heads),
             slots: Slots::new(grant.slots),
+            copies: Copies::default(),
             grant,
             members: BTreeMap::new(),
             departed: Vec::new(),
@@ -182,6 +185,7 @@ impl Domain {
         slots.dedup();
         // A reference may have been taken again, and the slot be given back twice.
         slots.retain(|slot| self.slots.references(*slot) == 0);
+        let slots = free_rows(self, slots);
         let guard = pin();
         for slot in &slots {
             self.delete(self.slots.leaf(*slot), &guard);
@@ -260,7 +264,7 @@ impl Domain {
             + size_of::<Self>();
         let mappings_bytes = all().map(Member::merge_mappings).sum::<u64>() * MAPPING_BYTES;
         let metadata_bytes = self.index.memory().0
-            + (self.slots.memory_bytes() + lists) as u64
+            + (self.slots.memory_bytes() + self.copies.memory_bytes() + lists) as u64
             + all().map(Member::memory_bytes).sum::<u64>();
         let pages_shared = u64::from(self.slots.used());
         let pages_sharing = counts.pages_merged.saturating_sub(pages_shared);

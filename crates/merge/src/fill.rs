@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bindery_guest::Fetched;
 use bindery_index::{Handle, pin};
 use bindery_space::wire::lane::FETCH_PAGES_MAX;
-use bindery_units::{PAGE_BYTES, Slot};
+use bindery_units::Slot;
 
 use crate::domain::{Domain, locked_mut};
 use crate::entry::Entry;
-use crate::headroom::headroom_bytes;
+use crate::headroom::pages_to_spare;
 use crate::links::Link;
 use crate::plan::{self, Class, Join};
 use crate::pressure::Shortage;
@@ -24,17 +24,6 @@ use crate::workers::Workers;
 
 /// Guests that a content is asked of, one after the other, before it is given up.
 const HOMES_MAX: usize = 3;
-
-/// Memory that the store leaves to the daemon itself. The kernel does not refuse what is beyond a
-/// cgroup's limit: it ends the process.
-const RESERVE_BYTES: u64 = 4 << 20;
-
-/// How many canonical pages there is memory for.
-fn pages_to_spare() -> usize {
-    let own = std::process::id().cast_signed();
-    let bytes = headroom_bytes(own).map_or(u64::MAX, |bytes| bytes.saturating_sub(RESERVE_BYTES));
-    usize::try_from(bytes / PAGE_BYTES as u64).unwrap_or(usize::MAX)
-}
 
 /// The classes of a round, in order of their homes; the first of them have slots.
 pub(crate) struct Plan {

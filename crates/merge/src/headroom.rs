@@ -3,6 +3,19 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bindery_units::PAGE_BYTES;
+
+/// Memory that the store leaves to the daemon itself. The kernel does not refuse what is beyond a
+/// cgroup's limit: it ends the process.
+const RESERVE_BYTES: u64 = 4 << 20;
+
+/// How many canonical pages there is memory for.
+pub(crate) fn pages_to_spare() -> usize {
+    let own = std::process::id().cast_signed();
+    let bytes = headroom_bytes(own).map_or(u64::MAX, |bytes| bytes.saturating_sub(RESERVE_BYTES));
+    usize::try_from(bytes / PAGE_BYTES as u64).unwrap_or(usize::MAX)
+}
+
 /// One kind of cgroup hierarchy, and what its files are called.
 struct Hierarchy {
     root: &'static str,

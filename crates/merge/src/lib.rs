@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod copies;
 mod domain;
 mod engine;
 mod entry;

@@ -8,6 +8,7 @@
 //!           plan     homes, slots                              one thread a domain
 //!           fill     contents into the store                  a task a fetch
 //!           commit   leaves become canonical                  one thread a domain
+//!           spread   contents of stretches get copies         one thread a domain
 //!           apply    guests merge                             a task a guest
 //!           sweep    slots that nobody maps are freed         one thread a domain
 //! ```
@@ -23,6 +24,7 @@ use bindery_guest::{GuestError, RegionChange};
 use bindery_units::{PageIndex, PageRange};
 
 use crate::apply::apply;
+use crate::copies::spread;
 use crate::domain::{Domain, locked_mut};
 use crate::examine::{self, Batch};
 use crate::fill::Plan;
@@ -257,6 +259,7 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         let mut plan = Plan::make(domain);
         plan.fill(domain, workers);
         plan.commit(domain);
+        spread(domain);
     }
     let members = domains.values().flat_map(|domain| {
         let members = domain.members.values().filter(|member| member.state().has_merges());

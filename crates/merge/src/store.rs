@@ -54,6 +54,16 @@ impl Store {
         self.file.write_all_at(pages, slot.offset_bytes())
     }
 
+    /// Writes what is in `slot` to every slot of `row`, which nobody may map. Allocates memory.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(crate) fn copy(&self, slot: Slot, row: SlotRange) -> io::Result<()> {
+        let mut page = [0; PAGE_BYTES];
+        self.file.read_exact_at(&mut page, slot.offset_bytes())?;
+        self.write(row.first, &page.repeat(row.count as usize))
+    }
+
     /// Gives the memory of slots back, which nobody may map.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! What must hold between periods, counted naively.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bindery_index::Handle;
@@ -57,14 +57,18 @@ fn audit_references(domain: &Domain) {
     for (slot, count) in &counts {
         assert_eq!(domain.slots.references(*slot), *count, "{slot:?}");
     }
-    assert_eq!(domain.slots.used() as usize, counts.len(), "slots in use are those referenced");
+    let used: BTreeSet<Slot> = counts.keys().copied().chain(domain.copies.slots()).collect();
+    let said = domain.slots.used() as usize;
+    assert_eq!(said, used.len(), "slots in use are those referenced, rows, and heads of rows");
     let stored = domain.grant.store.allocated_bytes() / 4096;
-    assert_eq!(stored, counts.len() as u64, "the store holds what is in use, and nothing else");
+    assert_eq!(stored, used.len() as u64, "the store holds what is in use, and nothing else");
 }
 
-/// Every leaf belongs to one candidate or to one slot, and says so.
+/// Every leaf belongs to one candidate or to one slot that is no copy, and says so.
 fn audit_index(domain: &Domain) {
-    let mut keys = u64::from(domain.slots.used());
+    let mut heads: BTreeSet<Slot> =
+        domain.copies.slots().map(|slot| head_of(domain, slot)).collect();
+    let mut keys = 0;
     for member in domain.members.values().chain(&domain.departed) {
         let mut counted = [0; 3];
         for (page, link) in links(member) {
@@ -77,20 +81,31 @@ fn audit_index(domain: &Domain) {
                     counted[0] += 1;
                 }
                 Link::Merged(slot) => {
-                    let leaf = Handle::from_bits(domain.slots.leaf(slot));
-                    let value = Entry::from_bits(domain.index.value(leaf));
-                    assert_eq!(value, Entry::Canonical { slot });
+                    heads.insert(head_of(domain, slot));
                     counted[1] += 1;
                 }
                 Link::Zero => counted[2] += 1,
                 Link::None => {}
             }
         }
+        let in_flight: Vec<Slot> =
+            member.state().in_flight.iter().map(|merge| merge.slot).collect();
+        heads.extend(in_flight.into_iter().map(|slot| head_of(domain, slot)));
         let counts = member.counts();
         let told = [counts.pages_unshared, counts.pages_merged, counts.zero_pages];
         assert_eq!(told, counted, "figures agree with links");
     }
-    assert_eq!(domain.index.len(), keys);
+    for slot in &heads {
+        let leaf = Handle::from_bits(domain.slots.leaf(*slot));
+        let value = Entry::from_bits(domain.index.value(leaf));
+        assert_eq!(value, Entry::Canonical { slot: *slot });
+    }
+    assert_eq!(domain.index.len(), keys + heads.len() as u64);
+}
+
+/// The slot that the index leads to for what is in `slot`.
+fn head_of(domain: &Domain, slot: Slot) -> Slot {
+    domain.copies.row_of(slot).map_or(slot, |(_, head)| head)
 }
 
 /// What a guest maps has references; what is linked, a guest maps or is about to report as lost.

@@ -18,6 +18,7 @@ const PAGES: u32 = 700;
 enum Step {
     Period,
     Write { guest: usize, first: u32, count: u32, content: u64 },
+    Fill { guest: usize, first: u32, count: u32, content: u64 },
     Discard { guest: usize, first: u32, count: u32 },
     Unrest { guest: usize, writes: u32 },
     Busy { guest: usize, busy: bool },
@@ -41,6 +42,8 @@ fn step() -> impl Strategy<Value = Step> {
         12 => Just(Step::Period),
         6 => (guest(), 0..PAGES, count(), 0u64..200)
             .prop_map(|(guest, first, count, content)| Step::Write { guest, first, count, content }),
+        2 => (guest(), 0..PAGES, 200u32..PAGES, 1u64..5)
+            .prop_map(|(guest, first, count, content)| Step::Fill { guest, first, count, content }),
         2 => (guest(), 0..PAGES, count())
             .prop_map(|(guest, first, count)| Step::Discard { guest, first, count }),
         2 => (guest(), 0u32..12).prop_map(|(guest, writes)| Step::Unrest { guest, writes }),
@@ -113,6 +116,10 @@ impl World {
                 let mut process = self.guests[guest].process();
                 // Neighbours differ, and two guests written alike are alike.
                 (0..count).for_each(|at| process.write(first + at, (content + u64::from(at)) % 90));
+            }
+            Step::Fill { guest, first, count, content } => {
+                let mut process = self.guests[guest].process();
+                (0..count).for_each(|at| process.write(first + at, content));
             }
             Step::Discard { guest, first, count } => {
                 let mut process = self.guests[guest].process();

@@ -85,6 +85,55 @@ fn duplicates_within_one_guest_are_merged() {
 }
 
 #[test]
+fn a_content_that_fills_memory_is_merged_in_long_runs() {
+    let mut scene = Scene::new(Settings::default());
+    let (one, _) = scene.guest("a", 4096, |_| 7);
+    scene.periods(3);
+    let slots: Vec<_> = one.merged().into_values().collect();
+    assert_eq!(slots.len(), 4096);
+    let runs = slots.chunk_by(|a, b| a.plus(1) == *b).count();
+    assert_eq!(runs, 64);
+    // The row of copies, and what the index leads to.
+    assert_eq!(scene.domain("a").pages_shared, 65);
+    // Whoever has a page of it later finds its place in the same row.
+    let (two, _) = scene.guest("a", 100, |_| 7);
+    scene.periods(3);
+    assert_eq!(scene.domain("a").pages_shared, 65);
+    let first = two.merged().into_values().take(64).collect::<Vec<_>>();
+    assert_eq!(first, slots[..64]);
+    // All of it is free when nobody has the content any more, and not before.
+    (0..4096).for_each(|page| one.process().write(page, u64::from(10_000 + page)));
+    (1..100).for_each(|page| two.process().write(page, u64::from(20_000 + page)));
+    scene.periods(1);
+    assert_eq!(scene.domain("a").pages_shared, 65);
+    two.process().write(0, 20_000);
+    scene.periods(1);
+    assert_eq!(scene.domain("a").pages_shared, 0);
+}
+
+#[test]
+fn a_content_that_fills_more_memory_gets_more_copies() {
+    let mut scene = Scene::new(Settings::default());
+    let (one, _) = scene.guest("a", 10_000, |page| u64::from(if page < 300 { 7 } else { page }));
+    scene.periods(3);
+    assert_eq!(scene.domain("a").pages_shared, 1 + 7);
+    (300..10_000).for_each(|page| one.process().write(page, 7));
+    scene.periods(3);
+    assert_eq!(scene.domain("a").pages_shared, 1 + 7 + 64);
+    (0..300).for_each(|page| one.process().write(page, u64::from(page)));
+    scene.periods(1);
+    assert_eq!(scene.domain("a").pages_shared, 1 + 64);
+}
+
+#[test]
+fn a_store_without_room_for_copies_merges_without() {
+    let mut scene = Scene::new(Settings { store_slots: 16, ..Settings::default() });
+    let (one, _) = scene.guest("a", 4096, |_| 7);
+    scene.periods(3);
+    assert_eq!((one.merged().len(), scene.domain("a").pages_shared), (4096, 1));
+}
+
+#[test]
 fn domains_share_nothing() {
     let mut scene = Scene::new(Settings::default());
     let (one, a) = scene.guest("a", 100, |page| u64::from(page + 1));

@@ -1,0 +1,226 @@
+//! Contents that fill stretches of a guest: several slots in a row with the same bytes.
+//!
+//! A mapping leads from consecutive pages to consecutive slots. Where one content fills a stretch of
+//! memory, as what a kernel or an allocator poisons free memory with does, every page of it would
+//! need a mapping of its own. A *row* of copies serves as many pages with each mapping, and costs
+//! less memory than the mappings would. KSM keeps more than one page of a content for another reason
+//! (`max_page_sharing`: walks of reverse mappings stay short), which rows serve as well.
+//!
+//! Where a page belongs in a row follows from its number alone: pages that are merged at different
+//! times fit together, and one that was written comes back to its place.
+//!
+//! The slot that the index leads to is the *head*. It stays in use as long as it has rows. A head
+//! that needs a longer row gets another one; a row is freed as a whole, when no page maps any of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bindery_space::wire::lane::RUN_PAGES_MAX;
+use bindery_units::{PAGE_BYTES, PageIndex, Slot, SlotRange};
+
+use crate::domain::Domain;
+use crate::headroom::pages_to_spare;
+use crate::runs::Merge;
+use crate::settings::MAPPING_BYTES;
+
+/// The rows of one store.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    /// The head of each row, by the row's first slot; no two overlap.
+    rows: BTreeMap<Slot, (u32, Slot)>,
+    /// The row that pages of a head are given: its longest.
+    longest: BTreeMap<Slot, SlotRange>,
+}
+
+impl Copies {
+    /// The slot in which `page` finds the content of `head`.
+    pub(crate) fn place(&self, head: Slot, page: PageIndex) -> Slot {
+        let row = self.longest.get(&head);
+        row.map_or(head, |row| row.first.plus(page.0 % row.count))
+    }
+
+    /// The row that `slot` is in, and its head.
+    pub(crate) fn row_of(&self, slot: Slot) -> Option<(SlotRange, Slot)> {
+        let (first, (count, head)) = self.rows.range(..=slot).next_back()?;
+        (slot.0 - first.0 < *count).then(|| (SlotRange::new(*first, *count), *head))
+    }
+
+    /// Whether `slot` is a head that has rows.
+    pub(crate) fn has_rows(&self, slot: Slot) -> bool {
+        self.longest.contains_key(&slot)
+    }
+
+    /// How many copies a page of `head` can choose from.
+    fn count(&self, head: Slot) -> u32 {
+        self.longest.get(&head).map_or(1, |row| row.count)
+    }
+
+    /// Adds a row, longer than all that its head has.
+    fn add(&mut self, row: SlotRange, head: Slot) {
+        assert!(row.count > self.count(head), "a head gets another row only for a longer one");
+        self.rows.insert(row.first, (row.count, head));
+        self.longest.insert(head, row);
+    }
+
+    /// Takes a row out.
+    pub(crate) fn remove(&mut self, row: SlotRange) {
+        let (_, head) = self.rows.remove(&row.first).expect("only rows are taken out");
+        let others = self.rows.iter().filter(|(_, (_, other))| *other == head);
+        match others.max_by_key(|(_, (count, _))| *count) {
+            Some((first, (count, _))) => {
+                self.longest.insert(head, SlotRange::new(*first, *count));
+            }
+            None => {
+                self.longest.remove(&head);
+            }
+        }
+    }
+
+    /// All slots that are in use without a page that maps them having to be: those of rows, and heads.
+    #[cfg(test)]
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
+        let rows = self.rows.iter();
+        let copies = rows.flat_map(|(first, (count, _))| (first.0..first.0 + count).map(Slot));
+        copies.chain(self.longest.keys().copied())
+    }
+
+    /// Memory held, in bytes, roughly: a B-tree's nodes are at least half full.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.rows.len() * 2 * size_of::<(Slot, (u32, Slot))>()
+            + self.longest.len() * 2 * size_of::<(Slot, SlotRange)>()
+    }
+}
+
+/// How many copies are worth their memory for a content that `repeats` pages would each map by
+/// themselves: as many as take half of what those mappings would.
+fn copies_for(repeats: u32) -> u32 {
+    let bytes = u64::from(repeats) * MAPPING_BYTES / 2;
+    (bytes / PAGE_BYTES as u64).min(u64::from(RUN_PAGES_MAX)) as u32
+}
+
+/// Makes rows for contents that fill stretches of this round's merges, and gives all merges their
+/// places. Between phases only.
+pub(crate) fn spread(domain: &mut Domain) {
+    for (head, repeats) in repeats(domain) {
+        let copies = copies_for(repeats);
+        if copies >= 2 * domain.copies.count(head)
+            && domain.shortage().is_none()
+            && let Some(row) = fill_row(domain, head, copies)
+        {
+            domain.copies.add(row, head);
+        }
+    }
+    if domain.copies.rows.is_empty() {
+        return;
+    }
+    for member in domain.members.values() {
+        for merge in &mut member.state().merges {
+            let place = domain.copies.place(merge.slot, merge.page);
+            if place != merge.slot {
+                domain.slots.take(place);
+                domain.give_back(std::mem::replace(&mut merge.slot, place));
+            }
+        }
+    }
+}
+
+/// How many pages are to be merged with the same slot as the page before them, by slot. Sorts the
+/// merges.
+fn repeats(domain: &mut Domain) -> BTreeMap<Slot, u32> {
+    let mut repeats = BTreeMap::new();
+    for member in domain.members.values_mut() {
+        let merges = &mut member.state_mut().merges;
+        merges.sort_unstable();
+        for pair in merges.windows(2) {
+            let [before, Merge { page, slot }] = pair else { continue };
+            if before.slot == *slot && before.page.plus(1) == *page {
+                *repeats.entry(*slot).or_insert(0) += 1;
+            }
+        }
+    }
+    repeats
+}
+
+/// A row of `copies` of what is in `head`, if there is room for it.
+fn fill_row(domain: &mut Domain, head: Slot, copies: u32) -> Option<SlotRange> {
+    if pages_to_spare() < copies as usize {
+        return None;
+    }
+    let runs = domain.slots.allocate(copies);
+    let row = SlotRange::new(runs.first()?.first, copies);
+    let filled = match runs[..] {
+        [run] if run == row => domain.grant.store.copy(head, row),
+        // In pieces, or too short: the store is nearly full.
+        _ => Err(std::io::ErrorKind::StorageFull.into()),
+    };
+    match filled {
+        Ok(()) => Some(row),
+        Err(error) => {
+            tracing::debug!(%error, "a content that fills stretches of memory gets no copies");
+            runs.into_iter().for_each(|run| domain.release(run));
+            None
+        }
+    }
+}
+
+/// Of slots whose last reference was given back: frees the rows that no page maps any more, and
+/// returns the slots that can be freed with their leaves.
+pub(crate) fn free_rows(domain: &mut Domain, unmapped: Vec<Slot>) -> Vec<Slot> {
+    let (mut rows, mut heads) = (BTreeMap::new(), BTreeSet::new());
+    for slot in unmapped {
+        match domain.copies.row_of(slot) {
+            Some((row, head)) => drop(rows.insert(row.first, (row, head))),
+            None => drop(heads.insert(slot)),
+        }
+    }
+    for (row, head) in rows.into_values() {
+        let is_mapped = |slot: u32| domain.slots.references(Slot(slot)) > 0;
+        if !(row.first.0..row.end().0).any(is_mapped) {
+            domain.copies.remove(row);
+            domain.release(row);
+            heads.insert(head);
+        }
+    }
+    heads.retain(|head| domain.slots.references(*head) == 0 && !domain.copies.has_rows(*head));
+    heads.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_side_by_side_find_slots_side_by_side() {
+        let mut copies = Copies::default();
+        assert_eq!(copies.place(Slot(7), PageIndex(100)), Slot(7));
+        copies.add(SlotRange::new(Slot(20), 8), Slot(7));
+        let places: Vec<u32> =
+            (100..110).map(|page| copies.place(Slot(7), PageIndex(page)).0).collect();
+        assert_eq!(places, [24, 25, 26, 27, 20, 21, 22, 23, 24, 25]);
+        assert_eq!(copies.place(Slot(8), PageIndex(100)), Slot(8));
+    }
+
+    #[test]
+    fn a_head_has_its_longest_row_until_that_is_gone() {
+        let mut copies = Copies::default();
+        let (short, long) = (SlotRange::new(Slot(20), 4), SlotRange::new(Slot(30), 16));
+        copies.add(short, Slot(7));
+        copies.add(long, Slot(7));
+        assert_eq!(copies.place(Slot(7), PageIndex(5)), Slot(35));
+        assert_eq!(copies.row_of(Slot(23)), Some((short, Slot(7))));
+        assert_eq!((copies.row_of(Slot(24)), copies.row_of(Slot(7))), (None, None));
+        copies.remove(long);
+        assert_eq!(copies.place(Slot(7), PageIndex(5)), Slot(21));
+        copies.remove(short);
+        assert!(!copies.has_rows(Slot(7)));
+    }
+
+    #[test]
+    fn copies_take_less_memory_than_the_mappings_that_they_save() {
+        assert_eq!((copies_for(50), copies_for(100), copies_for(1_000_000)), (1, 2, RUN_PAGES_MAX));
+        for repeats in 79..10_000 {
+            let copies = copies_for(repeats);
+            let saved = u64::from(repeats - repeats.div_ceil(copies)) * MAPPING_BYTES;
+            assert!(saved >= u64::from(copies - 1) * PAGE_BYTES as u64, "{repeats}");
+        }
+    }
+}
