@@ -50,6 +50,9 @@ pub trait Connection: Send + Sync {
     /// [`GuestError::Daemon`] if descriptors are short, and those of a connection that failed.
     fn lane(&self) -> Result<LaneLease<'_>, GuestError>;
 
+    /// Gives back memory that its idle lanes hold: there is nothing more to ask for a while.
+    fn rest(&self);
+
     /// Takes late answers. True if no lane owes one. Never blocks.
     ///
     /// # Errors

@@ -180,6 +180,10 @@ impl Connection for Guest {
         self.lanes.lease(|| self.open_lane())
     }
 
+    fn rest(&self) {
+        self.lanes.rest();
+    }
+
     fn settle(&self) -> Result<bool, GuestError> {
         self.lanes.settle()
     }

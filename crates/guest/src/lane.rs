@@ -92,6 +92,9 @@ pub trait Lane: Send {
     /// What the last answer said about the guest as a whole. The sums start anew.
     fn gauges(&mut self) -> Gauges;
 
+    /// Gives back memory that large answers took. For a lane that nobody waits for.
+    fn rest(&mut self) {}
+
     /// Whether an answer is outstanding that nobody waits for any more.
     fn owes(&self) -> bool;
 

@@ -46,6 +46,11 @@ impl LanePool {
         Ok(LaneLease { pool: self, lane: Some(lane) })
     }
 
+    /// Gives back memory that idle lanes hold.
+    pub fn rest(&self) {
+        self.lanes().idle.iter_mut().for_each(|lane| lane.rest());
+    }
+
     /// Takes answers that came late. True if no lane owes one (any more). Never blocks.
     ///
     /// # Errors

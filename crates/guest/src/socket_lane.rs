@@ -27,11 +27,16 @@ use crate::{ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, Resume, Unmerged
 /// The most bytes that an answer's array can have.
 const ANSWER_BYTES_MAX: usize = WINDOW_BYTES - ANSWER_OFFSET;
 
+/// A window keeps its memory while a lane rests if its answers stayed below: those of quiet periods.
+const QUIET_BYTES: usize = ANSWER_OFFSET + 4 * PAGE_BYTES;
+
 /// The daemon's end of a lane.
 #[derive(Debug)]
 pub struct SocketLane {
     socket: OwnedFd,
     window: File,
+    /// Where the longest answer since the last rest ended in the window.
+    answered_bytes: usize,
     patience: Duration,
     owes: bool,
     gauges: Gauges,
@@ -58,7 +63,9 @@ impl SocketLane {
         let window = memfd::create("bindery-lane", WINDOW_BYTES as u64)?;
         let ends = LaneEnds { socket: theirs, window: window.try_clone()? };
         let (patience, gauges) = (ANSWER_PATIENCE, Gauges::default());
-        Ok((Self { socket: ours, window, patience, owes: false, gauges, cpu_seen_ns: 0 }, ends))
+        let (owes, answered_bytes, cpu_seen_ns) = (false, 0, 0);
+        let socket = ours;
+        Ok((Self { socket, window, answered_bytes, patience, owes, gauges, cpu_seen_ns }, ends))
     }
 
     /// The lane with another patience than [`ANSWER_PATIENCE`].
@@ -143,7 +150,7 @@ impl SocketLane {
 
     /// Copies `count` elements of the answer's array.
     fn take_array<T>(
-        &self,
+        &mut self,
         offset: usize,
         count: usize,
         into: &mut Vec<T>,
@@ -152,8 +159,10 @@ impl SocketLane {
         T: FromBytes + IntoBytes + Immutable + Clone + Default,
     {
         into.resize(count, T::default());
-        let at = (ANSWER_OFFSET + offset) as u64;
-        let read = self.window.read_exact_at(into.as_mut_slice().as_mut_bytes(), at);
+        let at = ANSWER_OFFSET + offset;
+        let bytes = into.as_mut_slice().as_mut_bytes();
+        self.answered_bytes = self.answered_bytes.max(at + bytes.len());
+        let read = self.window.read_exact_at(bytes, at as u64);
         read.map_err(|error| GuestError::Daemon { doing: "reading a window", error })
     }
 }
@@ -255,6 +264,14 @@ impl Lane for SocketLane {
         taken
     }
 
+    fn rest(&mut self) {
+        if self.answered_bytes > QUIET_BYTES {
+            // If it fails, the memory is kept for the next answer.
+            let _ = memfd::punch(&self.window, 0, WINDOW_BYTES as u64);
+            self.answered_bytes = 0;
+        }
+    }
+
     fn owes(&self) -> bool {
         self.owes
     }
@@ -268,5 +285,32 @@ impl Lane for SocketLane {
             }
         }
         Ok(!self.owes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_that_rests_gives_back_what_a_large_answer_took() {
+        let (mut lane, ends) = SocketLane::open().unwrap();
+        let taken = || memfd::allocated_bytes(&ends.window).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut request = Request::default();
+                receive(&ends.socket, request.as_mut_bytes(), &mut Vec::new()).unwrap();
+                let pages = vec![1; (1 + FETCH_PAGES_MAX) * PAGE_BYTES];
+                ends.window.write_all_at(&pages, ANSWER_OFFSET as u64).unwrap();
+                let answer = Answer { status: status::DONE, count: 200, ..Answer::default() };
+                send_now(&ends.socket, answer.as_bytes(), &[]).unwrap();
+            });
+            let mut fetched = Fetched::default();
+            lane.fetch(&[7; 200], &mut fetched).unwrap();
+            assert_eq!(fetched.page(199), Some(&[1; PAGE_BYTES]));
+        });
+        assert!(taken() >= (200 * PAGE_BYTES) as u64);
+        lane.rest();
+        assert_eq!(taken(), 0);
     }
 }

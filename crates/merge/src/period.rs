@@ -56,6 +56,7 @@ pub(crate) fn run_period(
         told(domains);
     }
     for domain in domains.values_mut() {
+        domain.members.values().for_each(|member| member.connection.rest());
         let breaks = domain.counts().breaks;
         let merged = domain.merged() + (breaks - domain.breaks_seen);
         let broken = if domain.backs_off { breaks - domain.breaks_seen } else { 0 };

@@ -195,6 +195,10 @@ impl Connection for ModelGuest {
         self.lanes.lease(|| Ok(Box::new(ModelLane { process, line, owes: false })))
     }
 
+    fn rest(&self) {
+        self.lanes.rest();
+    }
+
     fn settle(&self) -> Result<bool, GuestError> {
         self.lanes.settle()
     }
