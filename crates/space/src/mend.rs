@@ -72,7 +72,7 @@ impl Core {
             unsafe { give_back(faults, pagemap, joined, start, moved) };
             return;
         }
-        spare.taken(run.count as usize);
+        spare.take(run.count as usize);
         let modes = mode::MISSING | mode::WP;
         // SAFETY: pages that are absent now are zero ones.
         while unsafe { faults.register(start, bytes, modes) }.is_err() {

@@ -54,7 +54,7 @@ impl Core {
             let woken = self.store_faults.wake(address, bytes);
             assert!(woken.is_ok(), "waking a range of whole pages cannot fail");
         }
-        spare.taken(pages.count as usize);
+        spare.take(pages.count as usize);
         self.budget.made(2);
         // SAFETY: the pages are present; who finds them absent later is served by the handler.
         let registered =
@@ -177,7 +177,7 @@ pub(crate) unsafe fn put_in_place(
     }
     loop {
         // SAFETY: the caller's contract.
-        match unsafe { mapping::remap_over(filled, address, bytes) } {
+        match unsafe { mapping::move_over(filled, address, bytes) } {
             // The guest's mapping is gone and its content is in the spare pages, so there is nothing
             // to do but to try again.
             Err(_) if !mapping::is_mapped(address, bytes) => {

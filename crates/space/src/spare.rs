@@ -1,9 +1,10 @@
 //! Spare pages: filled first, then moved into a guest's memory in one step.
 //!
 //! A page that leaves the store must be private anonymous memory again, and no thread may see it
-//! absent or empty on the way. So its content is copied into a spare page, and the spare page's
-//! mapping is moved over the guest's with `mremap`: atomic, and the page has its content from the
-//! first instant. Being present, it can be registered for faults afterwards at leisure.
+//! absent or empty on the way. So its content is copied into a spare page, and that is moved over the
+//! guest's with `mremap`: atomic, and the page has its content from the first instant. Being present,
+//! it can be registered for faults afterwards at leisure. Where it was, an empty page is left, which
+//! is not used again before the whole chunk is unmapped.
 
 use std::io;
 
@@ -22,18 +23,17 @@ const POPULATED_PAGES: usize = 8;
 /// A stock of spare pages, for one thread.
 #[derive(Debug)]
 pub(crate) struct Spare {
-    /// Where what is left of the chunk begins. Pages are taken from there, ascending: pages that come
-    /// back one after the other, as a march of writes brings them, then lie as they did in the chunk,
-    /// and the kernel joins their mappings.
-    start: HostAddress,
-    pages: usize,
-    /// How many of them, from the first, have memory.
+    chunk: HostAddress,
+    /// Pages taken, from the first on: pages that come back one after the other, as a march of writes
+    /// brings them, then lie as they did in the chunk, and the kernel joins their mappings.
+    taken: usize,
+    /// How many of the next pages have memory.
     populated: usize,
 }
 
 impl Spare {
     pub(crate) fn new() -> io::Result<Self> {
-        let mut spare = Self { start: HostAddress(0), pages: 0, populated: 0 };
+        let mut spare = Self { chunk: HostAddress(0), taken: CHUNK_PAGES, populated: 0 };
         spare.refill()?;
         Ok(spare)
     }
@@ -43,27 +43,30 @@ impl Spare {
         // SAFETY: the chunk is ours. A guest's memory is kept in 4 KiB pages where it is merged.
         unsafe { mapping::advise(chunk.address(), chunk.bytes(), libc::MADV_NOHUGEPAGE)? };
         self.release();
-        self.start = chunk.address();
-        self.pages = CHUNK_PAGES;
+        self.chunk = chunk.address();
+        self.taken = 0;
         self.populated = 0;
-        // The pieces leave one by one; what is left is unmapped by `release`.
+        // Unmapped by `release`.
         std::mem::forget(chunk);
         Ok(())
     }
 
-    /// `count` consecutive spare pages, still in stock until [`taken`](Self::taken).
+    /// `count` consecutive spare pages, still in stock until [`take`](Self::take).
     pub(crate) fn peek(&mut self, count: usize) -> io::Result<HostAddress> {
         assert!(count <= SPARE_PAGES_MAX, "a restore is bounded");
-        if self.pages < count {
+        if self.taken + count > CHUNK_PAGES {
             self.refill()?;
         }
-        Ok(self.start)
+        Ok(self.next())
+    }
+
+    const fn next(&self) -> HostAddress {
+        self.chunk.plus(self.taken * PAGE_BYTES)
     }
 
     /// The pages that [`peek`](Self::peek) gave were moved elsewhere.
-    pub(crate) fn taken(&mut self, count: usize) {
-        self.start = self.start.plus(count * PAGE_BYTES);
-        self.pages -= count;
+    pub(crate) const fn take(&mut self, count: usize) {
+        self.taken += count;
         self.populated = self.populated.saturating_sub(count);
     }
 
@@ -72,21 +75,25 @@ impl Spare {
         if self.populated > 0 {
             return;
         }
-        let pages = self.pages.min(POPULATED_PAGES);
+        if self.taken == CHUNK_PAGES && self.refill().is_err() {
+            // Tried again when a page is wanted.
+            return;
+        }
+        let pages = POPULATED_PAGES.min(CHUNK_PAGES - self.taken);
         // SAFETY: the pages are ours, and what is in them is wanted by nobody.
         let populated =
-            unsafe { mapping::advise(self.start, pages * PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
+            unsafe { mapping::advise(self.next(), pages * PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
         // If this fails, they get memory as they are filled, or that fails.
         self.populated = if populated.is_ok() { pages } else { 0 };
     }
 
     fn release(&mut self) {
-        if self.pages > 0 {
+        if self.chunk != HostAddress(0) {
             // The kernel may have joined the chunk with a neighbour, and then taking it out needs a
             // mapping more than there may be left: a few empty pages stay mapped for nothing.
-            // SAFETY: what is left of the chunk is ours.
-            let _ = unsafe { mapping::unmap(self.start, self.pages * PAGE_BYTES) };
-            self.pages = 0;
+            // SAFETY: the chunk is ours.
+            let _ = unsafe { mapping::unmap(self.chunk, CHUNK_PAGES * PAGE_BYTES) };
+            self.chunk = HostAddress(0);
         }
     }
 }

@@ -171,7 +171,34 @@ pub unsafe fn remap_over(
     destination: HostAddress,
     bytes: usize,
 ) -> io::Result<()> {
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the caller's contract.
+    unsafe { raw_mremap(source, destination, bytes, 0) }
+}
+
+/// Moves the pages of `source` over what is at `destination`, atomically. `source` stays mapped, and
+/// is empty: a third of the time of [`remap_over`] is spent on cutting it out.
+///
+/// # Safety
+/// Both ranges must be the caller's, and `source` private anonymous memory.
+///
+/// # Errors
+/// As for [`remap_over`].
+pub unsafe fn move_over(
+    source: HostAddress,
+    destination: HostAddress,
+    bytes: usize,
+) -> io::Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { raw_mremap(source, destination, bytes, libc::MREMAP_DONTUNMAP) }
+}
+
+unsafe fn raw_mremap(
+    source: HostAddress,
+    destination: HostAddress,
+    bytes: usize,
+    flags: i32,
+) -> io::Result<()> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | flags;
     // SAFETY: the caller's contract.
     let result =
         unsafe { libc::syscall(libc::SYS_mremap, source.0, bytes, bytes, flags, destination.0) };
