@@ -25,17 +25,16 @@ use crate::settings::MAPPING_BYTES;
 /// The rows of one store.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    /// The head of each row, by the row's first slot; no two overlap.
+    /// How long each row is, and what its head is, by its first slot; no two overlap.
     rows: BTreeMap<Slot, (u32, Slot)>,
-    /// The row that pages of a head are given: its longest.
-    longest: BTreeMap<Slot, SlotRange>,
+    /// Heads, with the length and the first slot of each of their rows.
+    heads: BTreeSet<(Slot, u32, Slot)>,
 }
 
 impl Copies {
     /// The slot in which `page` finds the content of `head`.
     pub(crate) fn place(&self, head: Slot, page: PageIndex) -> Slot {
-        let row = self.longest.get(&head);
-        row.map_or(head, |row| row.first.plus(page.0 % row.count))
+        self.longest(head).map_or(head, |row| row.first.plus(page.0 % row.count))
     }
 
     /// The row that `slot` is in, and its head.
@@ -46,33 +45,31 @@ impl Copies {
 
     /// Whether `slot` is a head that has rows.
     pub(crate) fn has_rows(&self, slot: Slot) -> bool {
-        self.longest.contains_key(&slot)
+        self.longest(slot).is_some()
+    }
+
+    /// The row that pages of `head` are given.
+    fn longest(&self, head: Slot) -> Option<SlotRange> {
+        let mut rows = self.heads.range((head, 0, Slot(0))..=(head, u32::MAX, Slot(u32::MAX)));
+        rows.next_back().map(|(_, count, first)| SlotRange::new(*first, *count))
     }
 
     /// How many copies a page of `head` can choose from.
     fn count(&self, head: Slot) -> u32 {
-        self.longest.get(&head).map_or(1, |row| row.count)
+        self.longest(head).map_or(1, |row| row.count)
     }
 
     /// Adds a row, longer than all that its head has.
     fn add(&mut self, row: SlotRange, head: Slot) {
         assert!(row.count > self.count(head), "a head gets another row only for a longer one");
         self.rows.insert(row.first, (row.count, head));
-        self.longest.insert(head, row);
+        self.heads.insert((head, row.count, row.first));
     }
 
     /// Takes a row out.
-    pub(crate) fn remove(&mut self, row: SlotRange) {
-        let (_, head) = self.rows.remove(&row.first).expect("only rows are taken out");
-        let others = self.rows.iter().filter(|(_, (_, other))| *other == head);
-        match others.max_by_key(|(_, (count, _))| *count) {
-            Some((first, (count, _))) => {
-                self.longest.insert(head, SlotRange::new(*first, *count));
-            }
-            None => {
-                self.longest.remove(&head);
-            }
-        }
+    fn remove(&mut self, row: SlotRange) {
+        let (count, head) = self.rows.remove(&row.first).expect("only rows are taken out");
+        self.heads.remove(&(head, count, row.first));
     }
 
     /// All slots that are in use without a page that maps them having to be: those of rows, and heads.
@@ -80,13 +77,12 @@ impl Copies {
     pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
         let rows = self.rows.iter();
         let copies = rows.flat_map(|(first, (count, _))| (first.0..first.0 + count).map(Slot));
-        copies.chain(self.longest.keys().copied())
+        copies.chain(self.heads.iter().map(|(head, ..)| *head))
     }
 
     /// Memory held, in bytes, roughly: a B-tree's nodes are at least half full.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.rows.len() * 2 * size_of::<(Slot, (u32, Slot))>()
-            + self.longest.len() * 2 * size_of::<(Slot, SlotRange)>()
+        2 * self.rows.len() * (size_of::<(Slot, (u32, Slot))>() + size_of::<(Slot, u32, Slot)>())
     }
 }
 

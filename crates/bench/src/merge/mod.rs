@@ -23,7 +23,7 @@ use serde::Serialize;
 pub(crate) use self::contender::wait_until_merged;
 use self::dataset::{Content, Dataset};
 use crate::engine::{Engine, KsmPace};
-use crate::harness::{SampleSet, Table, take_turns};
+use crate::harness::{SampleSet, Table, significant, take_turns};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -75,31 +75,41 @@ pub fn run(options: &Options) -> Result<Report> {
     ensure!(options.processes >= 2, "duplicates in other processes need at least two");
     let mut cases = Vec::new();
     for &extent_pages in &options.extent_pages {
-        for &content in &options.contents {
-            cases.push(measure(options, content, extent_pages)?);
-        }
+        cases.extend(measure(options, extent_pages)?);
     }
     Ok(Report { cases })
 }
 
-fn measure(options: &Options, content: Content, extent_pages: u32) -> Result<Case> {
-    let dataset = Dataset {
-        content,
-        pages: options.process_mib << 8,
-        extent_pages,
-        processes: options.processes,
-    };
+/// All data sets with runs of one length. An engine has its turns with all of them one after the
+/// other, so that data sets are comparable too.
+fn measure(options: &Options, extent_pages: u32) -> Result<Vec<Case>> {
     let mut engines = vec![Engine::Ksm(KsmPace::FullSpeed)];
     engines.extend(options.workers.iter().map(|&workers| Engine::Bindery {
         workers,
         period: options.period,
         program: options.program.clone(),
     }));
-    let names: Vec<String> = engines.iter().map(ToString::to_string).collect();
-    let samples = take_turns(options.rounds, &names, |who| {
-        contender::converge(&engines[who], &dataset, &options.program)
+    let dataset = |content| Dataset {
+        content,
+        pages: options.process_mib << 8,
+        extent_pages,
+        processes: options.processes,
+    };
+    let turns: Vec<(&Engine, Content)> = engines
+        .iter()
+        .flat_map(|engine| options.contents.iter().map(move |&content| (engine, content)))
+        .collect();
+    let names: Vec<String> = turns.iter().map(|(engine, _)| engine.to_string()).collect();
+    let sets = take_turns(options.rounds, &names, |turn| {
+        let (engine, content) = turns[turn];
+        contender::converge(engine, &dataset(content), &options.program)
     })?;
-    Ok(Case { content, extent_pages, duplicates: dataset.duplicates(), samples })
+    let cases = options.contents.iter().map(|&content| {
+        let own = turns.iter().zip(&sets).filter(|((_, other), _)| *other == content);
+        let samples = own.map(|(_, set)| set.clone()).collect();
+        Case { content, extent_pages, duplicates: dataset(content).duplicates(), samples }
+    });
+    Ok(cases.collect())
 }
 
 impl fmt::Display for Report {
@@ -111,6 +121,23 @@ impl fmt::Display for Report {
             );
             writeln!(f, "{}", Table::of_samples(title, &case.samples, 0))?;
         }
-        Ok(())
+        self.cases.chunk_by(|a, b| a.extent_pages == b.extent_pages).try_for_each(|cases| {
+            let [first, others @ ..] = cases else { return Ok(()) };
+            others.iter().try_for_each(|other| other.write_beside(first, f))
+        })
+    }
+}
+
+impl Case {
+    /// Says what each contender's CPU time is beside that with another data set.
+    fn write_beside(&self, base: &Self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CPU time, {} ÷ {}", self.content, base.content)?;
+        for (own, other) in self.samples.iter().zip(&base.samples) {
+            let (Some(own_cpu), Some(other_cpu)) = (own.figure("CPU"), other.figure("CPU")) else {
+                continue;
+            };
+            write!(f, "; {}: {}", own.name, significant(own_cpu.ratio_to(other_cpu)))?;
+        }
+        writeln!(f)
     }
 }
