@@ -162,8 +162,11 @@ impl Member {
             _ => Health::Failing,
         };
         // Several workers may meet the same silence: one line is enough.
-        if self.is_well() {
-            tracing::warn!(%guest, %error, "a guest is left alone");
+        match error {
+            _ if !self.is_well() => {}
+            // As every guest does when it ends.
+            GuestError::Gone => tracing::info!(%guest, "a guest has closed its connection"),
+            _ => tracing::warn!(%guest, %error, "a guest is left alone"),
         }
         if self.health() != Health::Lost {
             self.set_health(health);
