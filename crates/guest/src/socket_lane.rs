@@ -27,16 +27,16 @@ use crate::{ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, Resume, Unmerged
 /// The most bytes that an answer's array can have.
 const ANSWER_BYTES_MAX: usize = WINDOW_BYTES - ANSWER_OFFSET;
 
-/// A window keeps its memory while a lane rests if its answers stayed below: those of quiet periods.
-const QUIET_BYTES: usize = ANSWER_OFFSET + 4 * PAGE_BYTES;
+/// A window keeps its memory while a lane rests if no array in it was longer, as in quiet periods.
+const QUIET_BYTES: usize = 4 * PAGE_BYTES;
 
 /// The daemon's end of a lane.
 #[derive(Debug)]
 pub struct SocketLane {
     socket: OwnedFd,
     window: File,
-    /// Where the longest answer since the last rest ended in the window.
-    answered_bytes: usize,
+    /// The longest array in the window since the last rest.
+    array_bytes: usize,
     patience: Duration,
     owes: bool,
     gauges: Gauges,
@@ -63,9 +63,9 @@ impl SocketLane {
         let window = memfd::create("bindery-lane", WINDOW_BYTES as u64)?;
         let ends = LaneEnds { socket: theirs, window: window.try_clone()? };
         let (patience, gauges) = (ANSWER_PATIENCE, Gauges::default());
-        let (owes, answered_bytes, cpu_seen_ns) = (false, 0, 0);
+        let (owes, array_bytes, cpu_seen_ns) = (false, 0, 0);
         let socket = ours;
-        Ok((Self { socket, window, answered_bytes, patience, owes, gauges, cpu_seen_ns }, ends))
+        Ok((Self { socket, window, array_bytes, patience, owes, gauges, cpu_seen_ns }, ends))
     }
 
     /// The lane with another patience than [`ANSWER_PATIENCE`].
@@ -85,6 +85,7 @@ impl SocketLane {
             return Err(stalled(name, Duration::ZERO));
         }
         assert!(array.len() <= ANSWER_OFFSET, "a request's array ends before the answer's");
+        self.array_bytes = self.array_bytes.max(array.len());
         if !array.is_empty() {
             self.window
                 .write_all_at(array, 0)
@@ -161,7 +162,7 @@ impl SocketLane {
         into.resize(count, T::default());
         let at = ANSWER_OFFSET + offset;
         let bytes = into.as_mut_slice().as_mut_bytes();
-        self.answered_bytes = self.answered_bytes.max(at + bytes.len());
+        self.array_bytes = self.array_bytes.max(offset + bytes.len());
         let read = self.window.read_exact_at(bytes, at as u64);
         read.map_err(|error| GuestError::Daemon { doing: "reading a window", error })
     }
@@ -265,10 +266,10 @@ impl Lane for SocketLane {
     }
 
     fn rest(&mut self) {
-        if self.answered_bytes > QUIET_BYTES {
+        if self.array_bytes > QUIET_BYTES {
             // If it fails, the memory is kept for the next answer.
             let _ = memfd::punch(&self.window, 0, WINDOW_BYTES as u64);
-            self.answered_bytes = 0;
+            self.array_bytes = 0;
         }
     }
 
@@ -282,6 +283,8 @@ impl Lane for SocketLane {
             let came = wait_readable(&self.socket, Duration::ZERO);
             if came.map_err(|error| GuestError::Daemon { doing, error })? {
                 self.take_answer()?;
+                // How long its array is, nobody asks any more.
+                self.array_bytes = ANSWER_BYTES_MAX;
             }
         }
         Ok(!self.owes)

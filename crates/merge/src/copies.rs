@@ -19,6 +19,7 @@ use bindery_units::{PAGE_BYTES, PageIndex, Slot, SlotRange};
 
 use crate::domain::Domain;
 use crate::headroom::pages_to_spare;
+use crate::member::Member;
 use crate::runs::Merge;
 use crate::settings::MAPPING_BYTES;
 
@@ -59,6 +60,11 @@ impl Copies {
         self.longest(head).map_or(1, |row| row.count)
     }
 
+    /// How many copies there are in all rows.
+    fn total(&self) -> usize {
+        self.rows.values().map(|(count, _)| *count as usize).sum()
+    }
+
     /// Adds a row, longer than all that its head has.
     fn add(&mut self, row: SlotRange, head: Slot) {
         assert!(row.count > self.count(head), "a head gets another row only for a longer one");
@@ -72,12 +78,10 @@ impl Copies {
         self.heads.remove(&(head, count, row.first));
     }
 
-    /// All slots that are in use without a page that maps them having to be: those of rows, and heads.
+    /// All rows, each with its head.
     #[cfg(test)]
-    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
-        let rows = self.rows.iter();
-        let copies = rows.flat_map(|(first, (count, _))| (first.0..first.0 + count).map(Slot));
-        copies.chain(self.heads.iter().map(|(head, ..)| *head))
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (SlotRange, Slot)> + '_ {
+        self.rows.iter().map(|(first, (count, head))| (SlotRange::new(*first, *count), *head))
     }
 
     /// Memory held, in bytes, roughly: a B-tree's nodes are at least half full.
@@ -86,23 +90,30 @@ impl Copies {
     }
 }
 
-/// How many copies are worth their memory for a content that `repeats` pages would each map by
-/// themselves: as many as take half of what those mappings would.
-fn copies_for(repeats: u32) -> u32 {
-    let bytes = u64::from(repeats) * MAPPING_BYTES / 2;
+/// How many copies are worth their memory where they spare `mappings`: as many as take half of what
+/// those would.
+fn copies_for(mappings: u64) -> u32 {
+    let bytes = mappings * MAPPING_BYTES / 2;
     (bytes / PAGE_BYTES as u64).min(u64::from(RUN_PAGES_MAX)) as u32
 }
 
 /// Makes rows for contents that fill stretches of this round's merges, and gives all merges their
 /// places. Between phases only.
 pub(crate) fn spread(domain: &mut Domain) {
-    for (head, repeats) in repeats(domain) {
-        let copies = copies_for(repeats);
-        if copies >= 2 * domain.copies.count(head)
-            && domain.shortage().is_none()
-            && let Some(row) = fill_row(domain, head, copies)
-        {
-            domain.copies.add(row, head);
+    let repeats = repeats(domain);
+    if !repeats.is_empty() && domain.shortage().is_none() {
+        let mut room = room_for_copies(domain);
+        for (head, repeats) in repeats {
+            // Of a head that has copies, as many pages share a mapping.
+            let has = domain.copies.count(head);
+            let copies = copies_for(u64::from(repeats / has));
+            if copies >= 2 * has
+                && copies as usize <= room
+                && let Some(row) = fill_row(domain, head, copies)
+            {
+                domain.copies.add(row, head);
+                room -= copies as usize;
+            }
         }
     }
     if domain.copies.rows.is_empty() {
@@ -117,6 +128,16 @@ pub(crate) fn spread(domain: &mut Domain) {
             }
         }
     }
+}
+
+/// How many more copies there may be. A row stays as long as one page maps any of it, so that guests
+/// could fill memory with rows: all of them together take no more than mappings of all merged pages
+/// could save.
+fn room_for_copies(domain: &Domain) -> usize {
+    let merges = |member: &Member| member.state().merges.len() as u64;
+    let merged = domain.merged() + domain.members.values().map(merges).sum::<u64>();
+    let most = (merged * MAPPING_BYTES / 2 / PAGE_BYTES as u64) as usize;
+    most.saturating_sub(domain.copies.total()).min(pages_to_spare())
 }
 
 /// How many pages are to be merged with the same slot as the page before them, by slot. Sorts the
@@ -138,21 +159,12 @@ fn repeats(domain: &mut Domain) -> BTreeMap<Slot, u32> {
 
 /// A row of `copies` of what is in `head`, if there is room for it.
 fn fill_row(domain: &mut Domain, head: Slot, copies: u32) -> Option<SlotRange> {
-    if pages_to_spare() < copies as usize {
-        return None;
-    }
-    let runs = domain.slots.allocate(copies);
-    let row = SlotRange::new(runs.first()?.first, copies);
-    let filled = match runs[..] {
-        [run] if run == row => domain.grant.store.copy(head, row),
-        // In pieces, or too short: the store is nearly full.
-        _ => Err(std::io::ErrorKind::StorageFull.into()),
-    };
-    match filled {
+    let row = domain.slots.allocate_run(copies)?;
+    match domain.grant.store.copy(head, row) {
         Ok(()) => Some(row),
         Err(error) => {
             tracing::debug!(%error, "a content that fills stretches of memory gets no copies");
-            runs.into_iter().for_each(|run| domain.release(run));
+            domain.release(row);
             None
         }
     }
@@ -213,10 +225,10 @@ mod tests {
     #[test]
     fn copies_take_less_memory_than_the_mappings_that_they_save() {
         assert_eq!((copies_for(50), copies_for(100), copies_for(1_000_000)), (1, 2, RUN_PAGES_MAX));
-        for repeats in 79..10_000 {
-            let copies = copies_for(repeats);
-            let saved = u64::from(repeats - repeats.div_ceil(copies)) * MAPPING_BYTES;
-            assert!(saved >= u64::from(copies - 1) * PAGE_BYTES as u64, "{repeats}");
+        for mappings in 80..10_000 {
+            let copies = u64::from(copies_for(mappings));
+            let saved = (mappings - mappings.div_ceil(copies)) * MAPPING_BYTES;
+            assert!(saved >= copies * PAGE_BYTES as u64, "{mappings}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use bindery_index::{Guard, Handle, Heads, Index, pin};
 use bindery_page::DigestKey;
-use bindery_units::{PageIndex, PageRange, Slot};
+use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot};
 
 use crate::copies::{Copies, free_rows};
 use crate::links::Link;
@@ -268,13 +268,16 @@ impl Domain {
             + all().map(Member::memory_bytes).sum::<u64>();
         let pages_shared = u64::from(self.slots.used());
         let pages_sharing = counts.pages_merged.saturating_sub(pages_shared);
-        let saved = bindery_units::PageCount(pages_sharing + counts.zero_pages).bytes().0;
+        // Copies may outnumber the pages that map them.
+        let saved =
+            (counts.pages_merged + counts.zero_pages).cast_signed() - pages_shared.cast_signed();
         DomainStatus {
             name: self.grant.name.clone(),
             state: self.pressure.state(),
             pages_shared,
             pages_sharing,
-            general_profit: saved.cast_signed() - (metadata_bytes + mappings_bytes).cast_signed(),
+            general_profit: saved * PAGE_BYTES as i64
+                - (metadata_bytes + mappings_bytes).cast_signed(),
             metadata_bytes,
             mappings_bytes,
             store_bytes: self.grant.store.allocated_bytes(),

@@ -117,7 +117,8 @@ impl Batch<'_> {
         let class = loop {
             match Entry::from_bits(value) {
                 Entry::Canonical { slot } => {
-                    // Mapped by somebody, so it cannot go away before the reference is taken.
+                    // Mapped by somebody, or one of its copies is: it cannot go away before the
+                    // reference is taken.
                     self.domain.slots.take(slot);
                     return outcome.merges.push(Merge { page, slot });
                 }

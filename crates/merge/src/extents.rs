@@ -54,9 +54,30 @@ impl Extents {
         taken
     }
 
+    /// Takes `count` slots in one run, if there is one.
+    pub(crate) fn allocate_run(&mut self, count: u32) -> Option<SlotRange> {
+        let free = self.free.iter().find(|(_, length)| **length >= count);
+        if let Some((first, length)) = free.map(|(first, length)| (*first, *length)) {
+            self.free.remove(&first);
+            if count < length {
+                self.free.insert(first + count, length - count);
+            }
+            self.free_slots -= count;
+            return Some(SlotRange::new(Slot(first), count));
+        }
+        let fits = count <= self.limit - self.frontier;
+        fits.then(|| {
+            self.frontier += count;
+            SlotRange::new(Slot(self.frontier - count), count)
+        })
+    }
+
     /// Takes up to `count` slots from free runs of at least `least`. Returns how many.
     fn take_free(&mut self, count: u32, least: u32, taken: &mut Vec<SlotRange>) -> u32 {
         let mut left = count;
+        if count == 0 {
+            return 0;
+        }
         let long_enough = |run: &(&u32, &u32)| *run.1 >= least.min(count);
         let runs: Vec<(u32, u32)> =
             self.free.iter().filter(long_enough).map(|(first, length)| (*first, *length)).collect();

@@ -165,7 +165,9 @@ impl Member {
         match error {
             _ if !self.is_well() => {}
             // As every guest does when it ends.
-            GuestError::Gone => tracing::info!(%guest, "a guest has closed its connection"),
+            GuestError::Gone if self.connection.has_ended() => {
+                tracing::info!(%guest, "a guest has ended");
+            }
             _ => tracing::warn!(%guest, %error, "a guest is left alone"),
         }
         if self.health() != Health::Lost {

@@ -7,8 +7,8 @@
 //!
 //! # Concurrency
 //! References are taken and given back by any worker during a phase; slots are allocated and freed
-//! between phases only. A slot found in the index always has a reference: within the phases in
-//! which slots are found, none is given back.
+//! between phases only. A slot found in the index always has a reference, or copies that have one:
+//! within the phases in which slots are found, none is given back.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -34,12 +34,24 @@ impl Slots {
     /// Takes up to `count` slots without references; fewer if the store is full.
     pub(crate) fn allocate(&mut self, count: u32) -> Vec<SlotRange> {
         let runs = self.extents.allocate(count);
+        self.grow();
+        runs
+    }
+
+    /// Takes `count` slots side by side without references, if there are as many.
+    pub(crate) fn allocate_run(&mut self, count: u32) -> Option<SlotRange> {
+        let run = self.extents.allocate_run(count);
+        self.grow();
+        run
+    }
+
+    /// Makes room in the tables for all slots below the frontier.
+    fn grow(&mut self) {
         let frontier = self.extents.frontier() as usize;
         if frontier > self.references.len() {
             self.references.resize_with(frontier, AtomicU32::default);
             self.leaves.resize(frontier, 0);
         }
-        runs
     }
 
     /// Says which leaf leads to `slot`.

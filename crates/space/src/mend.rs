@@ -54,6 +54,9 @@ impl Core {
         if ready.is_err() {
             return;
         }
+        // Registered or not, one mapping or two: pages of a chunk that is no longer the same all over
+        // cannot be moved together. So these are used up, whatever comes.
+        spare.take(run.count as usize);
         let _hold = self.hold(start, start.plus_pages(run.count));
         if anonymous_run(region, run) != run {
             return;
@@ -65,14 +68,13 @@ impl Core {
         // A page that is pinned or locked stays, and its mapping with it.
         let placed = find_pages(pagemap, start, run.count, HERE).is_empty()
             // SAFETY: all pages of the run are in the spare mapping, absent ones absent.
-            && unsafe { put_in_place(region, joined, start, bytes) }.is_ok();
+            && unsafe { put_in_place(region, spare, joined, (start, bytes)) }.is_ok();
         if !placed {
             // SAFETY: the run is held, the pages are in the spare mapping, their places are absent.
-            // Copies that stay behind go when the spare pages are used next.
+            // Copies that stay behind go with the chunk.
             unsafe { give_back(faults, pagemap, joined, start, moved) };
             return;
         }
-        spare.take(run.count as usize);
         let modes = mode::MISSING | mode::WP;
         // SAFETY: pages that are absent now are zero ones.
         while unsafe { faults.register(start, bytes, modes) }.is_err() {

@@ -46,7 +46,7 @@ impl Core {
         let address = region.address(pages.first);
         let bytes = pages.count as usize * PAGE_BYTES;
         // SAFETY: the caller holds the guest's pages; the spare ones are ours and have the content.
-        if unsafe { put_in_place(region, filled, address, bytes) }.is_err() {
+        if unsafe { put_in_place(region, spare, filled, (address, bytes)) }.is_err() {
             return false;
         }
         if cause == Kind::Broken {
@@ -164,22 +164,31 @@ impl Core {
 /// they were.
 ///
 /// # Safety
-/// The caller holds the region's pages and owns the spare ones.
+/// The caller holds the region's pages and owns the filled ones, which are of `spare`.
 pub(crate) unsafe fn put_in_place(
     region: &Region,
+    spare: &mut Spare,
     filled: HostAddress,
-    address: HostAddress,
-    bytes: usize,
+    (address, bytes): (HostAddress, usize),
 ) -> io::Result<()> {
     if region.forks_without() {
         // SAFETY: the spare pages are the caller's; they become the guest's with its advice.
         unsafe { mapping::advise(filled, bytes, libc::MADV_DONTFORK)? };
     }
+    if spare.stays_mapped() {
+        // SAFETY: the caller's contract.
+        let moved = unsafe { mapping::move_over(filled, address, bytes) };
+        if moved.is_ok() || mapping::is_mapped(address, bytes) {
+            return moved;
+        }
+        // As below, and in the way that asks for no memory.
+        spare.abandon();
+    }
+    // If the guest's mapping is gone, its content is in the spare pages: then there is nothing to do but
+    // to try again.
     loop {
         // SAFETY: the caller's contract.
-        match unsafe { mapping::move_over(filled, address, bytes) } {
-            // The guest's mapping is gone and its content is in the spare pages, so there is nothing
-            // to do but to try again.
+        match unsafe { mapping::remap_over(filled, address, bytes) } {
             Err(_) if !mapping::is_mapped(address, bytes) => {
                 thread::sleep(Duration::from_millis(1));
             }

@@ -29,11 +29,16 @@ pub(crate) struct Spare {
     taken: usize,
     /// How many of the next pages have memory.
     populated: usize,
+    /// Whether pages that were taken stay mapped, and empty. Not where memory is not overcommitted:
+    /// each would be charged for, and some kernels never give that back (until the fix "correctly
+    /// account old mapping after MREMAP_DONTUNMAP" of mm/mremap.c).
+    stays_mapped: bool,
 }
 
 impl Spare {
     pub(crate) fn new() -> io::Result<Self> {
-        let mut spare = Self { chunk: HostAddress(0), taken: CHUNK_PAGES, populated: 0 };
+        let mut spare =
+            Self { chunk: HostAddress(0), taken: CHUNK_PAGES, populated: 0, stays_mapped: true };
         spare.refill()?;
         Ok(spare)
     }
@@ -46,6 +51,7 @@ impl Spare {
         self.chunk = chunk.address();
         self.taken = 0;
         self.populated = 0;
+        self.stays_mapped = mapping::is_overcommitted();
         // Unmapped by `release`.
         std::mem::forget(chunk);
         Ok(())
@@ -60,13 +66,28 @@ impl Spare {
         Ok(self.next())
     }
 
+    /// Gives up what is left of the chunk, which has a hole now: whatever may be mapped there is not
+    /// ours to unmap.
+    pub(crate) const fn abandon(&mut self) {
+        self.chunk = HostAddress(0);
+        self.taken = CHUNK_PAGES;
+        self.populated = 0;
+    }
+
+    /// Whether pages are moved out of their mapping, and not with it.
+    pub(crate) const fn stays_mapped(&self) -> bool {
+        self.stays_mapped
+    }
+
     const fn next(&self) -> HostAddress {
         self.chunk.plus(self.taken * PAGE_BYTES)
     }
 
     /// The pages that [`peek`](Self::peek) gave were moved elsewhere.
     pub(crate) const fn take(&mut self, count: usize) {
-        self.taken += count;
+        // More than there are if the chunk was abandoned meanwhile.
+        let taken = self.taken + count;
+        self.taken = if taken < CHUNK_PAGES { taken } else { CHUNK_PAGES };
         self.populated = self.populated.saturating_sub(count);
     }
 
@@ -90,9 +111,11 @@ impl Spare {
     fn release(&mut self) {
         if self.chunk != HostAddress(0) {
             // The kernel may have joined the chunk with a neighbour, and then taking it out needs a
-            // mapping more than there may be left: a few empty pages stay mapped for nothing.
-            // SAFETY: the chunk is ours.
-            let _ = unsafe { mapping::unmap(self.chunk, CHUNK_PAGES * PAGE_BYTES) };
+            // mapping more than there may be left: it stays mapped for nothing, and mostly empty.
+            let end = self.chunk.plus(CHUNK_PAGES * PAGE_BYTES);
+            let start = if self.stays_mapped { self.chunk } else { self.next() };
+            // SAFETY: what is left of the chunk is ours.
+            let _ = unsafe { mapping::unmap(start, end.0 - start.0) };
             self.chunk = HostAddress(0);
         }
     }

@@ -363,14 +363,16 @@ fn mending_joins_what_breaks_left_apart() {
     let scattered = (0..400).step_by(2).chain((1..400).step_by(2));
     scattered.for_each(|page| bench.fill(page, 7000 + u64::from(page)));
     let torn = mappings_between(bench.address(0), bench.address(511));
-    worker.mend(bench.all());
+    assert!(worker.mend(bench.all()) > 0);
     let joined = mappings_between(bench.address(0), bench.address(511));
     assert!(joined + 300 < torn, "{torn} mappings, and then {joined}");
     assert!((0..400).all(|page| bench.holds(page, 7000 + u64::from(page))));
     assert!((400..512).all(|page| bench.holds(page, u64::from(page) + 1)));
     assert!(backing(bench.address(450)).0, "what is merged stays merged");
     worker.mend(bench.all());
-    assert_eq!(mappings_between(bench.address(0), bench.address(511)), joined);
+    // But where one chunk of spare pages ended and the next began.
+    let again = mappings_between(bench.address(0), bench.address(511));
+    assert!(again < joined + 5, "{joined} mappings, and then {again}");
     bench.fill(450, 9);
     assert!(bench.holds(450, 9));
 }

@@ -1,7 +1,8 @@
 //! Mappings of this process: owned ones, and the few operations on memory that somebody else owns.
 
 use std::{
-    io,
+    fs::File,
+    io::{self, Read},
     os::fd::{AsRawFd, BorrowedFd},
     ptr,
 };
@@ -157,6 +158,15 @@ pub fn is_mapped(start: HostAddress, bytes: usize) -> bool {
     })
 }
 
+/// Whether the kernel gives out memory that it may not have (`vm.overcommit_memory` is not 2), as far
+/// as it says. Allocates nothing.
+#[must_use]
+pub fn is_overcommitted() -> bool {
+    let mut policy = [0];
+    let file = File::open("/proc/sys/vm/overcommit_memory");
+    file.and_then(|mut file| file.read_exact(&mut policy)).is_ok() && policy != *b"2"
+}
+
 /// Moves the mapping of `source` over what is at `destination`, pages and all, atomically.
 ///
 /// # Safety
@@ -182,7 +192,8 @@ pub unsafe fn remap_over(
 /// Both ranges must be the caller's, and `source` private anonymous memory.
 ///
 /// # Errors
-/// As for [`remap_over`].
+/// As for [`remap_over`], and `ENOMEM` after the destination was unmapped if the process is beyond a
+/// limit (`RLIMIT_AS`, `RLIMIT_DATA`), or memory is not overcommitted and there is none left.
 pub unsafe fn move_over(
     source: HostAddress,
     destination: HostAddress,

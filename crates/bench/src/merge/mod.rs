@@ -99,14 +99,17 @@ fn measure(options: &Options, extent_pages: u32) -> Result<Vec<Case>> {
         .iter()
         .flat_map(|engine| options.contents.iter().map(move |&content| (engine, content)))
         .collect();
-    let names: Vec<String> = turns.iter().map(|(engine, _)| engine.to_string()).collect();
+    let names: Vec<String> =
+        turns.iter().map(|(engine, content)| format!("{engine}, {content}")).collect();
     let sets = take_turns(options.rounds, &names, |turn| {
         let (engine, content) = turns[turn];
         contender::converge(engine, &dataset(content), &options.program)
     })?;
     let cases = options.contents.iter().map(|&content| {
         let own = turns.iter().zip(&sets).filter(|((_, other), _)| *other == content);
-        let samples = own.map(|(_, set)| set.clone()).collect();
+        let samples = own
+            .map(|((engine, _), set)| SampleSet { name: engine.to_string(), ..set.clone() })
+            .collect();
         Case { content, extent_pages, duplicates: dataset(content).duplicates(), samples }
     });
     Ok(cases.collect())

@@ -57,7 +57,14 @@ fn audit_references(domain: &Domain) {
     for (slot, count) in &counts {
         assert_eq!(domain.slots.references(*slot), *count, "{slot:?}");
     }
-    let used: BTreeSet<Slot> = counts.keys().copied().chain(domain.copies.slots()).collect();
+    let mut used: BTreeSet<Slot> = counts.keys().copied().collect();
+    for (row, head) in domain.copies.rows() {
+        let slots: Vec<Slot> = (row.first.0..row.end().0).map(Slot).collect();
+        assert!(slots.iter().any(|slot| counts.contains_key(slot)), "{row:?} serves nobody");
+        assert_eq!((head_of(domain, head), domain.copies.has_rows(head)), (head, true));
+        used.extend(slots);
+        used.insert(head);
+    }
     let said = domain.slots.used() as usize;
     assert_eq!(said, used.len(), "slots in use are those referenced, rows, and heads of rows");
     let stored = domain.grant.store.allocated_bytes() / 4096;
@@ -66,8 +73,7 @@ fn audit_references(domain: &Domain) {
 
 /// Every leaf belongs to one candidate or to one slot that is no copy, and says so.
 fn audit_index(domain: &Domain) {
-    let mut heads: BTreeSet<Slot> =
-        domain.copies.slots().map(|slot| head_of(domain, slot)).collect();
+    let mut heads: BTreeSet<Slot> = domain.copies.rows().map(|(_, head)| head).collect();
     let mut keys = 0;
     for member in domain.members.values().chain(&domain.departed) {
         let mut counted = [0; 3];

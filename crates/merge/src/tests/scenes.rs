@@ -9,7 +9,7 @@ use super::model::ModelGuest;
 use super::process::{Line, Page};
 use crate::domain::Grant;
 use crate::pressure::{DomainState, STORM_BREAKS_MIN};
-use crate::settings::MEND_BREAKS;
+use crate::settings::{MAPPING_BYTES, MEND_BREAKS};
 use crate::status::{DomainStatus, GuestState, GuestStatus};
 use crate::{Engine, Settings};
 
@@ -119,10 +119,26 @@ fn a_content_that_fills_more_memory_gets_more_copies() {
     assert_eq!(scene.domain("a").pages_shared, 1 + 7);
     (300..10_000).for_each(|page| one.process().write(page, 7));
     scene.periods(3);
-    assert_eq!(scene.domain("a").pages_shared, 1 + 7 + 64);
+    assert_eq!(scene.domain("a").pages_shared, 1 + 7 + 35);
     (0..300).for_each(|page| one.process().write(page, u64::from(page)));
     scene.periods(1);
-    assert_eq!(scene.domain("a").pages_shared, 1 + 64);
+    assert_eq!(scene.domain("a").pages_shared, 1 + 35);
+}
+
+#[test]
+fn copies_stay_few_beside_what_is_merged() {
+    let mut scene = Scene::new(Settings::default());
+    // One content after the other fills the guest's memory, and leaves one page behind.
+    let (one, grant) = scene.guest("a", 4096, |_| 7);
+    for content in 8..40 {
+        scene.periods(3);
+        (content..4096).for_each(|page| one.process().discard(page));
+        (content..4096).for_each(|page| one.process().write(page, u64::from(content)));
+    }
+    scene.periods(3);
+    let most = 4096 * MAPPING_BYTES / 2 / 4096;
+    assert!(scene.domain("a").pages_shared <= most + 40, "{:?}", scene.domain("a").pages_shared);
+    assert!(grant.store.allocated_bytes() <= (most + 40) * 4096);
 }
 
 #[test]
