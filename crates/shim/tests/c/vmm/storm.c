@@ -1,5 +1,6 @@
 /* Everything at once: threads that write, discard, map and unmap, beside forks. */
 #include "vmm.h"
+#include <time.h>
 
 static volatile int storm_ends;
 static unsigned long storm_rounds[8];
@@ -113,10 +114,11 @@ void act_storm(void)
 						  storm_mapper };
 	pthread_t threads[4];
 	const char *seconds = getenv("STORM_SECONDS");
+	const time_t end = time(NULL) + (seconds ? atoi(seconds) : 2);
 
 	for (unsigned long at = 0; at < 4; at++)
 		CHECK(pthread_create(&threads[at], NULL, works[at], (void *)at) == 0);
-	for (int round = 0; round < 50 * (seconds ? atoi(seconds) : 2); round++) {
+	while (time(NULL) < end) {
 		in_child(child_looks);
 		usleep(20000);
 	}
