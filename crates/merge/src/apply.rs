@@ -20,9 +20,9 @@ pub(crate) fn apply(domain: &Domain, member: &Member, outcomes: &mut Vec<u8>) {
     let mut guard = member.state();
     let state = &mut *guard;
     let mut zeros = std::mem::take(&mut state.zeros);
-    let mut merges = std::mem::take(&mut state.merges);
+    // Sorted when they were given their places.
+    let merges = std::mem::take(&mut state.merges);
     zeros.sort_unstable();
-    merges.sort_unstable();
     let mut work = Applying { domain, member, state, outcomes, refused: false };
     let Some(mut lane) = member.lane() else {
         work.put_back(&cut_zeros(&zeros), 0);

@@ -56,7 +56,8 @@ pub(crate) struct State {
     pub(crate) told: Vec<u32>,
     /// Pages found to be zero in this round.
     pub(crate) zeros: Vec<u32>,
-    /// Merges of this round. Each holds a reference of its slot.
+    /// Merges of this round, by page once they were given their places (`copies`). Each holds a
+    /// reference of its slot.
     pub(crate) merges: Vec<Merge>,
     /// Merges of a request that was not answered. Each holds a reference of its slot until the
     /// guest has said what it maps.

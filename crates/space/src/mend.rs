@@ -59,7 +59,7 @@ impl Core {
         spare.take(run.count as usize);
         let _hold = self.hold(start, start.plus_pages(run.count));
         if anonymous_run(region, run) != run {
-            return;
+            return spare.discard(joined, run.count as usize);
         }
         let (faults, pagemap) = (&self.guest_faults, &self.pagemap);
         let wanted = PageSet::first(run.count);
@@ -71,9 +71,9 @@ impl Core {
             && unsafe { put_in_place(region, spare, joined, (start, bytes)) }.is_ok();
         if !placed {
             // SAFETY: the run is held, the pages are in the spare mapping, their places are absent.
-            // Copies that stay behind go with the chunk.
+            // Copies that stay behind go with the spare pages.
             unsafe { give_back(faults, pagemap, joined, start, moved) };
-            return;
+            return spare.discard(joined, run.count as usize);
         }
         let modes = mode::MISSING | mode::WP;
         // SAFETY: pages that are absent now are zero ones.

@@ -91,6 +91,15 @@ impl Spare {
         self.populated = self.populated.saturating_sub(count);
     }
 
+    /// Pages that were taken are wanted no more. They go with the chunk, or at once where it is cut.
+    pub(crate) fn discard(&self, start: HostAddress, count: usize) {
+        if !self.stays_mapped {
+            // If this fails, for want of a mapping, they stay for nothing.
+            // SAFETY: the pages are ours, and nobody else was given them.
+            let _ = unsafe { mapping::unmap(start, count * PAGE_BYTES) };
+        }
+    }
+
     /// Gives the next pages memory if they have none, to be called when nobody waits.
     pub(crate) fn populate(&mut self) {
         if self.populated > 0 {
