@@ -58,12 +58,7 @@ impl Extents {
     pub(crate) fn allocate_run(&mut self, count: u32) -> Option<SlotRange> {
         let free = self.free.iter().find(|(_, length)| **length >= count);
         if let Some((first, length)) = free.map(|(first, length)| (*first, *length)) {
-            self.free.remove(&first);
-            if count < length {
-                self.free.insert(first + count, length - count);
-            }
-            self.free_slots -= count;
-            return Some(SlotRange::new(Slot(first), count));
+            return Some(self.cut_free(first, length, count));
         }
         let fits = count <= self.limit - self.frontier;
         fits.then(|| {
@@ -86,15 +81,20 @@ impl Extents {
                 break;
             }
             let part = length.min(left);
-            self.free.remove(&first);
-            if part < length {
-                self.free.insert(first + part, length - part);
-            }
-            self.free_slots -= part;
+            taken.push(self.cut_free(first, length, part));
             left -= part;
-            taken.push(SlotRange::new(Slot(first), part));
         }
         count - left
+    }
+
+    /// Takes the first `count` slots of a free run.
+    fn cut_free(&mut self, first: u32, length: u32, count: u32) -> SlotRange {
+        self.free.remove(&first);
+        if count < length {
+            self.free.insert(first + count, length - count);
+        }
+        self.free_slots -= count;
+        SlotRange::new(Slot(first), count)
     }
 
     /// Gives back slots that were taken.
@@ -140,13 +140,22 @@ mod tests {
         /// No slot is given twice, none is lost, and a store is full only when it is.
         #[test]
         fn slots_are_given_once(
-            steps in prop::collection::vec((any::<bool>(), 0u32..400, any::<usize>()), 1..60)
+            steps in prop::collection::vec((0..3, 0u32..400, any::<usize>()), 1..60)
         ) {
             let limit = 1000;
             let mut extents = Extents::new(limit);
             let mut used = BTreeSet::new();
             for (takes, count, seed) in steps {
-                if takes {
+                if takes == 0 {
+                    let count = count % 64 + 1;
+                    let fits = (0..=limit - count)
+                        .any(|first| (first..first + count).all(|slot| !used.contains(&slot)));
+                    let run = extents.allocate_run(count);
+                    prop_assert_eq!(run.is_some(), fits);
+                    for slot in run.into_iter().flat_map(|run| run.first.0..run.end().0) {
+                        prop_assert!(slot < limit && used.insert(slot));
+                    }
+                } else if takes == 1 {
                     let free = limit - used.len() as u32;
                     let runs = extents.allocate(count);
                     let given: u32 = runs.iter().map(|run| run.count).sum();
