@@ -36,14 +36,19 @@ impl Core {
         assert!(entry.kind() == Kind::Merged, "only merged pages are restored");
         let store = self.store_of(entry);
         let Ok(filled) = spare.peek(pages.count as usize) else { return false };
+        let address = region.address(pages.first);
         for offset in 0..pages.count {
-            let source = store.page(entry.slot().plus(offset));
+            // Where a page was just written its slot is mapped for sure; our own view of the store
+            // would mostly fault.
+            let source = match cause {
+                Kind::Broken => address.plus_pages(offset).0 as *const u8,
+                _ => store.page(entry.slot().plus(offset)),
+            };
             let target = filled.plus_pages(offset).0 as *mut u8;
             // SAFETY: a slot is 4096 readable bytes that do not change while pages are merged with
             // it, and these are: the caller holds them. The spare pages are ours.
             unsafe { mapping::copy_page(source, target) };
         }
-        let address = region.address(pages.first);
         let bytes = pages.count as usize * PAGE_BYTES;
         // SAFETY: the caller holds the guest's pages; the spare ones are ours and have the content.
         if unsafe { put_in_place(region, spare, filled, (address, bytes)) }.is_err() {

@@ -9,7 +9,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -28,6 +28,8 @@ pub(crate) struct StoreView {
     file: OwnedFd,
     mapping: Mapping,
     slots: u32,
+    /// Whether the mapping was read since it last came to [`rest`](Self::rest).
+    was_read: AtomicBool,
     /// Pages of this process whose entry is `Merged` or `Bound` with this store.
     pages_mapped: AtomicU32,
 }
@@ -35,7 +37,8 @@ pub(crate) struct StoreView {
 impl StoreView {
     pub(crate) fn map(id: StoreId, file: OwnedFd, slots: u32) -> io::Result<Self> {
         let mapping = Mapping::shared(file.as_fd(), (slots as usize) << PAGE_SHIFT, false)?;
-        Ok(Self { id, file, mapping, slots, pages_mapped: AtomicU32::new(0) })
+        let (was_read, pages_mapped) = (AtomicBool::new(false), AtomicU32::new(0));
+        Ok(Self { id, file, mapping, slots, was_read, pages_mapped })
     }
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
@@ -49,7 +52,18 @@ impl StoreView {
     /// The slot's bytes: 4096, page-aligned, readable, unchanging while a page is merged with it.
     pub(crate) fn page(&self, slot: Slot) -> *const u8 {
         assert!(slot.0 < self.slots, "a slot is within its store");
+        // Relaxed: whoever misses it rests the mapping the next time.
+        self.was_read.store(true, Ordering::Relaxed);
         self.mapping.as_ptr().wrapping_add(slot.at() << PAGE_SHIFT)
+    }
+
+    /// Gives back the page tables of what was read of it: an eighth of a percent of the store, in
+    /// each guest.
+    fn rest(&self) {
+        if self.was_read.swap(false, Ordering::Relaxed) {
+            // SAFETY: the mapping is shared; whoever reads on meanwhile finds the same bytes again.
+            unsafe { self.mapping.forget_tables() };
+        }
     }
 
     /// Whether any page is merged with it.
@@ -94,6 +108,12 @@ impl Core {
         let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
         let old = stores.iter_mut().enumerate().filter(|(id, _)| is_old(*id));
         old.for_each(|(_, place)| forget_unused(place));
+    }
+
+    /// Has the stores' mappings take no more memory than they must, until they are read again.
+    pub(crate) fn rest_stores(&self) {
+        let stores = self.stores.read().unwrap_or_else(PoisonError::into_inner);
+        stores.iter().flatten().for_each(|store| store.rest());
     }
 
     pub(crate) fn store(&self, id: StoreId) -> Option<Arc<StoreView>> {

@@ -57,6 +57,17 @@ impl Mapping {
         Ok(Self { address, bytes })
     }
 
+    /// Takes the pages of a shared file mapping out of the page tables, and gives back the tables
+    /// where the kernel does that (`CONFIG_PT_RECLAIM`, since Linux 6.14). Reads find them again, for
+    /// a fault.
+    ///
+    /// # Safety
+    /// The mapping must be [`shared`](Self::shared): private memory loses its content.
+    pub unsafe fn forget_tables(&self) {
+        // SAFETY: the file keeps what a shared mapping of it shows.
+        let _ = unsafe { advise(self.address, self.bytes, libc::MADV_DONTNEED) };
+    }
+
     /// Where it begins.
     #[must_use]
     pub const fn address(&self) -> HostAddress {

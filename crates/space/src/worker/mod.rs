@@ -47,7 +47,8 @@ impl Worker {
     }
 
     /// Merged pages that came back since this was asked last, into `lost` until it has `max`
-    /// elements. Whether there are more. Old stores that no page is left in are forgotten.
+    /// elements. Whether there are more. Old stores that no page is left in are forgotten, and what
+    /// merging has no use for in between is given back: this is asked once a period.
     ///
     /// # Panics
     /// If `max` has no room for a group of pages that are told together (64).
@@ -55,6 +56,7 @@ impl Worker {
         assert!(max >= GROUP_PAGES, "room for {max} losses would never be enough");
         self.staging.empty();
         self.core.forget_old_stores();
+        self.core.rest_stores();
         self.core.budget.follow();
         let regions = self.core.regions.read().clone();
         !regions.iter().all(|region| {
