@@ -15,6 +15,10 @@ use crate::args::{DaemonArgs, Global};
 use crate::exit::{Failure, Reason};
 use crate::output::{print, print_json};
 
+/// Allocations of this size and more are given back when they are freed: what a period plans in may
+/// be megabytes, and most periods need next to none of it.
+const LARGE_BYTES: u32 = 128 << 10;
+
 /// A daemon that listens.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Started {
@@ -47,6 +51,7 @@ pub(crate) fn run(global: &Global, arguments: &DaemonArgs) -> Result<(), Failure
 }
 
 fn serve(socket: &Path, arguments: &DaemonArgs, json: bool) -> Result<(), Failure> {
+    bindery_sys::heap::give_back_from(LARGE_BYTES);
     start_log(arguments)?;
     if arguments.detached {
         bindery_sys::process::start_session()

@@ -6,6 +6,7 @@
 //! else is safe. No policy lives here, no logging, no retry.
 
 pub mod event;
+pub mod heap;
 pub mod lock;
 pub mod mapping;
 pub mod maps;

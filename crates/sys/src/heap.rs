@@ -1,0 +1,17 @@
+//! The heap of this process, where glibc manages it.
+
+/// Has every allocation of at least `bytes` be a mapping of its own, which is given back when it is
+/// freed. Left alone, glibc raises that bound to the largest such allocation that was ever freed (at
+/// most 32 MiB), and keeps what is freed below it: mallopt(3), `M_MMAP_THRESHOLD`.
+///
+/// For a process whose large allocations are rare and short-lived. Not for a library: the heap is the
+/// program's. Elsewhere than with glibc this does nothing.
+pub fn give_back_from(bytes: u32) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt changes how memory is got from now on, and nothing that was allocated.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, bytes.cast_signed());
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = bytes;
+}
