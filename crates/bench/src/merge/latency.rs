@@ -64,19 +64,37 @@ impl Latencies {
     }
 }
 
-/// Writes once to pages that other processes have too, in random order, and leaves their content
-/// as it is.
-pub(super) fn time_first_writes(memory: &Memory) -> Latencies {
-    let mut targets: Vec<usize> = (0..memory.seeds.len())
-        .step_by(WRITE_SPACING_PAGES)
-        .filter(|&at| is_image(memory.seeds[at]))
-        .collect();
-    let mut random = Mix(1);
-    for left in (2..=targets.len()).rev() {
-        targets.swap(left - 1, (random.next() % left as u64) as usize);
+/// First writes to pages that other processes have too, in random order.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct FirstWrites {
+    /// One at a time, with rests.
+    pub alone: Latencies,
+    /// One after the other.
+    pub burst: Latencies,
+}
+
+impl FirstWrites {
+    /// Times them. What the pages hold stays as it is.
+    pub(super) fn time(memory: &Memory) -> Self {
+        let mut targets: Vec<usize> = (0..memory.seeds.len())
+            .step_by(WRITE_SPACING_PAGES)
+            .filter(|&at| is_image(memory.seeds[at]))
+            .collect();
+        let mut random = Mix(1);
+        for left in (2..=targets.len()).rev() {
+            targets.swap(left - 1, (random.next() % left as u64) as usize);
+        }
+        let burst = targets.split_off(targets.len() / 2);
+        let alone = time_writes(memory, &targets, WRITE_REST);
+        Self { alone, burst: time_writes(memory, &burst, Duration::ZERO) }
     }
-    let waits = targets.into_iter().map(|at| {
-        thread::sleep(WRITE_REST);
+}
+
+fn time_writes(memory: &Memory, targets: &[usize], rest: Duration) -> Latencies {
+    let waits = targets.iter().map(|&at| {
+        if !rest.is_zero() {
+            thread::sleep(rest);
+        }
         let byte = memory.page(at).cast::<u8>();
         // SAFETY: the page is in the mapping, which this process alone writes to, here.
         let value = unsafe { byte.read_volatile() };

@@ -6,9 +6,9 @@
 //! |---|---|---|
 //! | `merge` | gives the memory up | `given up` |
 //! | `verify` | compares every page with what was written | `verified` |
-//! | `write` | writes to pages that others have too, once each | [`Latencies`] as JSON |
+//! | `write` | writes to pages that others have too, once each | [`FirstWrites`] as JSON |
 //! | `watch` | reads pages from now on, in a thread | `watching` |
-//! | `watched` | ends that | [`Latencies`] as JSON |
+//! | `watched` | ends that | [`Latencies`](super::latency::Latencies) as JSON |
 
 use std::{
     io::{self, BufRead, Write},
@@ -21,10 +21,11 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use bindery_sys::mapping::Mapping;
 use bindery_units::PAGE_BYTES;
+use serde::Serialize;
 
 use super::{
     dataset::Dataset,
-    latency::{Latencies, Watch, time_first_writes},
+    latency::{FirstWrites, Watch},
 };
 
 /// Runs a guest's process until its standard input ends.
@@ -45,14 +46,14 @@ pub fn run(dataset: &Dataset, process: u32) -> Result<()> {
                 memory.verify(dataset)?;
                 answer("verified")?;
             }
-            "write" => answer_latencies(&time_first_writes(&memory))?,
+            "write" => answer_json(&FirstWrites::time(&memory))?,
             "watch" => {
                 watch = Some(Watch::start(&memory));
                 answer("watching")?;
             }
             "watched" => {
                 let watch = watch.take().context("`watched` without `watch`")?;
-                answer_latencies(&watch.end())?;
+                answer_json(&watch.end())?;
             }
             other => bail!("{other:?} is no word that a guest's process knows"),
         }
@@ -66,8 +67,8 @@ fn answer(word: &str) -> io::Result<()> {
     output.flush()
 }
 
-fn answer_latencies(latencies: &Latencies) -> Result<()> {
-    Ok(answer(&serde_json::to_string(latencies)?)?)
+fn answer_json(what: &impl Serialize) -> Result<()> {
+    Ok(answer(&serde_json::to_string(what)?)?)
 }
 
 /// The pages of a process.

@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
 
 use crate::{
     crowd::Crowd,
@@ -11,7 +12,7 @@ use crate::{
     interrupt,
     merge::{
         dataset::{Content, Dataset},
-        latency::Latencies,
+        latency::{FirstWrites, Latencies},
         wait_until_merged,
     },
 };
@@ -33,18 +34,21 @@ pub(super) fn run(engine: &Engine, program: &Path) -> Result<Measured> {
         wait_until_merged(&merger, &DATASET)?;
     }
     interrupt::rest(WATCHED)?;
-    let reads = latencies(&crowd.ask_one(0, "watched")?)?;
+    let reads: Latencies = parse(&crowd.ask_one(0, "watched")?)?;
     // In KSM's favour: at full speed it would take a CPU from the writer and break what it writes.
     merger.pause()?;
-    let writes = latencies(&crowd.ask_one(1, "write")?)?;
+    let FirstWrites { alone, burst } = parse(&crowd.ask_one(1, "write")?)?;
     crowd.verify()?;
     drop(crowd);
     merger.stop()?;
-    Ok(Measured::new("first write, p50", "µs", writes.p50_us)
-        .and("first write, p99", "µs", writes.p99_us)
-        .and("first write, p99.9", "µs", writes.p999_us)
-        .and("first write, longest", "µs", writes.max_us)
-        .and("writes", "count", writes.count as f64)
+    Ok(Measured::new("first write alone, p50", "µs", alone.p50_us)
+        .and("first write alone, p99", "µs", alone.p99_us)
+        .and("first write alone, p99.9", "µs", alone.p999_us)
+        .and("first write alone, longest", "µs", alone.max_us)
+        .and("first write in a burst, p50", "µs", burst.p50_us)
+        .and("first write in a burst, p99", "µs", burst.p99_us)
+        .and("first write in a burst, longest", "µs", burst.max_us)
+        .and("first writes of each", "count", alone.count as f64)
         .and("read, p50", "µs", reads.p50_us)
         .and("read, p99", "µs", reads.p99_us)
         .and("read, p99.9", "µs", reads.p999_us)
@@ -52,6 +56,6 @@ pub(super) fn run(engine: &Engine, program: &Path) -> Result<Measured> {
         .and("reads", "count", reads.count as f64))
 }
 
-fn latencies(line: &str) -> Result<Latencies> {
+fn parse<T: DeserializeOwned>(line: &str) -> Result<T> {
     serde_json::from_str(line).with_context(|| format!("a guest's process said {line:?}"))
 }
