@@ -258,6 +258,7 @@ pub(crate) const HERE: Query = Query {
     invert: 0,
     report: category::PRESENT,
     protect: false,
+    refuse_unprotectable: false,
 };
 
 /// Pages that are there and not a file's: in a mapping of the store, those the kernel copied.
@@ -267,6 +268,7 @@ pub(crate) const COPIED: Query = Query {
     invert: category::FILE,
     report: category::PRESENT,
     protect: false,
+    refuse_unprotectable: false,
 };
 
 /// Which of `count` pages from `start` on the query finds.

@@ -7,6 +7,7 @@
 
 pub mod event;
 pub mod heap;
+pub mod kvm;
 pub mod lock;
 pub mod mapping;
 pub mod maps;

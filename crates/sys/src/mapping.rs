@@ -51,9 +51,22 @@ impl Mapping {
     /// # Errors
     /// As mmap(2).
     pub fn shared(file: BorrowedFd<'_>, bytes: usize, writable: bool) -> io::Result<Self> {
+        Self::shared_at(file, 0, bytes, writable)
+    }
+
+    /// The same, from a page of the file on that is not its first.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn shared_at(
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        bytes: usize,
+        writable: bool,
+    ) -> io::Result<Self> {
         let protection = if writable { READ_WRITE } else { libc::PROT_READ };
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        let address = raw_mmap(0, bytes, protection, flags, file.as_raw_fd(), 0)?;
+        let address = raw_mmap(0, bytes, protection, flags, file.as_raw_fd(), offset_bytes)?;
         Ok(Self { address, bytes })
     }
 

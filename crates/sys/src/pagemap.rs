@@ -60,6 +60,8 @@ pub struct Query {
     /// Write-protect the pages reported, atomically with reading them; mappings without
     /// asynchronous write protection are passed over.
     pub protect: bool,
+    /// Answer `EPERM` instead of passing over a mapping without asynchronous write protection.
+    pub refuse_unprotectable: bool,
 }
 
 /// A process's page map.
@@ -93,6 +95,7 @@ struct ScanArg {
 
 const IOC_SCAN: libc::c_ulong = 0xc060_6610;
 const FLAG_WP_MATCHING: u64 = 1;
+const FLAG_CHECK_WPASYNC: u64 = 2;
 const _: () = assert!(size_of::<ScanArg>() == 96 && size_of::<Extent>() == 24);
 
 /// The most extents that one call to the kernel may return: its `walk_end` is stale beyond 512.
@@ -132,11 +135,13 @@ impl Pagemap {
         extents: &mut [Extent],
     ) -> io::Result<Scanned> {
         assert!(!extents.is_empty(), "a scan needs room for its answer");
+        let protect = if query.protect { FLAG_WP_MATCHING } else { 0 };
+        let check = if query.refuse_unprotectable { FLAG_CHECK_WPASYNC } else { 0 };
         let room = extents.len().min(EXTENTS_PER_CALL_MAX);
         let end = start.plus(bytes);
         let mut argument = ScanArg {
             size: size_of::<ScanArg>() as u64,
-            flags: if query.protect { FLAG_WP_MATCHING } else { 0 },
+            flags: protect | check,
             start: start.0 as u64,
             end: end.0 as u64,
             walk_end: 0,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::socket::wait_readable;
 
-/// The process at the other end of a Unix socket.
+/// The process at the other end of a Unix socket, or one that is watched.
 #[derive(Debug)]
 pub struct PeerProcess {
     /// `None`: it had ended when it was asked for.
@@ -41,6 +41,21 @@ impl PeerProcess {
         // SAFETY: the kernel has just made this descriptor for us (close-on-exec), nobody else
         // knows it.
         Ok(Self { descriptor: Some(unsafe { OwnedFd::from_raw_fd(descriptor) }) })
+    }
+
+    /// The process of a number, which must not have been given to another one meanwhile.
+    ///
+    /// # Errors
+    /// As pidfd_open(2); `ESRCH` if there is no such process.
+    pub fn of_pid(pid: i32) -> io::Result<Self> {
+        // SAFETY: the call takes numbers alone.
+        let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor for us (close-on-exec), nobody else
+        // knows it.
+        Ok(Self { descriptor: Some(unsafe { OwnedFd::from_raw_fd(descriptor as i32) }) })
     }
 
     /// Whether all threads of the process have ended: none of its mappings exist any more, but for

@@ -54,3 +54,18 @@ fn runs_until_it_is_stopped() {
     assert!(increments > 0);
     assert!(memory.iter().all(|page| page.0[2] == 7 + increments && page.0[3] == 7));
 }
+
+#[test]
+fn touches_the_pages_of_a_list_in_any_order() {
+    let mut memory = vec![Page([0; PAGE / 4]); 700];
+    let Some(mut guest) = guest(&mut memory) else { return };
+    let pages: Vec<usize> = (0..700).rev().filter(|page| page % 3 == 0).collect();
+    let twice = [pages.as_slice(), &pages, &[0, 0, 699]].concat();
+    guest.touch(&twice, &mut || panic!("it has no ring")).unwrap();
+    drop(guest);
+    for (number, page) in memory.iter().enumerate() {
+        let extra = [(0, 2), (699, 1)].iter().find(|(at, _)| *at == number).map_or(0, |(_, n)| *n);
+        let expected = if number % 3 == 0 { 2 } else { 0 } + extra;
+        assert_eq!((page.0[0], page.0[1]), (expected, 0), "page {number}");
+    }
+}

@@ -3,6 +3,8 @@
 //! Each works on the window at ES, of 64 KiB at most, and ends by writing to port [`DONE_PORT`].
 //! Real mode is enough: the host moves ES's base over the memory.
 
+use bindery_units::PAGE_BYTES;
+
 /// Writing here ends a routine.
 pub(super) const DONE_PORT: u16 = 0x10;
 
@@ -15,6 +17,9 @@ pub(super) enum Routine {
     Fill,
     /// Adds CX words up in EAX.
     Sum,
+    /// Adds one to the first word of each page of a list: CX entries at SI, in the page of code. ES
+    /// reaches beyond the window here (4 GiB from its base).
+    Touch,
 }
 
 /// `mov cx, si; mov di, bp; a: inc dword es:[di]; add di, 4096; loop a; dec dx; jnz start; out; hlt`
@@ -48,8 +53,34 @@ const FILL: [u8; 6] = [0xF3, 0x66, 0xAB, 0xE6, DONE_PORT as u8, 0xF4];
 const SUM: [u8; 12] =
     [0x26, 0x66, 0x03, 0x05, 0x83, 0xC7, 0x04, 0xE2, 0xF7, 0xE6, DONE_PORT as u8, 0xF4];
 
+/// `a: mov ebx, [si]; inc dword es:[ebx]; add si, 4; loop a; out; hlt`
+const TOUCH: [u8; 16] = [
+    0x66,
+    0x8B,
+    0x1C,
+    0x26,
+    0x67,
+    0x66,
+    0xFF,
+    0x03,
+    0x83,
+    0xC6,
+    0x04,
+    0xE2,
+    0xF3,
+    0xE6,
+    DONE_PORT as u8,
+    0xF4,
+];
+
+/// Where [`Routine::Touch`]'s list begins, in the page of code.
+pub(super) const LIST_AT: usize = 0x800;
+
+/// The most entries of that list.
+pub(super) const LIST_MAX: usize = (PAGE_BYTES - LIST_AT) / 4;
+
 impl Routine {
-    const ALL: [Self; 3] = [Self::Increment, Self::Fill, Self::Sum];
+    const ALL: [Self; 4] = [Self::Increment, Self::Fill, Self::Sum, Self::Touch];
 
     /// Its offset in the page of code.
     pub(super) const fn entry(self) -> u64 {
@@ -57,6 +88,7 @@ impl Routine {
             Self::Increment => 0x100,
             Self::Fill => 0x200,
             Self::Sum => 0x300,
+            Self::Touch => 0x400,
         }
     }
 
@@ -65,6 +97,7 @@ impl Routine {
             Self::Increment => &INCREMENT,
             Self::Fill => &FILL,
             Self::Sum => &SUM,
+            Self::Touch => &TOUCH,
         }
     }
 }
