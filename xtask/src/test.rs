@@ -18,12 +18,18 @@ struct LongForm {
     amount: (&'static str, &'static str),
 }
 
-const LONG_FORMS: [LongForm; 5] = [
+const LONG_FORMS: [LongForm; 6] = [
     LongForm {
         name: "torture, 10^8 operations",
         package: "bindery-space",
         test: "torture",
         amount: ("BINDERY_TORTURE_OPERATIONS", "100000000"),
+    },
+    LongForm {
+        name: "the dirty tree, 10^9 marks",
+        package: "bindery-dirty",
+        test: "stress",
+        amount: ("BINDERY_DIRTY_OPERATIONS", "1000000000"),
     },
     LongForm {
         name: "real guests, 200 rounds",

@@ -52,6 +52,12 @@ impl PageIndex {
     }
 }
 
+impl From<PageIndex> for u64 {
+    fn from(page: PageIndex) -> Self {
+        Self::from(page.0)
+    }
+}
+
 impl PageCount {
     /// The memory that so many pages hold, in bytes.
     #[must_use]

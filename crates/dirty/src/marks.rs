@@ -1,0 +1,100 @@
+//! What takes marks, and what gives them away again: all that sources know of a dirty set.
+
+use bindery_units::{PageIndex, PageRange};
+
+use crate::error::OutOfRange;
+use crate::feed::Feed;
+use crate::tree::Tree;
+
+/// Takes marks, from any number of threads.
+///
+/// A page that is marked twice is marked. Implementations panic for a page that they do not have:
+/// whoever takes numbers from a guest, a peer or the kernel checks them first.
+pub trait Marks {
+    /// Marks a page.
+    fn mark(&self, page: PageIndex);
+
+    /// Marks a run of pages.
+    fn mark_range(&self, pages: PageRange);
+
+    /// Marks the pages whose bits are set. The lowest bit of `words[0]` is page `64 × first_word`,
+    /// and so on upwards, as in the bitmap of `KVM_GET_DIRTY_LOG`.
+    fn mark_words(&self, first_word: usize, words: &[u64]);
+}
+
+impl Marks for Tree {
+    fn mark(&self, page: PageIndex) {
+        expect(Self::mark(self, page));
+    }
+
+    fn mark_range(&self, pages: PageRange) {
+        expect(Self::mark_range(self, pages.first, u64::from(pages.count)));
+    }
+
+    fn mark_words(&self, first_word: usize, words: &[u64]) {
+        expect(Self::mark_words(self, first_word, words));
+    }
+}
+
+impl Marks for Feed {
+    fn mark(&self, page: PageIndex) {
+        expect(Self::mark(self, page));
+    }
+
+    fn mark_range(&self, pages: PageRange) {
+        expect(Self::mark_range(self, pages.first, u64::from(pages.count)));
+    }
+
+    fn mark_words(&self, first_word: usize, words: &[u64]) {
+        expect(Self::mark_words(self, first_word, words));
+    }
+}
+
+fn expect(marked: Result<(), OutOfRange>) {
+    if let Err(error) = marked {
+        panic!("{error}");
+    }
+}
+
+/// Gives its marks away.
+pub trait Drain {
+    /// Takes all marks out, adds them to `into`, and returns how many there were. A mark that is
+    /// made meanwhile is given away now or the next time.
+    fn drain(&self, into: &dyn Marks) -> u64;
+}
+
+impl Drain for Tree {
+    /// Of the pages that a [`PageIndex`] can name.
+    fn drain(&self, into: &dyn Marks) -> u64 {
+        let mut buffer = [PageIndex(0); DRAINED_TOGETHER];
+        let count = u32::try_from(self.pages()).unwrap_or(u32::MAX);
+        let mut rest = Some(PageRange::new(PageIndex(0), count).into());
+        let mut drained = 0;
+        while let Some(window) = rest {
+            let harvest = self.harvest_some(window, &mut buffer);
+            let harvest = harvest.expect("a tree has its own pages");
+            let pages = &buffer[..harvest.pages];
+            for run in pages.chunk_by(|a, b| a.plus(1) == *b) {
+                into.mark_range(PageRange::new(run[0], run.len() as u32));
+            }
+            drained += pages.len() as u64;
+            rest = harvest.rest;
+        }
+        drained
+    }
+}
+
+/// Pages taken out of a tree at a time: the lists of a node's pages are on the stack.
+const DRAINED_TOGETHER: usize = 4096;
+
+impl<D: Drain + ?Sized> Drain for &D {
+    fn drain(&self, into: &dyn Marks) -> u64 {
+        (**self).drain(into)
+    }
+}
+
+impl<D: Drain + ?Sized> Drain for std::sync::Arc<D> {
+    fn drain(&self, into: &dyn Marks) -> u64 {
+        (**self).drain(into)
+    }
+}

@@ -1,0 +1,206 @@
+//! Written-page scans: `PAGEMAP_SCAN` over asynchronous write protection.
+//!
+//! The kernel protects each page that it reports, atomically with looking at it. Writers take a fault
+//! that the kernel resolves by itself, and go on. Whoever writes through the process's own page
+//! tables is seen: the VMM's threads, system calls, and vCPUs, whose faults KVM resolves there.
+
+use bindery_sys::{
+    pagemap::{EXTENTS_PER_CALL_MAX, Extent, Pagemap, Query, category},
+    pidfd::PeerProcess,
+};
+use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageRange};
+
+use super::{Abilities, Collected, Source, SourceError};
+use crate::marks::Marks;
+
+/// Memory that is scanned, registered with userfaultfd for writes (`WP`, with `WP_ASYNC`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Where it begins.
+    pub start: HostAddress,
+    /// Which pages of the guest's space it holds.
+    pub pages: PageRange,
+}
+
+impl Region {
+    const fn bytes(self) -> usize {
+        (self.pages.count as usize) << PAGE_SHIFT
+    }
+}
+
+/// The written pages of some regions of a process.
+///
+/// Of each page that is there (or swapped out), the first collection reports that it was written, as
+/// does the first after it came to be there: it was not protected before. Pages that are absent are
+/// passed over: **whoever discards pages marks them by [`Software`](super::Software)**, since
+/// discarding is no write. Writes into pages that are pinned for long (registered buffers, DMA) are
+/// not seen.
+#[derive(Debug)]
+pub struct WrittenPages {
+    pagemap: Pagemap,
+    /// Of another process: for its end, which a scan does not show.
+    process: Option<PeerProcess>,
+    regions: Vec<Region>,
+    query: Query,
+    extents: Box<[Extent; EXTENTS_PER_CALL_MAX]>,
+}
+
+impl WrittenPages {
+    /// Scans memory of this process. All of it must stay registered; where parts are mapped otherwise
+    /// (a space with merged pages), see [`passing_over`](Self::passing_over).
+    ///
+    /// # Errors
+    /// [`SourceError::Unsupported`] before Linux 6.7, [`SourceError::NotWatched`] if a region is not
+    /// registered.
+    pub fn of_self(regions: Vec<Region>) -> Result<Self, SourceError> {
+        let pagemap = Pagemap::of_self()
+            .map_err(|error| SourceError::kernel("open", "/proc/self/pagemap", error))?;
+        Self::new(pagemap, None, regions)
+    }
+
+    /// Scans memory of another process, which has registered it and scans it itself no more.
+    ///
+    /// # Errors
+    /// As [`of_self`](Self::of_self); [`SourceError::Vanished`] if there is no such process;
+    /// [`SourceError::Kernel`] without the right to trace it.
+    pub fn of_process(pid: i32, regions: Vec<Region>) -> Result<Self, SourceError> {
+        let failed = |call| {
+            move |error: std::io::Error| match error.raw_os_error() {
+                Some(libc::ESRCH | libc::ENOENT) => SourceError::Vanished(ended(pid)),
+                _ => SourceError::kernel(call, format!("process {pid}"), error),
+            }
+        };
+        // First its descriptor: if it lives after the page map was opened, it was the one opened.
+        let process = PeerProcess::of_pid(pid).map_err(failed("pidfd_open"))?;
+        let pagemap = Pagemap::of(pid).map_err(failed("open of the page map"))?;
+        Self::new(pagemap, Some(process), regions)
+    }
+
+    fn new(
+        pagemap: Pagemap,
+        process: Option<PeerProcess>,
+        regions: Vec<Region>,
+    ) -> Result<Self, SourceError> {
+        let query = Query {
+            require: category::WP_ALLOWED | category::WRITTEN,
+            // Not absent ones: protecting those leaves a marker in each, which fills page tables
+            // and refuses UFFDIO_ZEROPAGE and UFFDIO_MOVE. A page that was swapped out was written.
+            any_of: category::PRESENT | category::SWAPPED,
+            report: category::WRITTEN,
+            protect: true,
+            refuse_unprotectable: true,
+            ..Query::default()
+        };
+        let extents = Box::new([Extent::default(); EXTENTS_PER_CALL_MAX]);
+        let source = Self { pagemap, process, regions, query, extents };
+        source.probe()?;
+        Ok(source)
+    }
+
+    /// The same source for regions of which parts are mapped otherwise: those count as not written,
+    /// and it is for whoever maps them to say what changed there.
+    #[must_use]
+    pub const fn passing_over(mut self) -> Self {
+        self.query.refuse_unprotectable = false;
+        self
+    }
+
+    /// Whether the scan is there and the regions are registered, by looking at a page of each.
+    fn probe(&self) -> Result<(), SourceError> {
+        let query = Query { protect: false, ..self.query };
+        for region in self.regions.iter().filter(|region| !region.pages.is_empty()) {
+            let mut extent = [Extent::default()];
+            self.pagemap
+                .scan(region.start, PAGE_BYTES, query, &mut extent)
+                .map_err(|error| self.refused(*region, error))?;
+        }
+        self.check_alive()
+    }
+
+    fn refused(&self, region: Region, error: std::io::Error) -> SourceError {
+        match error.raw_os_error() {
+            Some(libc::ENOTTY) => {
+                let why = "this kernel has no PAGEMAP_SCAN (Linux 6.7)".to_owned();
+                SourceError::Unsupported { way: "a scan for written pages", why }
+            }
+            Some(libc::EPERM) => {
+                SourceError::NotWatched { start: region.start, pages: region.pages.count }
+            }
+            Some(libc::ESRCH) => SourceError::Vanished("its process has ended".to_owned()),
+            _ => SourceError::kernel("PAGEMAP_SCAN", format!("memory at {}", region.start), error),
+        }
+    }
+
+    /// A process that ended while it was scanned had no memory for the rest of the scan, which finds
+    /// nothing written then.
+    fn check_alive(&self) -> Result<(), SourceError> {
+        let Some(process) = &self.process else { return Ok(()) };
+        match process.has_ended() {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(SourceError::Vanished("its process has ended".to_owned())),
+            Err(error) => Err(SourceError::kernel("poll", "the guest's process", error)),
+        }
+    }
+
+    fn scan(&mut self, region: Region, marks: &dyn Marks) -> Result<u64, SourceError> {
+        let (mut at, end) = (region.start, region.start.plus(region.bytes()));
+        let mut pages = 0;
+        while at < end {
+            let scanned = self.pagemap.scan(at, end.0 - at.0, self.query, &mut self.extents[..]);
+            // A scan that fails on its way has protected and returned what it found before, and does
+            // not say how much: what it left is taken back to zero each time.
+            let returned = self.extents.iter().take_while(|extent| extent.end > extent.start);
+            let count = match &scanned {
+                Ok(scanned) => scanned.extents,
+                Err(_) => returned.count(),
+            };
+            let found = &mut self.extents[..count];
+            for extent in found.iter() {
+                let range = pages_of(region, *extent);
+                pages += u64::from(range.count);
+                marks.mark_range(range);
+            }
+            let reported = found.last().map_or(0, |last| last.end as usize);
+            found.fill(Extent::default());
+            let scanned = scanned.map_err(|error| self.refused(region, error))?;
+            // `resume_at` may lag behind what was reported and protected, never run ahead of it; it
+            // is the end if there was room to spare.
+            let next = HostAddress(scanned.resume_at.0.max(reported));
+            assert!(
+                next > at,
+                "a scan that reports nothing ends at the range's end, not at {next}"
+            );
+            at = next;
+        }
+        Ok(pages)
+    }
+}
+
+fn pages_of(region: Region, extent: Extent) -> PageRange {
+    let offset = (extent.start as usize - region.start.0) >> PAGE_SHIFT;
+    PageRange::new(region.pages.first.plus(offset as u32), extent.pages() as u32)
+}
+
+fn ended(pid: i32) -> String {
+    format!("there is no process {pid}")
+}
+
+impl Source for WrittenPages {
+    /// About 2 ns for each page that is there and was not written, and 20 ns for one that was.
+    fn collect(&mut self, marks: &dyn Marks) -> Result<Collected, SourceError> {
+        let mut collected = Collected::default();
+        for at in 0..self.regions.len() {
+            collected.pages += self.scan(self.regions[at], marks)?;
+        }
+        self.check_alive().map(|()| collected)
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            vcpu_writes: true,
+            process_writes: true,
+            first_has_more: true,
+            beside_writers: true,
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The tree where `vm-memory`'s own bitmap stands.
+
+#![cfg(all(not(loom), feature = "vm-memory"))]
+#![allow(clippy::unwrap_used, reason = "what a test does not expect fails it")]
+
+use std::num::NonZeroUsize;
+
+use bindery_dirty::vm_memory::TreeBitmap;
+use proptest::prelude::*;
+use vm_memory::bitmap::{AtomicBitmap, Bitmap, NewBitmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+const BYTES: usize = 100 * 4096 + 100;
+
+fn page_bytes() -> NonZeroUsize {
+    NonZeroUsize::new(4096).expect("a page has bytes")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+    /// Within the memory, the two cannot be told apart.
+    #[test]
+    fn it_is_a_drop_in(marks in prop::collection::vec((0..BYTES, 0..3 * 4096_usize, 0..5000_usize), 0..20)) {
+        let own = TreeBitmap::new(BYTES, page_bytes()).unwrap();
+        let other = AtomicBitmap::new(BYTES, page_bytes());
+        for (offset, len, slice) in marks {
+            let slice = slice.min(offset);
+            let len = len.min(BYTES - offset);
+            own.slice_at(slice).mark_dirty(offset - slice, len);
+            other.slice_at(slice).mark_dirty(offset - slice, len);
+        }
+        for offset in (0..BYTES + 9000).step_by(700) {
+            prop_assert_eq!(own.dirty_at(offset), other.dirty_at(offset));
+            prop_assert_eq!(own.slice_at(64).dirty_at(offset), other.slice_at(64).dirty_at(offset));
+        }
+    }
+}
+
+#[test]
+fn guest_memory_marks_what_is_written() {
+    let ranges = [(GuestAddress(0), 1 << 20), (GuestAddress(1 << 30), 1 << 20)];
+    let memory = GuestMemoryMmap::<TreeBitmap>::from_ranges(&ranges).unwrap();
+    // Over the end of a page.
+    memory.write_slice(&[1; 16], GuestAddress((1 << 30) + 0x1ff8)).unwrap();
+    let dirty = |region: usize| {
+        let region: &vm_memory::MmapRegion<TreeBitmap> =
+            vm_memory::GuestMemoryBackend::iter(&memory).nth(region).unwrap();
+        region.bitmap().tree().unwrap().iter().collect::<Vec<_>>()
+    };
+    assert_eq!((dirty(0), dirty(1)), (vec![], vec![1, 2]));
+    // Beyond the guest's memory, the memory itself refuses.
+    assert!(memory.write_slice(&[1; 16], GuestAddress((1 << 20) - 8)).is_err());
+}
+
+#[test]
+fn no_memory_has_no_tree() {
+    let none = TreeBitmap::default();
+    assert!(none.tree().is_none() && !none.dirty_at(0));
+    none.mark_dirty(0, 0);
+    assert!(TreeBitmap::with_len(0).tree().is_none());
+    assert_eq!(TreeBitmap::with_len(1).tree().unwrap().pages(), 1);
+}
+
+#[test]
+#[should_panic(expected = "bytes 0x1fff + 0x2 are out of range: the memory has 0x2000")]
+fn marks_beyond_the_memory_are_refused() {
+    TreeBitmap::with_len(0x2000).mark_dirty(0x1fff, 2);
+}
+
+#[test]
+#[should_panic(expected = "out of range")]
+fn marks_beyond_the_address_space_are_refused() {
+    TreeBitmap::with_len(0x2000).mark_dirty(usize::MAX, 2);
+}
