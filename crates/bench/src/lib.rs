@@ -1,6 +1,7 @@
 //! Benchmarks beside their rivals
 
 mod crowd;
+pub mod dirty;
 mod engine;
 pub mod guests;
 pub mod harness;

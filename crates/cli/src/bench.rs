@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bindery_bench::index::{self, Content as IndexContent};
 use bindery_bench::merge::dataset::{Content, Dataset};
-use bindery_bench::{guests, merge, overhead, page, steady};
+use bindery_bench::{dirty, guests, merge, overhead, page, steady};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
@@ -26,6 +26,14 @@ Examples:
 
 Ten million keys take some 8 GiB and half an hour a round.")]
     Index(IndexArgs),
+    /// Know which pages changed: the dirty tree, beside bitmaps, sets and a list
+    #[command(after_help = "\
+Examples:
+  bindery bench dirty --rounds 1
+  bindery bench dirty --pages 1000000 --dirty 100,10000,1000000 --json
+
+Prints what a mark and a harvest cost at each density, and the bars that the tree is held to.")]
+    Dirty(DirtyArgs),
     /// Merge PageONE's data sets, beside kernel KSM
     #[command(after_help = "\
 Examples:
@@ -115,6 +123,25 @@ impl IndexArgs {
             operations: self.operations,
             ..index::Options::default()
         }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DirtyArgs {
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Pages of the guest
+    #[arg(long, default_value_t = 10_000_000)]
+    pages: u64,
+    /// Numbers of dirty pages
+    #[arg(long, value_delimiter = ',', default_value = "100,1000,10000,100000,1000000,10000000")]
+    dirty: Vec<u64>,
+}
+
+impl DirtyArgs {
+    fn options(&self) -> dirty::Options {
+        dirty::Options { pages: self.pages, dirty: self.dirty.clone(), rounds: self.rounds }
     }
 }
 
@@ -261,6 +288,7 @@ pub(crate) fn run(command: &BenchCommand, json: bool) -> Result<(), Failure> {
             show(page::run(&options), json)
         }
         BenchCommand::Index(arguments) => show(index::run(&arguments.options()), json),
+        BenchCommand::Dirty(arguments) => show(dirty::run(&arguments.options()), json),
         BenchCommand::Merge(arguments) => show(merge::run(&arguments.options()?), json),
         BenchCommand::Steady(arguments) => show(steady::run(&arguments.options()?), json),
         BenchCommand::Guests(arguments) => show(guests::run(&arguments.options()?), json),
