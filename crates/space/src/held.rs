@@ -44,6 +44,8 @@ struct Range {
     moves_away: bool,
     /// A handler left a fault in the range alone.
     waited_for: bool,
+    /// Which number of hold it is.
+    number: u64,
 }
 
 /// The ranges held now. Fixed size: the handlers allocate nothing.
@@ -54,6 +56,8 @@ pub(crate) struct Table {
     paused: bool,
     /// Threads that wait for the table to change.
     waiting: u32,
+    /// Holds so far.
+    holds: u64,
 }
 
 /// A range held, until it is dropped. Then those are woken that waited for a page of it.
@@ -82,8 +86,10 @@ impl Held {
             end: HostAddress(0),
             moves_away: false,
             waited_for: false,
+            number: 0,
         };
-        let table = Table { ranges: [nothing; HELD_MAX], count: 0, paused: false, waiting: 0 };
+        let ranges = [nothing; HELD_MAX];
+        let table = Table { ranges, count: 0, paused: false, waiting: 0, holds: 0 };
         Self { table: Mutex::new(table), let_go: Condvar::new() }
     }
 
@@ -106,6 +112,17 @@ impl Held {
             table = self.wait(table);
         }
         table.add(start, end, true);
+    }
+
+    /// Waits until none of the holds that there are now, and that overlap the range, is left.
+    fn settle(&self, start: HostAddress, end: HostAddress) {
+        let mut table = self.lock();
+        let holds = table.holds;
+        let is_older =
+            |range: &Range| range.number < holds && range.start < end && start < range.end;
+        while table.held().iter().any(is_older) {
+            table = self.wait(table);
+        }
     }
 
     /// Takes a range out. Whether a fault in it was left alone.
@@ -148,8 +165,10 @@ impl Table {
     }
 
     const fn add(&mut self, start: HostAddress, end: HostAddress, moves_away: bool) {
-        self.ranges[self.count] = Range { start, end, moves_away, waited_for: false };
+        let number = self.holds;
+        self.ranges[self.count] = Range { start, end, moves_away, waited_for: false, number };
         self.count += 1;
+        self.holds += 1;
     }
 
     fn remove(&mut self, start: HostAddress, end: HostAddress) -> bool {
@@ -188,6 +207,13 @@ impl Core {
     pub(crate) fn hold(&self, start: HostAddress, end: HostAddress) -> Hold<'_> {
         self.held.add(start, end);
         Hold { core: self, start, end }
+    }
+
+    /// Waits for those who hold pages of a range now: what they did is there to be seen then. A page
+    /// that is brought back is not watched before its holder lets go, and one that is in transit is
+    /// elsewhere.
+    pub(crate) fn settle(&self, start: HostAddress, end: HostAddress) {
+        self.held.settle(start, end);
     }
 
     /// Holds the page at `start` and as many after it as are free and before `end`, without waiting.
@@ -267,6 +293,25 @@ mod tests {
             held.remove(at(0), at(4));
         });
         assert!(held.lock().overlaps(at(5), at(6)) && !held.lock().overlaps(at(0), at(3)));
+    }
+
+    #[test]
+    fn settling_waits_for_those_who_were_first_and_for_no_other() {
+        let held = Held::new();
+        held.add(at(0), at(4));
+        held.add(at(8), at(9));
+        let settled = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                held.settle(at(2), at(6));
+                settled.store(true, Ordering::SeqCst);
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert!(!settled.load(Ordering::SeqCst));
+            held.add(at(5), at(6));
+            held.remove(at(0), at(4));
+        });
+        assert!(settled.load(Ordering::SeqCst));
     }
 
     #[test]

@@ -68,7 +68,9 @@ impl Worker {
     /// Protects them again. Returns where to go on if `found` became full.
     ///
     /// Pages that are absent, the zero page or merged are not looked at. About 2 ns for each
-    /// private page that was not written.
+    /// private page that was not written. Waits for those who hold pages of the range when it begins;
+    /// a page that is taken into transit afterwards, by another worker that merges, is found by the
+    /// next scan.
     ///
     /// # Errors
     /// As `PAGEMAP_SCAN`.
@@ -84,6 +86,7 @@ impl Worker {
         for part in self.core.parts(range) {
             let region = &part.region;
             let (mut at, end) = (region.address(part.pages.first), part.end_address());
+            self.core.settle(at, end);
             while at < end {
                 if found.len() >= max {
                     return Ok(Some(region.page(at)));
