@@ -2,7 +2,7 @@
 
 use bindery_space::wire::control::{Region, StoreId};
 
-use crate::{GuestError, LaneLease, RegionChange};
+use crate::{GuestError, LaneLease, RegionChange, Written};
 
 /// Who a guest is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +49,9 @@ pub trait Connection: Send + Sync {
     /// # Errors
     /// [`GuestError::Daemon`] if descriptors are short, and those of a connection that failed.
     fn lane(&self) -> Result<LaneLease<'_>, GuestError>;
+
+    /// Which of its pages were written, for whoever wants to know.
+    fn written(&self) -> &Written;
 
     /// Gives back memory that its idle lanes hold: there is nothing more to ask for a while.
     fn rest(&self);

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 
 use crate::{
     ANSWER_PATIENCE, Connection, GuestError, Identity, Lane, LaneLease, LanePool, RegionChange,
-    RegionTable, SocketLane,
+    RegionTable, SocketLane, Written,
 };
 
 /// A process with a shim in it that has been welcomed.
@@ -30,6 +30,7 @@ pub struct Guest {
     asked_to_release: AtomicBool,
     released: AtomicBool,
     lanes: LanePool,
+    written: Written,
 }
 
 struct Control {
@@ -60,6 +61,7 @@ impl Guest {
             asked_to_release: AtomicBool::new(false),
             released: AtomicBool::new(false),
             lanes: LanePool::default(),
+            written: Written::default(),
         }
     }
 
@@ -178,6 +180,10 @@ impl Connection for Guest {
 
     fn lane(&self) -> Result<LaneLease<'_>, GuestError> {
         self.lanes.lease(|| self.open_lane())
+    }
+
+    fn written(&self) -> &Written {
+        &self.written
     }
 
     fn rest(&self) {

@@ -29,6 +29,7 @@ mod lane;
 mod pool;
 mod regions;
 mod socket_lane;
+mod written;
 
 pub use accept::{Arrival, NAME_BYTES_MAX, Welcome, is_name};
 pub use connection::{Connection, Identity};
@@ -38,6 +39,7 @@ pub use lane::{FETCH_BYTES_MAX, Fetched, Gauges, Lane, Resume, Unmerged};
 pub use pool::{LaneLease, LanePool};
 pub use regions::{PAGES_MAX, RegionChange, RegionTable};
 pub use socket_lane::{LaneEnds, SocketLane};
+pub use written::{Look, Written};
 
 use std::time::Duration;
 

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use bindery_dirty::Reader;
 use bindery_guest::{Connection, GuestError, LaneLease};
 use bindery_space::wire::control::StoreId;
 use bindery_units::{PageIndex, PageRange};
@@ -52,6 +53,8 @@ pub(crate) struct State {
     pub(crate) rhythm: Rhythm,
     /// Managed pages, ascending.
     pub(crate) managed: Vec<PageRange>,
+    /// Pages that were written and not taken in yet, once there was memory to keep track of them.
+    pub(crate) written: Option<Reader>,
     /// Stable pages of this period that are to be digested.
     pub(crate) told: Vec<u32>,
     /// Pages found to be zero in this round.

@@ -4,9 +4,10 @@
 //! that follows or by the next one. In steady state these two requests are all that a guest is
 //! asked, and not one of its pages is read.
 
-use bindery_guest::{GuestError, LaneLease};
+use bindery_dirty::Reader;
+use bindery_guest::{GuestError, LaneLease, Look, Written};
 use bindery_index::{Handle, pin};
-use bindery_space::wire::lane::{Lost, PageSpan};
+use bindery_space::wire::lane::Lost;
 use bindery_units::{PageIndex, PageRange, Slot};
 
 use crate::domain::Domain;
@@ -14,7 +15,7 @@ use crate::links::Link;
 use crate::member::{Member, State};
 use crate::resync::resynchronise;
 use crate::settings::{
-    MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES, REHOME_PAGES, REHOME_PERIODS, SCAN_PAGES,
+    HARVEST_PAGES, MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES, REHOME_PAGES, REHOME_PERIODS,
 };
 use crate::stable::Telling;
 
@@ -26,7 +27,7 @@ const DISCARDED: u32 = 2;
 #[derive(Default)]
 pub(crate) struct Scratch {
     lost: Vec<Lost>,
-    spans: Vec<PageSpan>,
+    pages: Vec<PageIndex>,
     handles: Vec<Handle>,
 }
 
@@ -181,7 +182,7 @@ fn take_loss(domain: &Domain, member: &Member, state: &mut State, loss: Lost) {
 }
 
 /// Takes in which pages were written, where it is time to ask; or, where that is not known, which
-/// are there.
+/// are there. What others asked meanwhile is taken in as well.
 fn scan_all(
     domain: &Domain,
     member: &Member,
@@ -189,33 +190,70 @@ fn scan_all(
     state: &mut State,
     scratch: &mut Scratch,
 ) -> Result<(), GuestError> {
-    // A scan protects pages again: if its answer is lost, so is what it would have said.
-    let survey = std::mem::replace(&mut state.doubt.present, true);
-    let managed = state.managed.iter();
-    let asked: Vec<PageRange> = if survey {
-        managed.copied().collect()
-    } else {
-        managed.flat_map(|region| state.rhythm.due(*region)).collect()
+    let changes = member.connection.written();
+    let written = match state.written.take() {
+        Some(written) => written,
+        None => join(changes)?,
     };
-    for range in asked {
+    // Until it is done: if an answer is lost, so is what it would have said.
+    let survey = std::mem::replace(&mut state.doubt.present, true);
+    let asked = ask_all(changes, lane, state, survey);
+    take_written(domain, member, state, &written, scratch);
+    state.written = Some(written);
+    state.doubt.present = asked.is_err();
+    asked
+}
+
+fn join(changes: &Written) -> Result<Reader, GuestError> {
+    changes.join().map_err(|error| GuestError::Daemon {
+        doing: "keeping track of written pages",
+        error: std::io::Error::other(error),
+    })
+}
+
+/// Has the guest asked for what is due, or for all.
+fn ask_all(
+    changes: &Written,
+    lane: &mut LaneLease<'_>,
+    state: &mut State,
+    survey: bool,
+) -> Result<(), GuestError> {
+    let managed = state.managed.iter();
+    let (look, due): (_, Vec<PageRange>) = if survey {
+        (Look::Present, managed.copied().collect())
+    } else {
+        (Look::Written, managed.flat_map(|region| state.rhythm.due(*region)).collect())
+    };
+    for range in due {
         state.counts.pages_scanned += u64::from(range.count);
         state.rhythm.note_asked(range);
-        for mut rest in range.pieces(SCAN_PAGES) {
-            while !rest.is_empty() {
-                let spans = &mut scratch.spans;
-                let resume =
-                    if survey { lane.survey(rest, spans)? } else { lane.scan(rest, spans)? };
-                for span in &scratch.spans {
-                    let written = PageRange::new(PageIndex(span.first), span.count);
-                    note_written(domain, member, state, written, &mut scratch.handles);
-                }
-                let at = resume.unwrap_or(rest.end());
-                rest = PageRange::new(at, rest.end().0 - at.0);
+        changes.collect(&mut **lane, range, look)?;
+    }
+    Ok(())
+}
+
+/// Takes in the written pages that are known of, where they are managed still.
+fn take_written(
+    domain: &Domain,
+    member: &Member,
+    state: &mut State,
+    written: &Reader,
+    scratch: &mut Scratch,
+) {
+    let Scratch { pages, handles, .. } = scratch;
+    pages.resize(HARVEST_PAGES, PageIndex(0));
+    for region in state.managed.clone() {
+        let mut rest = Some(region.into());
+        while let Some(window) = rest {
+            let harvest = written.harvest_some(window, pages);
+            let harvest = harvest.expect("regions lie within the pages that a guest may have");
+            rest = harvest.rest;
+            for run in pages[..harvest.pages].chunk_by(|a, b| a.plus(1) == *b) {
+                let run = PageRange::new(run[0], run.len() as u32);
+                note_written(domain, member, state, run, handles);
             }
         }
     }
-    state.doubt.present = false;
-    Ok(())
 }
 
 /// Takes in that pages were written: nothing that was known of them holds any more, except that

@@ -16,7 +16,7 @@ use crate::domain::Domain;
 use crate::links::Link;
 use crate::member::{Member, State};
 use crate::runs::Merge;
-use crate::settings::SCAN_PAGES;
+use crate::settings::REPORT_PAGES;
 
 /// Asks a guest what is merged and makes the links agree with it.
 pub(crate) fn resynchronise(
@@ -27,7 +27,7 @@ pub(crate) fn resynchronise(
 ) -> Result<(), GuestError> {
     let mut spans = Vec::new();
     for region in state.managed.clone() {
-        for piece in region.pieces(SCAN_PAGES) {
+        for piece in region.pieces(REPORT_PAGES) {
             let mut rest = piece;
             loop {
                 let resume = lane.report(rest, &mut spans)?;

@@ -67,9 +67,14 @@ impl Rhythm {
         }
     }
 
-    /// Takes in that pages of `range`, which was asked after, were written.
+    /// Takes in that pages of `range` were written, whoever asked after it.
     pub(crate) fn note_written(&mut self, range: PageRange) {
-        blocks_of(range).for_each(|block| self.quiet[block as usize] = 0);
+        for block in blocks_of(range) {
+            // What was never asked after is not at rest.
+            if let Some(quiet) = self.quiet.get_mut(block as usize) {
+                *quiet = 0;
+            }
+        }
     }
 
     /// Memory held, in bytes.

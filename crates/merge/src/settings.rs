@@ -45,8 +45,11 @@ impl Default for Settings {
     }
 }
 
-/// Pages of one scan request: 16 GiB, 10 ms if nothing was written and 100 if all was.
-pub(crate) const SCAN_PAGES: u32 = 1 << 22;
+/// Pages of one request for what is merged: 16 GiB.
+pub(crate) const REPORT_PAGES: u32 = 1 << 22;
+
+/// Written pages taken in at a time.
+pub(crate) const HARVEST_PAGES: usize = 1 << 14;
 
 /// Pages of one digest request: some 3 ms.
 pub(crate) const DIGEST_PAGES: usize = 4096;

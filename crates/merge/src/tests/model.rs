@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bindery_guest::{
     Connection, Fetched, Gauges, GuestError, Identity, Lane, LaneLease, LanePool, RegionChange,
-    RegionTable, Resume, Unmerged,
+    RegionTable, Resume, Unmerged, Written,
 };
 use bindery_page::DigestKey;
 use bindery_space::wire::control::{Backing, Region, StoreId};
@@ -27,6 +27,7 @@ pub(crate) struct ModelGuest {
     announced: AtomicBool,
     line: Arc<Mutex<Line>>,
     lanes: LanePool,
+    written: Written,
 }
 
 impl ModelGuest {
@@ -96,6 +97,7 @@ impl ModelGuest {
             announced: AtomicBool::new(false),
             line: Arc::default(),
             lanes: LanePool::default(),
+            written: Written::default(),
         })
     }
 
@@ -193,6 +195,10 @@ impl Connection for ModelGuest {
     fn lane(&self) -> Result<LaneLease<'_>, GuestError> {
         let (process, line) = (Arc::clone(&self.process), Arc::clone(&self.line));
         self.lanes.lease(|| Ok(Box::new(ModelLane { process, line, owes: false })))
+    }
+
+    fn written(&self) -> &Written {
+        &self.written
     }
 
     fn rest(&self) {
