@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -124,6 +125,21 @@ Examples:
 Needed before the VMM uses userfaultfd itself: QEMU's post-copy migration (as the destination) and
 background snapshots. The guest cannot be managed again until its VMM is restarted.")]
     Unmanage(GuestArgs),
+    /// See how fast a guest's memory changes, where, and whether it could be migrated
+    #[command(after_help = "\
+Examples:
+  bindery dirty web1                                   five seconds, as a table
+  bindery dirty web1 --watch                           live
+  bindery dirty web1 --for 30s --png web1.png          where: blue cold, orange warm, white hot
+  bindery dirty web1 --bandwidth 25G --downtime 100ms  can it be moved over 25 Gbit/s?
+
+A page counts once an epoch, however often it was written. Hot pages were written in half of the
+epochs or more, warm ones in fewer, cold ones in none. Each epoch write-protects what was written
+before, so that the first write to a page in an epoch takes about a microsecond longer.
+
+Keys with --watch: q quits. When the output is no terminal, and with --json, --watch prints one line
+for each epoch.")]
+    Dirty(DirtyArgs),
     /// End the daemon
     #[command(after_help = "\
 Examples:
@@ -237,6 +253,30 @@ pub(crate) struct TopArgs {
     pub(crate) interval: Duration,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct DirtyArgs {
+    /// Its name or process id
+    pub(crate) guest: String,
+    /// Show it live, until q or ^C
+    #[arg(long)]
+    pub(crate) watch: bool,
+    /// How long an epoch is
+    #[arg(long, default_value = "250ms", value_parser = parse_epoch)]
+    pub(crate) interval: Duration,
+    /// How long to observe
+    #[arg(long = "for", default_value = "5s", value_parser = parse_time, conflicts_with = "watch")]
+    pub(crate) duration: Duration,
+    /// Write a picture of the guest's memory to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) png: Option<PathBuf>,
+    /// What a migration may send, in bits a second: 10G, 2500M
+    #[arg(long, default_value = "10G", value_parser = parse_bandwidth, value_name = "BITS")]
+    pub(crate) bandwidth: u64,
+    /// How long the guest may stand still in a migration
+    #[arg(long, default_value = "300ms", value_parser = parse_time)]
+    pub(crate) downtime: Duration,
+}
+
 /// A column of `bindery top` that can be sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Column {
@@ -312,7 +352,7 @@ fn parse_workers(text: &str) -> Result<u32, String> {
     workers.ok_or_else(|| format!("a number from {} to {}", WORKERS.start(), WORKERS.end()))
 }
 
-fn parse_period(text: &str) -> Result<Duration, String> {
+fn parse_time(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit_ms: u64 = match unit {
@@ -322,10 +362,46 @@ fn parse_period(text: &str) -> Result<Duration, String> {
         _ => return Err("a time is a number and a unit: 500ms, 1s, 2m".into()),
     };
     let number: u64 = number.parse().map_err(|_| "a time is a number and a unit: 500ms")?;
-    match number.checked_mul(unit_ms).map(Duration::from_millis) {
-        Some(time) if PERIODS.contains(&time) => Ok(time),
-        _ => Err(format!("a time from {:?} to {:?}, please", PERIODS.start(), PERIODS.end())),
-    }
+    let time = number.checked_mul(unit_ms).map(Duration::from_millis);
+    time.filter(|time| TIMES.contains(time)).ok_or_else(|| too_far(&TIMES))
+}
+
+/// Times that make sense anywhere.
+const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
+
+/// Epochs of `bindery dirty`. To scan a guest takes some milliseconds a GiB.
+const EPOCHS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(3600);
+
+fn too_far(range: &RangeInclusive<Duration>) -> String {
+    format!("a time from {:?} to {:?}, please", range.start(), range.end())
+}
+
+fn parse_within(text: &str, range: &RangeInclusive<Duration>) -> Result<Duration, String> {
+    parse_time(text).and_then(|time| range.contains(&time).then_some(time).ok_or(too_far(range)))
+}
+
+fn parse_period(text: &str) -> Result<Duration, String> {
+    parse_within(text, &PERIODS)
+}
+
+fn parse_epoch(text: &str) -> Result<Duration, String> {
+    parse_within(text, &EPOCHS)
+}
+
+/// Bits a second.
+fn parse_bandwidth(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit {
+        "" => 1,
+        "k" | "K" => 1_000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        _ => return Err("bits a second are a number and k, M or G: 10G".into()),
+    };
+    let number: Option<u64> = number.parse().ok().filter(|number| *number > 0);
+    let bits = number.and_then(|number| number.checked_mul(factor));
+    bits.ok_or_else(|| "bits a second are a number above zero and k, M or G: 10G".into())
 }
 
 fn parse_name(text: &str) -> Result<String, String> {

@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod connect;
 mod daemon;
+mod dirty;
 mod doctor;
 mod exit;
 mod guests;
@@ -13,6 +14,7 @@ mod manual;
 mod output;
 mod run;
 mod scan;
+mod screen;
 mod status;
 mod top;
 
@@ -43,6 +45,7 @@ fn perform(arguments: &Arguments) -> Result<(), Failure> {
         Command::Unmerge(arguments) => guests::unmerge(global, arguments),
         Command::Merge(arguments) => guests::merge(global, arguments),
         Command::Unmanage(arguments) => guests::unmanage(global, arguments),
+        Command::Dirty(arguments) => dirty::run(global, arguments),
         Command::Stop(arguments) => guests::stop(global, arguments),
         Command::Scan(arguments) => scan::run(arguments, global.json),
         Command::Bench { command } => bench::run(command, global.json),

@@ -4,7 +4,7 @@
 //! whatever ends the command. Elsewhere it is printed once, or as a line of JSON each interval.
 
 use std::cmp::Ordering;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use bindery_host::client::Client;
@@ -12,13 +12,13 @@ use bindery_host::status::{GuestStatus, HostStatus};
 use bindery_units::PageCount;
 use clap::ValueEnum;
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use crossterm::{cursor, execute, queue, style, terminal};
 
 use crate::args::{Column, Global, TopArgs};
 use crate::connect::{ask_guests, ask_status, connect};
 use crate::exit::Failure;
 use crate::guests::{advice, table};
 use crate::output::{human_bytes, human_signed_bytes, print};
+use crate::screen::Screen;
 
 /// What the keys have chosen.
 struct View {
@@ -48,17 +48,16 @@ pub(crate) fn run(global: &Global, arguments: &TopArgs) -> Result<(), Failure> {
         let snapshot = Snapshot::take(&mut client, &view)?;
         return print(|out| snapshot.lines(&view).try_for_each(|line| writeln!(out, "{line}")));
     }
-    let screen = Screen::enter().map_err(|error| of_terminal(&error))?;
-    let shown = show(&mut client, view, arguments.interval);
-    drop(screen);
-    shown
+    show(&mut client, view, arguments.interval)
 }
 
 fn show(client: &mut Client, mut view: View, interval: Duration) -> Result<(), Failure> {
+    let mut screen = Screen::enter().map_err(|error| of_terminal(&error))?;
     let mut snapshot = Snapshot::take(client, &view)?;
     let mut taken = Instant::now();
     loop {
-        draw(&snapshot, &view).map_err(|error| of_terminal(&error))?;
+        let drawn = screen.draw(|_, _| snapshot.lines(&view));
+        drawn.map_err(|error| of_terminal(&error))?;
         let left = interval.saturating_sub(taken.elapsed());
         if event::poll(left).map_err(|error| of_terminal(&error))? {
             match event::read().map_err(|error| of_terminal(&error))? {
@@ -167,42 +166,5 @@ impl View {
     fn name(&self) -> String {
         let value = self.sort.to_possible_value();
         value.map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
-}
-
-fn draw(snapshot: &Snapshot, view: &View) -> io::Result<()> {
-    let (width, height) = match terminal::size()? {
-        // A terminal that does not know its size.
-        (0, _) | (_, 0) => (80, 24),
-        size => size,
-    };
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    queue!(out, cursor::MoveTo(0, 0))?;
-    for (row, line) in snapshot.lines(view).take(height.into()).enumerate() {
-        let visible: String = line.chars().take(width.into()).collect();
-        queue!(out, cursor::MoveTo(0, row as u16), style::Print(visible))?;
-        queue!(out, terminal::Clear(terminal::ClearType::UntilNewLine))?;
-    }
-    queue!(out, terminal::Clear(terminal::ClearType::FromCursorDown))?;
-    out.flush()
-}
-
-/// The alternate screen, in raw mode, for as long as it lives.
-struct Screen;
-
-impl Screen {
-    fn enter() -> io::Result<Self> {
-        terminal::enable_raw_mode()?;
-        let screen = Self;
-        execute!(io::stdout(), terminal::EnterAlternateScreen, cursor::Hide)?;
-        Ok(screen)
-    }
-}
-
-impl Drop for Screen {
-    fn drop(&mut self) {
-        // A terminal that is gone needs no restoring.
-        let _ = execute!(io::stdout(), cursor::Show, terminal::LeaveAlternateScreen);
-        let _ = terminal::disable_raw_mode();
     }
 }

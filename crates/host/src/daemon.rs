@@ -9,6 +9,7 @@
 
 mod control;
 mod guests;
+mod watch;
 
 use std::fs::File;
 use std::io;

@@ -156,9 +156,14 @@ impl Engine {
         Ok(0)
     }
 
+    /// A guest, as long as it is connected.
+    pub(crate) fn guest(&self, id: u32) -> Option<Arc<Guest>> {
+        self.lock().connected.get(&id).cloned()
+    }
+
     /// Asks a guest to step aside, and returns it. Its own thread hears when it has.
     pub(crate) fn release(&self, id: u32) -> Result<Arc<Guest>, EngineError> {
-        let guest = self.lock().connected.get(&id).cloned().ok_or(EngineError::Gone)?;
+        let guest = self.guest(id).ok_or(EngineError::Gone)?;
         guest.release()?;
         Ok(guest)
     }

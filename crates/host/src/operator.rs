@@ -25,8 +25,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Who does what operators ask.
 pub(crate) trait Control {
+    /// What is kept for an operator from one request to the next.
+    type Session: Default;
+
     /// Does it, and answers. May take as long as the work takes.
-    fn perform(&self, request: Request) -> Answer;
+    fn perform(&self, session: &mut Self::Session, request: Request) -> Answer;
 }
 
 /// Serves one operator until it leaves, is idle for too long, or the daemon ends.
@@ -43,8 +46,9 @@ pub(crate) fn refuse(stream: &OwnedFd, kind: FailureKind, reason: &str) {
     }
 }
 
-fn converse(stream: &OwnedFd, control: &impl Control, stopping: &Stopping) -> io::Result<()> {
+fn converse<C: Control>(stream: &OwnedFd, control: &C, stopping: &Stopping) -> io::Result<()> {
     let mut lines = Lines { stream, buffer: Vec::new(), searched: 0 };
+    let mut session = C::Session::default();
     loop {
         let reply = match lines.next(stopping)? {
             Line::End => return Ok(()),
@@ -54,7 +58,7 @@ fn converse(stream: &OwnedFd, control: &impl Control, stopping: &Stopping) -> io
                 return Ok(());
             }
             Line::Complete(line) => match decode_request(&line) {
-                Ok(request) => control.perform(request),
+                Ok(request) => control.perform(&mut session, request),
                 Err(failure) => Answer::Error(failure),
             },
         };
@@ -121,7 +125,9 @@ mod tests {
     struct Echo;
 
     impl Control for Echo {
-        fn perform(&self, request: Request) -> Answer {
+        type Session = ();
+
+        fn perform(&self, (): &mut (), request: Request) -> Answer {
             match request {
                 Request::Unmerge { guest } => Answer::Done { guest, pages: 7 },
                 _ => Answer::Stopping {},

@@ -54,6 +54,12 @@ pub enum Request {
         /// Its name or process id.
         guest: String,
     },
+    /// Which pages of a guest were written since this connection asked for that guest before. The first
+    /// answer has none: it begins.
+    Dirty {
+        /// Its name or process id.
+        guest: String,
+    },
     /// End the daemon.
     Stop {
         /// Unmerge all guests first. Otherwise they keep their merged pages, for a new daemon.
@@ -81,11 +87,32 @@ pub enum Answer {
         /// How many pages became private again.
         pages: u64,
     },
+    /// To `Dirty`.
+    Dirty(Box<Epoch>),
     /// To `Stop`: the daemon ends once this is sent.
     Stopping {},
     /// The request was not done.
     Error(Failure),
 }
+
+/// What was written to a guest's memory in one epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Epoch {
+    /// The guest's name.
+    pub guest: String,
+    /// How long the epoch was, in microseconds; zero for the first.
+    pub epoch_us: u64,
+    /// The guest's regions, as (first page, pages).
+    pub regions: Vec<(u32, u32)>,
+    /// Pages that were written, as runs (first page, pages), ascending and apart.
+    pub runs: Vec<(u32, u32)>,
+    /// Runs begin and end at multiples of so many pages: 1, or a power of two where there would be
+    /// more than [`RUNS_MAX`].
+    pub block_pages: u32,
+}
+
+/// The most runs of one [`Epoch`]: an answer has room for them.
+pub const RUNS_MAX: usize = 500_000;
 
 /// Why a request was not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]

@@ -51,6 +51,7 @@ impl TestGuest {
         guest
     }
 
+    #[allow(dead_code, reason = "not every test program asks")]
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -66,6 +67,7 @@ impl TestGuest {
     }
 
     /// Whether the guest's agent has given up on daemons.
+    #[allow(dead_code, reason = "not every test program asks")]
     pub(crate) fn has_ended(&mut self) -> bool {
         self.order("ended?") == "true"
     }

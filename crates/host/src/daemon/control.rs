@@ -8,6 +8,7 @@ use bindery_sys::thread::process_cpu_time;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
+use super::watch::{Watch, WatchError};
 use crate::engine::EngineError;
 use crate::operator::Control;
 use crate::protocol::{Answer, Failure, FailureKind, Request};
@@ -41,17 +42,36 @@ impl Shared {
         State { name: "running".into(), advice: None }
     }
 
+    /// The name and the number of a guest.
+    fn find(&self, guest: &str) -> Result<(String, u32), Failure> {
+        let found = self.guests.find(guest).map(|(name, entry)| (name, entry.id));
+        found.ok_or_else(|| {
+            let message = format!("no guest has the name or process id {guest}; see `bindery ps`");
+            Failure::new(FailureKind::NoSuchGuest, message)
+        })
+    }
+
     /// Finds a guest and has something done to it.
     fn with_guest(
         &self,
         guest: &str,
         act: impl FnOnce(u32) -> Result<u64, Failure>,
     ) -> Result<Answer, Failure> {
-        let Some((name, entry)) = self.guests.find(guest) else {
-            let message = format!("no guest has the name or process id {guest}; see `bindery ps`");
-            return Err(Failure::new(FailureKind::NoSuchGuest, message));
-        };
-        act(entry.id).map(|pages| Answer::Done { guest: name, pages })
+        let (name, id) = self.find(guest)?;
+        act(id).map(|pages| Answer::Done { guest: name, pages })
+    }
+
+    /// Tells what was written to a guest since it was asked for last.
+    fn watch(&self, watch: &mut Option<Watch>, guest: &str) -> Result<Answer, Failure> {
+        let failed = |error: WatchError| Failure::new(FailureKind::Failed, error.to_string());
+        let (name, id) = self.find(guest)?;
+        let guest = self.engine.guest(id).ok_or_else(|| failed(WatchError::Gone))?;
+        // A guest of the same name that came meanwhile is another one.
+        if watch.as_ref().is_none_or(|watch| !watch.is_of(&guest)) {
+            *watch = Some(Watch::begin(guest).map_err(failed)?);
+        }
+        let watch = watch.as_mut().expect("it was just begun");
+        watch.end_epoch(name).map(|epoch| Answer::Dirty(Box::new(epoch))).map_err(failed)
     }
 
     /// Has a guest give everything back, and waits until it has.
@@ -84,7 +104,9 @@ fn own_bytes(field: &str) -> u64 {
 }
 
 impl Control for Shared {
-    fn perform(&self, request: Request) -> Answer {
+    type Session = Option<Watch>;
+
+    fn perform(&self, watch: &mut Option<Watch>, request: Request) -> Answer {
         let failed = |error: EngineError| Failure::new(FailureKind::Failed, error.to_string());
         let done = match request {
             Request::Status {} => Ok(Answer::Status(Box::new(self.status()))),
@@ -102,6 +124,7 @@ impl Control for Shared {
                 self.with_guest(&guest, |id| self.engine.merge(id).map_err(failed))
             }
             Request::Unmanage { guest } => self.with_guest(&guest, |id| self.unmanage(id)),
+            Request::Dirty { guest } => self.watch(watch, &guest),
             Request::Stop { unmerge } => {
                 self.unmerge_at_exit.fetch_or(unmerge, Ordering::Relaxed);
                 self.stopper.stop();

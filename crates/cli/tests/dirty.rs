@@ -1,0 +1,166 @@
+//! `bindery dirty`: guests that know what they wrote.
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
+
+mod common;
+#[path = "common/guest.rs"]
+mod guest;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bindery_host::client::{Client, ClientError};
+use bindery_host::protocol::{Answer, Epoch, Request};
+use common::TestDaemon;
+use guest::{EQUAL_PAGES, PAGES, TestGuest, can_manage};
+
+#[test]
+#[ignore = "the guests' process of the other tests, not a test of its own"]
+fn guest_process() {
+    guest::live();
+}
+
+/// Pages that are brought back with one that was merged and is written, at most (`space`).
+const NEIGHBOURS: u32 = 16;
+
+/// Nothing is merged meanwhile.
+const QUIET: [&str; 2] = ["--period", "1m"];
+
+struct Operator(Client);
+
+impl Operator {
+    fn connect(socket: &Path) -> Self {
+        Self(Client::connect(socket).unwrap())
+    }
+
+    fn ask(&mut self, guest: &str) -> Result<Epoch, ClientError> {
+        let request = Request::Dirty { guest: guest.into() };
+        match self.0.ask(&request, Duration::from_secs(10))? {
+            Answer::Dirty(epoch) => Ok(*epoch),
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    /// Begins to watch a guest, once it has told of its memory. Where that begins.
+    fn begin(&mut self, guest: &str) -> u32 {
+        let deadline = Instant::now() + common::PATIENCE;
+        loop {
+            // Everything was written before anybody looked; the second epoch is an epoch.
+            let regions = self.ask(guest).and_then(|_| self.ask(guest)).map(|epoch| epoch.regions);
+            if let Ok([(start, pages), ..]) = regions.as_deref() {
+                assert_eq!(*pages as usize, PAGES);
+                return *start;
+            }
+            assert!(Instant::now() < deadline, "{guest} has no memory");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The runs of the epoch that ends now.
+    fn runs(&mut self, guest: &str) -> Vec<(u32, u32)> {
+        self.ask(guest).unwrap().runs
+    }
+}
+
+#[test]
+fn what_was_written_is_told_once_to_each_who_asks() {
+    if !can_manage("what_was_written_is_told_once_to_each_who_asks") {
+        return;
+    }
+    let daemon = TestDaemon::start(&QUIET);
+    let mut guest = TestGuest::start(&daemon.socket(), "one", "web");
+    let [mut first, mut second] = [(); 2].map(|()| Operator::connect(&daemon.socket()));
+    let start = second.begin("one");
+    let begun = first.ask("one").unwrap();
+    assert_eq!((begun.epoch_us, begun.runs), (0, vec![]));
+
+    guest.write(37);
+    assert_eq!(first.runs("one"), [(start, 37)]);
+    guest.write(5);
+    // It asked later, and hears of both.
+    assert_eq!(second.runs("one"), [(start, 37)]);
+    assert_eq!(first.runs("one"), [(start, 5)]);
+    assert_eq!((first.runs("one"), second.runs("one")), (vec![], vec![]));
+    assert_eq!(first.ask("one").unwrap().block_pages, 1);
+}
+
+#[test]
+fn merging_and_watching_hide_nothing_from_each_other() {
+    if !can_manage("merging_and_watching_hide_nothing_from_each_other") {
+        return;
+    }
+    let daemon = TestDaemon::start(&["--period", "20ms", "--workers", "2"]);
+    let mut one = TestGuest::start(&daemon.socket(), "one", "web");
+    let mut two = TestGuest::start(&daemon.socket(), "two", "web");
+    let deadline = Instant::now() + common::PATIENCE;
+    let ask = |question: &str| daemon.ask(&[question, "--json"]).json();
+    // Merging begins with asking for all that is there.
+    while ask("status")["domains"][0]["pages_sharing"].as_u64().unwrap_or(0) == 0 {
+        assert!(Instant::now() < deadline, "nothing is merged");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut operator = Operator::connect(&daemon.socket());
+    let start = operator.begin("one");
+    for round in 1..=40 {
+        let written = 1 + round * 11 % EQUAL_PAGES as u32;
+        one.write(written as usize);
+        let runs = operator.runs("one");
+        // Pages that were brought back with those that were written may be told as well.
+        let [(first, count), ..] = runs[..] else { panic!("nothing is told in round {round}") };
+        let told = written..=written + NEIGHBOURS;
+        assert!(first == start && told.contains(&count), "{written} pages: {runs:?}");
+        std::thread::sleep(Duration::from_millis(u64::from(round % 7) * 20));
+    }
+    one.check();
+    two.check();
+    assert!(ask("status")["domains"][0]["breaks"].as_u64().unwrap() > 0, "nothing was merged");
+}
+
+#[test]
+fn it_says_how_fast_where_and_whether_it_can_move() {
+    if !can_manage("it_says_how_fast_where_and_whether_it_can_move") {
+        return;
+    }
+    let daemon = TestDaemon::start(&QUIET);
+    let _guest = TestGuest::start(&daemon.socket(), "one", "web");
+    let directory = tempfile::tempdir().unwrap();
+    let picture = directory.path().join("one.png");
+    let path = picture.to_str().unwrap();
+    let json = daemon
+        .ask(&["dirty", "one", "--for", "300ms", "--interval", "100ms", "--png", path, "--json"])
+        .json();
+    assert_eq!(json["rates"].as_array().unwrap().len(), 3, "{json}");
+    assert_eq!(json["cold_pages"], PAGES);
+    assert_eq!(json["migration"]["converges"], true);
+    assert!(std::fs::read(&picture).unwrap().starts_with(b"\x89PNG"));
+
+    let text = daemon.ask(&["dirty", "one", "--for", "100ms", "--interval", "50ms"]);
+    assert!(text.out.contains("can it be moved with 300 ms of downtime"), "{}", text.out);
+}
+
+#[test]
+fn mistakes_are_told_apart() {
+    let daemon = TestDaemon::start(&QUIET);
+    let code = |arguments: &[&str]| daemon.ask(arguments).code.unwrap();
+    assert_eq!(code(&["dirty", "nobody"]), 4);
+    assert_eq!(code(&["dirty", "one", "--bandwidth", "0G"]), 2);
+    assert_eq!(code(&["dirty", "one", "--interval", "1ms"]), 2);
+    assert_eq!(code(&["dirty", "one", "--watch", "--for", "1s"]), 2);
+}
+
+#[test]
+fn a_guest_that_leaves_is_an_error_and_the_operator_may_go_on() {
+    if !can_manage("a_guest_that_leaves_is_an_error_and_the_operator_may_go_on") {
+        return;
+    }
+    let daemon = TestDaemon::start(&QUIET);
+    let leaving = TestGuest::start(&daemon.socket(), "leaving", "web");
+    let mut staying = TestGuest::start(&daemon.socket(), "staying", "web");
+    let mut operator = Operator::connect(&daemon.socket());
+    operator.ask("leaving").unwrap();
+    drop(leaving);
+    let error = operator.ask("leaving").unwrap_err().to_string();
+    assert!(error.contains("guest"), "{error}");
+    let start = operator.begin("staying");
+    staying.write(3);
+    assert_eq!(operator.runs("staying"), [(start, 3)]);
+}
