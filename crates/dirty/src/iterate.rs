@@ -75,22 +75,17 @@ impl Iterator for Leaves<'_> {
 
 impl Leaves<'_> {
     /// The first word from `leaf` on that the summaries lead to: up until a level has something
-    /// further on, then down to it.
+    /// further on, then down to it. A summary may lead nowhere, at any level: then up again.
     fn named_from(&self, leaf: usize) -> Option<usize> {
-        let mut at = leaf;
-        for level in 1..self.tree.geometry.levels {
-            if let Some(found) = self.named_at(level, at) {
-                match self.first_below(level - 1, found) {
-                    Some(leaf) => return Some(leaf),
-                    // A summary that leads nowhere: what follows is looked at from here.
-                    None => {
-                        return self.named_from((found + 1) << ((level - 1) * WORD_SHIFT as usize));
-                    }
-                }
+        let (mut level, mut at) = (1, leaf);
+        while level < self.tree.geometry.levels {
+            match self.named_at(level, at) {
+                Some(found) if level == 1 => return Some(found),
+                Some(found) => (level, at) = (level - 1, found << WORD_SHIFT),
+                None => (level, at) = (level + 1, (at >> WORD_SHIFT) + 1),
             }
-            at = (at >> WORD_SHIFT) + 1;
         }
-        (self.tree.geometry.levels == 1 && leaf < self.tree.leaves().len()).then_some(leaf)
+        None
     }
 
     /// The first bit that is set from `bit` of a level on, within its word.
@@ -102,15 +97,6 @@ impl Leaves<'_> {
         let bits = self.tree.word(level, word).load(Ordering::Acquire);
         let rest = bits & !0 << (bit as u64 % WORD_BITS);
         (rest != 0).then(|| word << WORD_SHIFT | rest.trailing_zeros() as usize)
-    }
-
-    /// The first word of the bitmap that word `word` of a level leads to.
-    fn first_below(&self, level: usize, word: usize) -> Option<usize> {
-        let mut at = word;
-        for level in (1..=level).rev() {
-            at = self.named_at(level, at << WORD_SHIFT)?;
-        }
-        Some(at)
     }
 }
 

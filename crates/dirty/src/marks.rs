@@ -64,21 +64,25 @@ pub trait Drain {
 }
 
 impl Drain for Tree {
-    /// Of the pages that a [`PageIndex`] can name.
+    /// # Panics
+    /// If the tree has more pages than a [`PageIndex`] can name: 2^32.
     fn drain(&self, into: &dyn Marks) -> u64 {
+        assert!(self.pages() <= 1 << 32, "{} pages have no 32-bit numbers", self.pages());
         let mut buffer = [PageIndex(0); DRAINED_TOGETHER];
-        let count = u32::try_from(self.pages()).unwrap_or(u32::MAX);
-        let mut rest = Some(PageRange::new(PageIndex(0), count).into());
         let mut drained = 0;
-        while let Some(window) = rest {
-            let harvest = self.harvest_some(window, &mut buffer);
-            let harvest = harvest.expect("a tree has its own pages");
-            let pages = &buffer[..harvest.pages];
-            for run in pages.chunk_by(|a, b| a.plus(1) == *b) {
-                into.mark_range(PageRange::new(run[0], run.len() as u32));
+        for window in self.windows() {
+            let mut rest = Some(window);
+            while let Some(window) = rest {
+                let harvest = self.harvest_some(window, &mut buffer);
+                let harvest = harvest.expect("a tree has its own pages");
+                let pages = &buffer[..harvest.pages];
+                for run in pages.chunk_by(|a, b| a.plus(1) == *b) {
+                    let first = PageIndex(window.base as u32 + run[0].0);
+                    into.mark_range(PageRange::new(first, run.len() as u32));
+                }
+                drained += pages.len() as u64;
+                rest = harvest.rest;
             }
-            drained += pages.len() as u64;
-            rest = harvest.rest;
         }
         drained
     }

@@ -18,6 +18,12 @@ impl Words {
     pub(crate) fn zeroed(len: usize) -> io::Result<Self> {
         let bytes = len.checked_mul(size_of::<AtomicU64>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = bindery_sys::mapping::Mapping::anonymous(bytes)?;
+        // A huge page for a few marks would be more than most trees need. Where the advice is not
+        // known there are none.
+        // SAFETY: the mapping is ours; the advice changes no content.
+        let _ = unsafe {
+            bindery_sys::mapping::advise(mapping.address(), bytes, libc::MADV_NOHUGEPAGE)
+        };
         Ok(Self { mapping, len })
     }
 }

@@ -346,3 +346,20 @@ fn what_has_another_size_is_refused_with_the_numbers() {
         assert!(matches!(Tree::new(pages), Err(SizeError::Unsupported { .. })));
     }
 }
+
+/// A harvest of a part leaves summaries that lead nowhere, at every level.
+#[test]
+fn what_lies_behind_summaries_that_lead_nowhere_is_found() {
+    for pages in [1_u64 << 13, 1 << 19, 1 << 25, 1 << 31, 1 << 40] {
+        let tree = Tree::new(pages).unwrap();
+        let last = pages - 1;
+        tree.mark_range(1_u64, 62).unwrap();
+        tree.mark(last).unwrap();
+        let mut listed = Vec::new();
+        tree.harvest_into(PageRange::new(PageIndex(1), 62), &mut listed).unwrap();
+        assert_eq!(listed.len(), 62);
+        assert_eq!(tree.iter().collect::<Vec<_>>(), [last], "{pages} pages");
+        assert_eq!((tree.count(), tree.is_empty()), (1, false));
+        assert!(tree.runs().eq(std::iter::once(last..pages)));
+    }
+}
