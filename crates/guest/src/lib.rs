@@ -39,7 +39,7 @@ pub use lane::{FETCH_BYTES_MAX, Fetched, Gauges, Lane, Resume, Unmerged};
 pub use pool::{LaneLease, LanePool};
 pub use regions::{PAGES_MAX, RegionChange, RegionTable};
 pub use socket_lane::{LaneEnds, SocketLane};
-pub use written::{Look, Written};
+pub use written::{Doubt, Written};
 
 use std::time::Duration;
 

@@ -6,42 +6,57 @@
 //!
 //! # What holds
 //! Every page that was written before [`Written::collect`] was called, in the range that it was called
-//! for, is in each reader's set when it returns, or was taken out of it before. An answer that is
-//! lost on the way counts as all of its range. While somebody merges the same pages one may come
-//! late: a page that is in transit while it would be looked at is found by the next call. Whoever
-//! needs all of them, as the last round of a migration does, calls when nobody merges.
+//! for, is in each reader's set when it returns, or was taken out of it before. Two exceptions: a page
+//! that is in transit while somebody merges, and one that is swapped out, are found by a later call.
+//! Whoever needs all pages, as the last round of a migration does, calls when nobody merges.
+//!
+//! An answer may be lost on the way, and the guest may do what it was asked long after nobody waits
+//! for it. From then on the guest is in doubt: what was written is known again once all that is there
+//! was asked for ([`Written::survey`]), after no lane owes an answer any more.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use bindery_dirty::{Feed, JoinError, Joining, Reader};
+use bindery_dirty::{Feed, JoinError, Joining, MOST_READERS, Reader};
 use bindery_space::wire::lane::PageSpan;
-use bindery_units::{PageIndex, PageRange};
+use bindery_units::PageRange;
 
 use crate::{GuestError, Lane, PAGES_MAX};
 
 /// Pages of one request: 16 GiB, 10 ms if nothing was written and 100 if all was.
 const REQUEST_PAGES: u32 = 1 << 22;
 
-/// What to look for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// Pages that were written since somebody looked before.
-    Written,
-    /// All pages that are there and private, because it is not known which were written.
-    Present,
-}
+/// Readers that may come and go; the others' seats are kept for merging and moving the guest.
+const VISITORS_MAX: usize = MOST_READERS - 4;
 
 /// The written pages of one guest, for each of their readers.
 #[derive(Debug)]
 pub struct Written {
     feed: Arc<Feed>,
+    /// Held from a question until its answer is told: otherwise another's question in between would
+    /// find nothing, and its asker would not know what was found.
+    asking: Mutex<()>,
+    /// Answers that were lost so far, and how many of them a survey has made up for.
+    lost: AtomicU64,
+    made_up_for: AtomicU64,
+}
+
+/// Answers that were lost up to some time.
+#[derive(Clone, Copy, Debug)]
+pub struct Doubt {
+    lost: u64,
 }
 
 impl Default for Written {
     fn default() -> Self {
         // Address space for every page that a guest may have; memory where pages are written.
         let feed = Feed::new(u64::from(PAGES_MAX)).expect("a guest's pages fit in a tree");
-        Self { feed: Arc::new(feed) }
+        Self {
+            feed: Arc::new(feed),
+            asking: Mutex::default(),
+            lost: AtomicU64::new(0),
+            made_up_for: AtomicU64::new(0),
+        }
     }
 }
 
@@ -54,41 +69,240 @@ impl Written {
         self.feed.join(Joining::Clean)
     }
 
-    /// Asks the guest's process which pages of `range` were written, or are there, and tells every
-    /// reader. Blocks as [`Lane::scan`] does, once for each 16 GiB and each full answer.
+    /// As [`join`](Self::join), for those whom the guest can do without: fewer of them are let in.
     ///
     /// # Errors
-    /// [`GuestError`]. What was not looked at yet is told as written then: an answer may have been
-    /// lost.
+    /// As [`join`](Self::join).
+    pub fn visit(&self) -> Result<Reader, JoinError> {
+        if self.feed.readers() >= VISITORS_MAX {
+            return Err(JoinError::Full);
+        }
+        self.join()
+    }
+
+    /// Whether an answer was lost, and nobody has asked for all that is there since.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
+        // Relaxed, here and below: counters that are compared; what they are about is told under the
+        // lock.
+        self.made_up_for.load(Ordering::Relaxed) < self.lost.load(Ordering::Relaxed)
+    }
+
+    /// What there is to make up for now.
+    #[must_use]
+    pub fn doubt(&self) -> Doubt {
+        Doubt { lost: self.lost.load(Ordering::Relaxed) }
+    }
+
+    /// Asks the guest's process which pages of `range` were written, and tells every reader. Blocks as
+    /// [`Lane::scan`] does, once for each 16 GiB and each full answer, and for others who ask.
+    ///
+    /// # Errors
+    /// [`GuestError`]; the guest is [in doubt](Self::is_in_doubt) then.
     ///
     /// # Panics
     /// If the range is not within [`PAGES_MAX`], as all regions are.
-    pub fn collect(
+    pub fn collect(&self, lane: &mut dyn Lane, range: PageRange) -> Result<(), GuestError> {
+        self.ask(range, |request, spans| lane.scan(request, spans))
+    }
+
+    /// Asks for all that is there in `regions`, which are all that the guest has, and tells every reader
+    /// that it was written. That makes up for a `doubt` after which the caller has seen that no lane
+    /// owes an answer any more. Blocks as [`collect`](Self::collect).
+    ///
+    /// # Errors
+    /// As [`collect`](Self::collect).
+    ///
+    /// # Panics
+    /// As [`collect`](Self::collect).
+    pub fn survey(
         &self,
         lane: &mut dyn Lane,
+        regions: &[PageRange],
+        doubt: Doubt,
+    ) -> Result<(), GuestError> {
+        for range in regions {
+            self.ask(*range, |request, spans| lane.survey(request, spans))?;
+        }
+        self.made_up_for.fetch_max(doubt.lost, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn ask(
+        &self,
         range: PageRange,
-        look: Look,
+        mut ask: impl FnMut(PageRange, &mut Vec<PageSpan>) -> Result<crate::Resume, GuestError>,
     ) -> Result<(), GuestError> {
         let mut spans: Vec<PageSpan> = Vec::new();
         let mut at = range.first;
         while at < range.end() {
             let rest = range.end().0 - at.0;
             let request = PageRange::new(at, rest.min(REQUEST_PAGES));
-            let asked = match look {
-                Look::Written => lane.scan(request, &mut spans),
-                Look::Present => lane.survey(request, &mut spans),
-            };
-            let resume = asked.inspect_err(|_| self.tell(PageRange::new(at, rest)))?;
+            let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+            let resume = ask(request, &mut spans).inspect_err(|_| {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            })?;
             for span in &spans {
-                self.tell(PageRange::new(PageIndex(span.first), span.count));
+                let told = self.feed.mark_range(span.first, u64::from(span.count));
+                told.expect("regions lie within the pages that a guest may have");
             }
+            drop(asking);
             at = resume.unwrap_or(request.end());
         }
         Ok(())
     }
+}
 
-    fn tell(&self, range: PageRange) {
-        let told = self.feed.mark_range(range.first, u64::from(range.count));
-        told.expect("regions lie within the pages that a guest may have");
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use bindery_space::wire::control::StoreId;
+    use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, Run};
+
+    use bindery_units::PageIndex;
+
+    use super::*;
+    use crate::{Fetched, Gauges, Resume, Unmerged};
+
+    const ALL: PageRange = PageRange { first: PageIndex(0), count: 1000 };
+
+    /// A process that knows what was written to it.
+    #[derive(Default)]
+    struct Process {
+        written: BTreeSet<u32>,
+        present: BTreeSet<u32>,
+        /// Does what it is asked, and its answer is lost.
+        loses: bool,
+    }
+
+    impl Process {
+        fn write(&mut self, page: u32) {
+            self.written.insert(page);
+            self.present.insert(page);
+        }
+
+        fn answer(
+            &mut self,
+            pages: &BTreeSet<u32>,
+            range: PageRange,
+            spans: &mut Vec<PageSpan>,
+        ) -> Result<Resume, GuestError> {
+            let asked = |page: &u32| range.contains(PageIndex(*page));
+            spans.clear();
+            spans.extend(
+                pages.iter().copied().filter(asked).map(|first| PageSpan { first, count: 1 }),
+            );
+            self.written.retain(|page| !asked(page));
+            if self.loses { Err(GuestError::Gone) } else { Ok(None) }
+        }
+    }
+
+    impl Lane for Process {
+        fn scan(
+            &mut self,
+            range: PageRange,
+            written: &mut Vec<PageSpan>,
+        ) -> Result<Resume, GuestError> {
+            let pages = self.written.clone();
+            self.answer(&pages, range, written)
+        }
+
+        fn survey(
+            &mut self,
+            range: PageRange,
+            present: &mut Vec<PageSpan>,
+        ) -> Result<Resume, GuestError> {
+            let pages = self.present.clone();
+            self.answer(&pages, range, present)
+        }
+
+        fn lost(&mut self, _: &mut Vec<Lost>) -> Result<bool, GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn digest(&mut self, _: &[u32], _: &mut Vec<PageDigest>) -> Result<(), GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn fetch(&mut self, _: &[u32], _: &mut Fetched) -> Result<(), GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn merge(&mut self, _: StoreId, _: &[Run], _: &mut Vec<u8>) -> Result<(), GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn unmerge(&mut self, _: PageRange) -> Result<Unmerged, GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn report(&mut self, _: PageRange, _: &mut Vec<MergedSpan>) -> Result<Resume, GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn mend(&mut self, _: PageRange) -> Result<u32, GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn gauges(&mut self) -> Gauges {
+            unreachable!("nobody asks")
+        }
+
+        fn owes(&self) -> bool {
+            false
+        }
+
+        fn settle(&mut self) -> Result<bool, GuestError> {
+            Ok(true)
+        }
+    }
+
+    fn harvest(reader: &Reader) -> Vec<u32> {
+        let mut pages = Vec::new();
+        reader.harvest_into(ALL, &mut pages).expect("the pages are a guest's");
+        pages.into_iter().map(|page| page.0).collect()
+    }
+
+    #[test]
+    fn what_one_asks_for_all_are_told() {
+        let (written, mut process) = (Written::default(), Process::default());
+        let (one, other) = (written.join().unwrap(), written.visit().unwrap());
+        process.write(7);
+        written.collect(&mut process, ALL).unwrap();
+        process.write(8);
+        assert_eq!(harvest(&one), [7]);
+        written.collect(&mut process, ALL).unwrap();
+        assert_eq!((harvest(&one), harvest(&other)), (vec![8], vec![7, 8]));
+        assert!(!written.is_in_doubt());
+    }
+
+    #[test]
+    fn a_lost_answer_is_made_up_for_by_a_survey_that_began_later() {
+        let (written, mut process) = (Written::default(), Process::default());
+        let (one, other) = (written.join().unwrap(), written.join().unwrap());
+        process.write(3);
+        process.loses = true;
+        let before = written.doubt();
+        written.collect(&mut process, ALL).unwrap_err();
+        process.loses = false;
+        assert!(written.is_in_doubt());
+        written.collect(&mut process, ALL).unwrap();
+        assert!(harvest(&one).is_empty(), "the process told it once");
+        // This one had begun before.
+        written.survey(&mut process, &[ALL], before).unwrap();
+        assert!(written.is_in_doubt());
+        written.survey(&mut process, &[ALL], written.doubt()).unwrap();
+        assert!(!written.is_in_doubt());
+        assert_eq!((harvest(&one), harvest(&other)), (vec![3], vec![3]));
+    }
+
+    #[test]
+    fn visitors_leave_seats_for_others() {
+        let written = Written::default();
+        let visitors: Vec<Reader> = std::iter::from_fn(|| written.visit().ok()).collect();
+        assert_eq!(visitors.len(), VISITORS_MAX);
+        let others: Vec<Reader> = std::iter::from_fn(|| written.join().ok()).collect();
+        assert_eq!(visitors.len() + others.len(), MOST_READERS);
     }
 }

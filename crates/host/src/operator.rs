@@ -1,7 +1,7 @@
 //! One operator's connection: reads lines, has them done, writes answers.
 //!
-//! Nothing that comes over the connection stops the daemon, holds more than a line of its memory,
-//! or holds a thread longer than [`IDLE_MAX`] without a request.
+//! Nothing that comes over the connection stops the daemon, or holds a thread longer than [`IDLE_MAX`]
+//! without a request. It holds a line of memory, and a session's: one guest that is watched.
 
 use std::io;
 use std::os::fd::OwnedFd;

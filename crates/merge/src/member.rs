@@ -250,7 +250,8 @@ impl Member {
         let lists = (state.told.capacity() + state.zeros.capacity()) * size_of::<u32>()
             + (state.merges.capacity() + state.in_flight.capacity()) * size_of::<Merge>()
             // A B-tree's nodes are at least half full.
-            + state.foreign.len() * 2 * size_of::<u32>();
+            + state.foreign.len() * 2 * size_of::<u32>()
+            + written_bytes(&state.managed);
         let tables =
             self.links.memory_bytes() + state.stable.memory_bytes() + state.rhythm.memory_bytes();
         (size_of::<Self>() + lists + tables) as u64
@@ -283,4 +284,11 @@ impl Member {
             metadata_bytes,
         }
     }
+}
+
+/// What a reader's tree of these pages takes, if all of them were ever written: a bit each, and its
+/// summaries.
+fn written_bytes(managed: &[PageRange]) -> usize {
+    let pages: usize = managed.iter().map(|range| range.count as usize).sum();
+    pages.div_ceil(8) * 65 / 64
 }

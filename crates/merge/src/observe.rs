@@ -5,7 +5,7 @@
 //! asked, and not one of its pages is read.
 
 use bindery_dirty::Reader;
-use bindery_guest::{GuestError, LaneLease, Look, Written};
+use bindery_guest::{ANSWER_PATIENCE, GuestError, LaneLease, Written};
 use bindery_index::{Handle, pin};
 use bindery_space::wire::lane::Lost;
 use bindery_units::{PageIndex, PageRange, Slot};
@@ -196,8 +196,12 @@ fn scan_all(
         None => join(changes)?,
     };
     // Until it is done: if an answer is lost, so is what it would have said.
-    let survey = std::mem::replace(&mut state.doubt.present, true);
-    let asked = ask_all(changes, lane, state, survey);
+    let survey = std::mem::replace(&mut state.doubt.present, true) || changes.is_in_doubt();
+    let asked = if survey {
+        ask_for_all(member, changes, lane, state)
+    } else {
+        ask_for_changes(changes, lane, state)
+    };
     take_written(domain, member, state, &written, scratch);
     state.written = Some(written);
     state.doubt.present = asked.is_err();
@@ -211,25 +215,40 @@ fn join(changes: &Written) -> Result<Reader, GuestError> {
     })
 }
 
-/// Has the guest asked for what is due, or for all.
-fn ask_all(
+/// Asks what was written where it is time to.
+fn ask_for_changes(
     changes: &Written,
     lane: &mut LaneLease<'_>,
     state: &mut State,
-    survey: bool,
 ) -> Result<(), GuestError> {
-    let managed = state.managed.iter();
-    let (look, due): (_, Vec<PageRange>) = if survey {
-        (Look::Present, managed.copied().collect())
-    } else {
-        (Look::Written, managed.flat_map(|region| state.rhythm.due(*region)).collect())
-    };
-    for range in due {
-        state.counts.pages_scanned += u64::from(range.count);
-        state.rhythm.note_asked(range);
-        changes.collect(&mut **lane, range, look)?;
+    let due = state.managed.iter().flat_map(|region| state.rhythm.due(*region));
+    for range in due.collect::<Vec<_>>() {
+        note_asked(state, range);
+        changes.collect(&mut **lane, range)?;
     }
     Ok(())
+}
+
+/// Asks for all that is there, unless a request that nobody waits for any more is still to be done: it
+/// would take what is written now for what was.
+fn ask_for_all(
+    member: &Member,
+    changes: &Written,
+    lane: &mut LaneLease<'_>,
+    state: &mut State,
+) -> Result<(), GuestError> {
+    let doubt = changes.doubt();
+    if !member.connection.settle()? {
+        return Err(GuestError::Stalled { request: "a survey", patience: ANSWER_PATIENCE });
+    }
+    let managed = state.managed.clone();
+    managed.iter().for_each(|range| note_asked(state, *range));
+    changes.survey(&mut **lane, &managed, doubt)
+}
+
+fn note_asked(state: &mut State, range: PageRange) {
+    state.counts.pages_scanned += u64::from(range.count);
+    state.rhythm.note_asked(range);
 }
 
 /// Takes in the written pages that are known of, where they are managed still.

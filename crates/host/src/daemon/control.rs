@@ -70,8 +70,12 @@ impl Shared {
         if watch.as_ref().is_none_or(|watch| !watch.is_of(&guest)) {
             *watch = Some(Watch::begin(guest).map_err(failed)?);
         }
-        let watch = watch.as_mut().expect("it was just begun");
-        watch.end_epoch(name).map(|epoch| Answer::Dirty(Box::new(epoch))).map_err(failed)
+        let ended = watch.as_mut().expect("it was just begun").end_epoch(name);
+        if ended.is_err() {
+            // The guest, its seat and its descriptors are let go.
+            *watch = None;
+        }
+        ended.map(|epoch| Answer::Dirty(Box::new(epoch))).map_err(failed)
     }
 
     /// Has a guest give everything back, and waits until it has.

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bindery_dirty::{JoinError, Reader};
-use bindery_guest::{Connection, Guest, GuestError, Look};
+use bindery_guest::{Connection, Guest, GuestError};
 use bindery_units::{PageIndex, PageRange};
 
 use crate::protocol::{Epoch, RUNS_MAX};
+
+/// Pages taken from the guest's written ones at a time.
+const HARVEST_PAGES: usize = 1 << 14;
 
 /// A guest that is watched, epoch after epoch. Merging goes on beside it: both are told of every
 /// write.
@@ -16,8 +19,6 @@ pub(super) struct Watch {
     written: Reader,
     /// When the epoch began, unless it is the first one.
     since: Option<Instant>,
-    /// Room for an epoch's pages.
-    pages: Vec<PageIndex>,
 }
 
 /// Why an epoch cannot be told.
@@ -25,16 +26,18 @@ pub(super) struct Watch {
 pub(super) enum WatchError {
     #[error("the guest has just left")]
     Gone,
-    #[error("the guest cannot be scanned: {0}")]
+    #[error("the guest has not answered an earlier question yet: is it stopped? Try again later")]
+    Stalled,
+    #[error("the guest cannot be asked what was written: {0}")]
     Guest(#[from] GuestError),
-    #[error("the daemon cannot keep track of another reader: {0}")]
+    #[error("the guest cannot be watched by one more: {0}")]
     Reader(#[from] JoinError),
 }
 
 impl Watch {
     pub(super) fn begin(guest: Arc<Guest>) -> Result<Self, WatchError> {
-        let written = guest.written().join()?;
-        Ok(Self { guest, written, since: None, pages: Vec::new() })
+        let written = guest.written().visit()?;
+        Ok(Self { guest, written, since: None })
     }
 
     pub(super) fn is_of(&self, guest: &Arc<Guest>) -> bool {
@@ -48,50 +51,95 @@ impl Watch {
         let mut regions: Vec<PageRange> =
             self.guest.regions().iter().map(|region| region.pages).collect();
         regions.sort_unstable_by_key(|range| range.first);
-        let mut lane = self.guest.lane()?;
-        for range in &regions {
-            self.guest.written().collect(&mut *lane, *range, Look::Written)?;
-        }
-        drop(lane);
+        self.ask(&regions)?;
         let now = Instant::now();
-        self.pages.clear();
-        for range in &regions {
-            let harvested = self.written.harvest_into(*range, &mut self.pages);
-            harvested.expect("regions lie within the pages that a guest may have");
+        let mut runs = Runs::new(RUNS_MAX);
+        match self.since {
+            Some(_) => self.take_written(&regions, &mut runs),
+            // What was written before anybody asked is nobody's epoch.
+            None => self.written.clear(),
         }
         let epoch_us = self.since.map_or(0, |since| (now - since).as_micros() as u64);
-        // What was written before anybody asked is nobody's epoch.
-        let dirty = if self.since.is_some() { &self.pages[..] } else { &[] };
         self.since = Some(now);
-        let (runs, block_pages) = runs_of(dirty, RUNS_MAX);
         let regions = regions.iter().map(|range| (range.first.0, range.count)).collect();
+        let Runs { runs, block_pages, .. } = runs;
         Ok(Epoch { guest: name, epoch_us, regions, runs, block_pages })
+    }
+
+    /// Asks the guest what was written.
+    fn ask(&self, regions: &[PageRange]) -> Result<(), WatchError> {
+        let written = self.guest.written();
+        let doubt = written.doubt();
+        // Each question to a guest that does not answer would take a lane of its own.
+        if !self.guest.settle()? {
+            return Err(WatchError::Stalled);
+        }
+        let mut lane = self.guest.lane()?;
+        if written.is_in_doubt() {
+            written.survey(&mut *lane, regions, doubt)?;
+            return Ok(());
+        }
+        regions.iter().try_for_each(|range| Ok(written.collect(&mut *lane, *range)?))
+    }
+
+    fn take_written(&self, regions: &[PageRange], runs: &mut Runs) {
+        let mut pages = vec![PageIndex(0); HARVEST_PAGES];
+        for range in regions {
+            let mut rest = Some((*range).into());
+            while let Some(window) = rest {
+                let harvest = self.written.harvest_some(window, &mut pages);
+                let harvest = harvest.expect("regions lie within the pages that a guest may have");
+                pages[..harvest.pages].iter().for_each(|page| runs.add(*page));
+                rest = harvest.rest;
+            }
+        }
     }
 }
 
-/// Runs of ascending pages, at most `runs_max`, and the size of the blocks that it takes to have so
-/// few: 1 where they are few enough.
-fn runs_of(pages: &[PageIndex], runs_max: usize) -> (Vec<(u32, u32)>, u32) {
-    let mut block_pages = 1;
-    loop {
-        let mut runs: Vec<(u32, u32)> = Vec::new();
-        for page in pages {
-            let (block, is_full) = (page.0 & !(block_pages - 1), runs.len() == runs_max);
-            match runs.last_mut() {
-                Some((first, count)) if block < *first + *count => {}
-                Some((first, count)) if block == *first + *count => *count += block_pages,
-                _ if is_full => break,
-                _ => runs.push((block, block_pages)),
+/// Runs of pages, as (first, count): at most so many. Where there would be more, they begin and end at
+/// multiples of more and more pages.
+#[derive(Debug)]
+struct Runs {
+    runs: Vec<(u32, u32)>,
+    block_pages: u32,
+    most: usize,
+}
+
+impl Runs {
+    const fn new(most: usize) -> Self {
+        Self { runs: Vec::new(), block_pages: 1, most }
+    }
+
+    /// Adds a page behind all that were added before.
+    fn add(&mut self, page: PageIndex) {
+        loop {
+            let (block, is_full) = (page.0 & !(self.block_pages - 1), self.runs.len() == self.most);
+            match self.runs.last_mut() {
+                Some((first, count)) if block < *first + *count => return,
+                Some((first, count)) if block == *first + *count => {
+                    *count += self.block_pages;
+                    return;
+                }
+                _ if is_full => self.coarsen(),
+                _ => {
+                    self.runs.push((block, self.block_pages));
+                    return;
+                }
             }
         }
-        let is_complete = match (runs.last(), pages.last()) {
-            (Some((first, count)), Some(last)) => last.0 < first + count,
-            _ => true,
-        };
-        if is_complete {
-            return (runs, block_pages);
+    }
+
+    fn coarsen(&mut self) {
+        self.block_pages *= 2;
+        let fine = std::mem::take(&mut self.runs);
+        for (first, count) in fine {
+            let start = first & !(self.block_pages - 1);
+            let end = (first + count).next_multiple_of(self.block_pages);
+            match self.runs.last_mut() {
+                Some((first, count)) if start <= *first + *count => *count = end - *first,
+                _ => self.runs.push((start, end - start)),
+            }
         }
-        block_pages *= 2;
     }
 }
 
@@ -99,20 +147,26 @@ fn runs_of(pages: &[PageIndex], runs_max: usize) -> (Vec<(u32, u32)>, u32) {
 mod tests {
     use super::*;
 
-    fn pages(pages: &[u32]) -> Vec<PageIndex> {
-        pages.iter().copied().map(PageIndex).collect()
+    fn runs(pages: &[u32], most: usize) -> (Vec<(u32, u32)>, u32) {
+        let mut runs = Runs::new(most);
+        pages.iter().for_each(|page| runs.add(PageIndex(*page)));
+        (runs.runs, runs.block_pages)
     }
 
     #[test]
     fn pages_side_by_side_are_one_run() {
-        let runs = runs_of(&pages(&[1, 2, 3, 7, 8, 100]), 10);
-        assert_eq!(runs, (vec![(1, 3), (7, 2), (100, 1)], 1));
-        assert_eq!(runs_of(&[], 10), (vec![], 1));
+        assert_eq!(runs(&[1, 2, 3, 7, 8, 100], 10), (vec![(1, 3), (7, 2), (100, 1)], 1));
+        assert_eq!(runs(&[], 10), (vec![], 1));
     }
 
     #[test]
     fn too_many_runs_are_told_in_blocks() {
-        let (runs, block_pages) = runs_of(&pages(&[0, 2, 4, 6, 100, 102]), 2);
-        assert_eq!((runs, block_pages), (vec![(0, 8), (100, 4)], 2));
+        assert_eq!(runs(&[0, 2, 4, 6, 100, 102], 2), (vec![(0, 8), (100, 4)], 2));
+        let far_apart: Vec<u32> = (0..1000).map(|page| page * 100).collect();
+        let (runs, block_pages) = runs(&far_apart, 16);
+        assert!(runs.len() <= 16 && block_pages > 1);
+        let has =
+            |page: u32| runs.iter().any(|(first, count)| (*first..first + count).contains(&page));
+        assert!(far_apart.iter().all(|page| has(*page)));
     }
 }
