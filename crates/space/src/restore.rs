@@ -40,8 +40,8 @@ impl Core {
         for offset in 0..pages.count {
             // Where a page was just written its slot is mapped for sure; our own view of the store
             // would mostly fault.
-            let source = match cause {
-                Kind::Broken => address.plus_pages(offset).0 as *const u8,
+            let source = match (cause, offset) {
+                (Kind::Broken, 0) => address.0 as *const u8,
                 _ => store.page(entry.slot().plus(offset)),
             };
             let target = filled.plus_pages(offset).0 as *mut u8;
