@@ -64,7 +64,9 @@ pub(crate) fn run(long: bool) -> Result<()> {
     steps.run("programs", || build_programs().map(drop));
     let program = target_directory().join("release/bindery");
     steps.run("tests of all crates", || {
-        Cargo::new(&["test", "--workspace", "--all-features"]).env("BINDERY_PROGRAM", &program).run()
+        Cargo::new(&["test", "--workspace", "--all-features"])
+            .env("BINDERY_PROGRAM", &program)
+            .run()
     });
     for package in packages_with_models() {
         steps.run(format!("loom models of {package}"), || {

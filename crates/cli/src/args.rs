@@ -267,7 +267,7 @@ pub(crate) struct DirtyArgs {
     #[arg(long = "for", default_value = "5s", value_parser = parse_time, conflicts_with = "watch")]
     pub(crate) duration: Duration,
     /// Write a picture of the guest's memory to this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "watch")]
     pub(crate) png: Option<PathBuf>,
     /// What a migration may send, in bits a second: 10G, 2500M
     #[arg(long, default_value = "10G", value_parser = parse_bandwidth, value_name = "BITS")]
@@ -369,8 +369,9 @@ fn parse_time(text: &str) -> Result<Duration, String> {
 /// Times that make sense anywhere.
 const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
 
-/// Epochs of `bindery dirty`. To scan a guest takes some milliseconds a GiB.
-const EPOCHS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(3600);
+/// Epochs of `bindery dirty`. To scan a guest takes some milliseconds a GiB; the daemon hangs up on
+/// operators who say nothing for a minute.
+const EPOCHS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(30);
 
 fn too_far(range: &RangeInclusive<Duration>) -> String {
     format!("a time from {:?} to {:?}, please", range.start(), range.end())

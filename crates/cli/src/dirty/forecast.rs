@@ -56,7 +56,7 @@ impl Curve {
     /// # Panics
     /// If the points do not ascend.
     pub(crate) fn new(points: Vec<(f64, f64)>, pages_max: u64) -> Self {
-        let ascends = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        let ascends = points.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1);
         assert!(ascends, "the points of a curve ascend");
         Self { points, pages_max: pages_max as f64 }
     }

@@ -27,12 +27,15 @@ use self::picture::Picture;
 use self::report::{Rate, Report};
 use crate::args::{DirtyArgs, Global};
 use crate::connect::{ask_guests, connect, misplaced};
-use crate::exit::Failure;
+use crate::exit::{Failure, Reason};
 use crate::output::{print, print_json};
 use crate::screen::Screen;
 
 /// How long a guest may take to be scanned: each lane's answer may take a second.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Epochs whose rates are kept: more than any terminal has columns, and than most people wait for.
+const RATES_MAX: usize = 1 << 16;
 
 /// What was seen of a guest so far.
 struct Observation {
@@ -77,6 +80,11 @@ pub(crate) fn run(global: &Global, arguments: &DirtyArgs) -> Result<(), Failure>
 /// As many epochs as were asked for, with a bar that shows how far it is.
 fn observe(observation: &mut Observation, arguments: &DirtyArgs) -> Result<(), Failure> {
     let epochs = arguments.duration.div_duration_f64(arguments.interval).ceil().max(1.0) as u64;
+    if epochs > RATES_MAX as u64 {
+        let message =
+            format!("that would be {epochs} epochs, more than {RATES_MAX}: take longer ones");
+        return Err(Failure::new(Reason::Usage, message));
+    }
     let bar = ProgressBar::new(epochs);
     let template = "{prefix} {bar:30} {pos}/{len} epochs, {msg}";
     bar.set_style(ProgressStyle::with_template(template).expect("the template is well formed"));
@@ -169,6 +177,9 @@ impl Observation {
         let pages = places().map(|(_, count)| count as u64).sum();
         self.history.push(self.layout.pages(), places());
         let rate = Rate::new(pages, epoch.epoch_us);
+        if self.rates.len() == RATES_MAX {
+            self.rates.drain(..RATES_MAX / 2);
+        }
         self.rates.push(rate);
         Ok(rate)
     }

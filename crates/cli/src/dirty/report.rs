@@ -153,10 +153,12 @@ fn working_set(history: &History, rates: &[Rate]) -> Vec<Point> {
     let known = &rates[rates.len().saturating_sub(history.epochs() as usize)..];
     let epoch_s = Rate::sum(known).epoch_us as f64 / 1e6 / known.len().max(1) as f64;
     let lengths = (0..EPOCHS_MAX.ilog2() + 1).map(|power| 1 << power);
+    // Longer windows do not fit as well into what is remembered, and may miss what shorter ones saw.
+    let mut most: f64 = 0.0;
     lengths
         .filter_map(|epochs: u32| {
-            let pages = history.distinct(epochs)?;
-            Some(Point { seconds: f64::from(epochs) * epoch_s, pages })
+            most = most.max(history.distinct(epochs)?);
+            Some(Point { seconds: f64::from(epochs) * epoch_s, pages: most })
         })
         .collect()
 }
