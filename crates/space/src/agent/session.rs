@@ -26,8 +26,9 @@ use crate::{AttachError, ReleaseError};
 /// How long the daemon may leave a message of ours unread.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The most lanes of one session: a daemon has one for each of its workers.
-const LANES_MAX: usize = 256;
+/// The most lanes of one session: a daemon has one for each of its workers, of which there are 256 at
+/// most, and one for each operator who watches the guest.
+const LANES_MAX: usize = 272;
 
 /// How a session ended.
 #[derive(Debug)]
