@@ -47,7 +47,7 @@ impl Worker {
     }
 
     /// Merged pages that came back since this was asked last, into `lost` until it has `max`
-    /// elements. Whether there are more. Old stores that no page is left in are forgotten, and what
+    /// elements; all whose writers had gone on when it was called. Whether there are more. Old stores that no page is left in are forgotten, and what
     /// merging has no use for in between is given back: this is asked once a period.
     ///
     /// # Panics
@@ -59,6 +59,8 @@ impl Worker {
         self.core.rest_stores();
         self.core.budget.follow();
         let regions = self.core.regions.read().clone();
+        // A page that came back is noted after its writer has gone on.
+        regions.iter().for_each(|region| self.core.settle(region.start(), region.end()));
         !regions.iter().all(|region| {
             region.take_lost_groups(|pages| {
                 if lost.len() + pages.count as usize > max {
