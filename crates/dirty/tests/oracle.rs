@@ -301,6 +301,53 @@ fn every_page_of_every_size_can_be_marked_and_harvested() {
     }
 }
 
+/// Words of all levels are under way where the buffer ends, in groups and between them.
+#[test]
+fn what_a_buffer_has_no_room_for_is_left_for_the_next() {
+    const PAGES: u64 = if cfg!(miri) { 40_000 } else { 1_000_000 };
+    // Sparse, then every other page, then all of them.
+    let sparse = (0..PAGES / 2).step_by(997);
+    let pages: Vec<u64> =
+        sparse.chain((PAGES / 2..PAGES / 2 + 9000).step_by(2)).chain(PAGES - 9000..PAGES).collect();
+    for (first, count) in [(0, PAGES), (1, PAGES - 1), (PAGES / 4 + 5, PAGES / 2)] {
+        let expected: Vec<u64> =
+            pages.iter().copied().filter(|page| (first..first + count).contains(page)).collect();
+        for room in [1, 63, 64, 65, 700, 4096, 5000, 50_000] {
+            let tree = Tree::new(PAGES).unwrap();
+            pages.iter().for_each(|page| tree.mark(*page).unwrap());
+            let mut rest = Some(Pair::window(&(first..first + count), 0));
+            let (mut found, mut buffer) = (Vec::new(), vec![PageIndex(0); room]);
+            while let Some(window) = rest.filter(|_| found.len() < 100 * room) {
+                let harvest = tree.harvest_some(window, &mut buffer).unwrap();
+                found.extend(named(&buffer[..harvest.pages], 0));
+                assert!(tree.is_sound());
+                assert_eq!(tree.count() as usize, pages.len() - found.len());
+                rest = harvest.rest;
+            }
+            assert_eq!(found, expected[..found.len()], "{room} of {first} and {count} more");
+            assert_eq!(rest.is_none(), found.len() == expected.len());
+        }
+    }
+}
+
+/// A harvest of a part leaves summaries that lead out of it as well, whether they lead anywhere or not.
+#[test]
+fn what_follows_a_summary_that_leads_nowhere_is_found() {
+    const PAGES: u64 = 1 << 25;
+    for (first, second) in
+        [(0x6700_u64, 0x7000_u64), (5, 5000), (5, 300_000), (300_000, 20_000_000)]
+    {
+        let tree = Tree::new(PAGES).unwrap();
+        tree.mark(first).unwrap();
+        let part = PageRange::new(PageIndex(0), first as u32 + 1);
+        tree.harvest_into(part, &mut Vec::new()).unwrap();
+        tree.mark(second).unwrap();
+        assert_eq!(tree.iter().collect::<Vec<u64>>(), [second]);
+        assert!(tree.runs().eq(std::iter::once(second..second + 1)));
+        assert_eq!((tree.count(), tree.is_empty()), (1, false));
+    }
+}
+
 #[test]
 fn a_harvest_leaves_no_summary_behind() {
     let tree = Tree::new(300_000).unwrap();
