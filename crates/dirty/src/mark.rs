@@ -7,8 +7,8 @@
 //!
 //! **Why no mark is lost.** A harvester clears a bit of level `k + 1` first and then what it stands
 //! for in level `k` (`harvest`). A marker comes to level `k` first, to write the bit or to see it,
-//! and then to the bit of level `k + 1`. All of these accesses are sequentially consistent (where
-//! whole words are filled by plain stores, a fence follows), so they have one order:
+//! and then to the bit of level `k + 1`. All of these accesses are sequentially consistent, so they
+//! have one order:
 //!
 //! - If the marker sees the bit of level `k + 1` *before* a harvester clears it, it was at level `k`
 //!   before that too, and that harvester is still on its way there: it takes what it finds, this
@@ -20,6 +20,10 @@
 //! harvester that took that bit does; by induction from the top, a harvest that begins later finds
 //! the mark unless an earlier one has it. A summary may lead nowhere; a mark is never without its
 //! summaries once its marker is through.
+//!
+//! Where whole words of the bitmap are filled by plain stores, the bit above is set whether it is there
+//! or not: only ever read and modified in one, it brings what was stored before to whoever takes it
+//! from then on; and a harvester that took it before leads there, or leaves what was stored.
 //!
 //! **Why what was written is seen.** Whoever marks has written to the page; whoever harvests reads
 //! it next. Where the mark sets the bit, the harvester acquires from it. Where the bit was set
@@ -61,26 +65,41 @@ impl Tree {
         if count == 0 {
             return Ok(());
         }
-        let (mut first, mut last) = (first, first + count - 1);
-        for level in 1..self.geometry.levels {
-            // What comes next would wait for its line behind the fence.
-            prefetch(self.word(level, (first >> ((level as u32 + 1) * WORD_SHIFT)) as usize));
-        }
-        let (words, head, tail) = self.bits_of(0, first, last);
-        mark_words_of(words, head, tail);
-        for level in 1..self.geometry.levels {
-            (first, last) = (first >> WORD_SHIFT, last >> WORD_SHIFT);
-            let (words, head, tail) = self.bits_of(level, first, last);
-            let end = words.len() - 1;
-            for (at, word) in words.iter().enumerate() {
-                let head = if at == 0 { head } else { !0 };
-                let bits = if at == end { head & tail } else { head };
-                if !has(word, bits) {
-                    set(word, bits);
-                }
+        let last = first + count - 1;
+        let (mut at, end) = ((first >> WORD_SHIFT) as usize, (last >> WORD_SHIFT) as usize);
+        let mut head = !0 << (first % WORD_BITS);
+        let tail = !0 >> (WORD_BITS - 1 - last % WORD_BITS);
+        loop {
+            let last_sibling = (at | (WORD_BITS as usize - 1)).min(end);
+            if last_sibling == end {
+                self.mark_run(at, end, head, tail);
+                return Ok(());
             }
+            self.mark_run(at, last_sibling, head, !0);
+            (at, head) = (last_sibling + 1, !0);
         }
-        Ok(())
+    }
+
+    /// Marks all pages of words `first` to `last` of the bitmap, which have one word above them, but for
+    /// those of the first and of the last word that are not named.
+    #[inline]
+    fn mark_run(&self, first: usize, last: usize, head: u64, tail: u64) {
+        let parent = first >> WORD_SHIFT;
+        let has_parent = self.geometry.levels > 1;
+        if has_parent {
+            // The line would be waited for when those of the bitmap have come.
+            prefetch(self.word(1, parent));
+        }
+        let were_filled = mark_words_of(&self.words()[first..=last], head, tail);
+        if has_parent {
+            let (first, last) = (first as u64 % WORD_BITS, last as u64 % WORD_BITS);
+            let bits = !0 << first & !0 >> (WORD_BITS - 1 - last);
+            let summary = self.word(1, parent);
+            if were_filled || !has(summary, bits) {
+                set(summary, bits);
+            }
+            self.lead_to(1, parent);
+        }
     }
 
     /// Marks every page.
@@ -201,25 +220,17 @@ impl Tree {
         }
         Ok(())
     }
-
-    /// The words of a level that have its bits `first` to `last`, and which of the first word and of
-    /// the last one those are.
-    #[inline]
-    fn bits_of(&self, level: usize, first: u64, last: u64) -> (&[AtomicU64], u64, u64) {
-        let start = self.geometry.starts[level];
-        let (from, to) = ((first >> WORD_SHIFT) as usize, (last >> WORD_SHIFT) as usize);
-        let head = !0 << (first % WORD_BITS);
-        let tail = !0 >> (WORD_BITS - 1 - last % WORD_BITS);
-        (&self.words()[start + from..=start + to], head, tail)
-    }
 }
 
 /// Marks pages of consecutive words of the bitmap: all, but for those of the first and of the last
-/// word that are not named.
+/// word that are not named. True if words were filled.
 #[inline]
-fn mark_words_of(words: &[AtomicU64], head: u64, tail: u64) {
-    if let [only] = words {
-        return mark_bits(only, head & tail);
+fn mark_words_of(words: &[AtomicU64], head: u64, tail: u64) -> bool {
+    if let [only] = words
+        && head & tail != !0
+    {
+        mark_bits(only, head & tail);
+        return false;
     }
     let (mut from, mut to) = (0, words.len());
     if head != !0 {
@@ -230,14 +241,7 @@ fn mark_words_of(words: &[AtomicU64], head: u64, tail: u64) {
         to -= 1;
         mark_bits(&words[to], tail);
     }
-    let mut were_filled = false;
-    for some in words[from..to].chunks(WORD_BITS as usize) {
-        were_filled |= fill(some);
-    }
-    if were_filled {
-        // Partner of a harvester's `take::Swap`: stands for what would be SeqCst in each store.
-        fence(Ordering::SeqCst);
-    }
+    from < to && fill(&words[from..to])
 }
 
 #[inline]
@@ -247,10 +251,11 @@ fn mark_bits(leaf: &AtomicU64, bits: u64) {
     }
 }
 
-/// Marks all pages of some words. True if a fence must follow.
+/// Marks all pages of some words. True if by plain stores: then the bit above is to be set, whether it
+/// is there or not (see the module's documentation).
 #[inline]
 fn fill(words: &[AtomicU64]) -> bool {
-    let are_full = || words.iter().fold(!0, |all, word| all & word.load(Ordering::SeqCst)) == !0;
+    let are_full = || words.iter().all(|word| has(word, !0));
     if !are_full() {
         // A word that is filled loses nothing that another marker sets meanwhile. Release: what was
         // written to the pages is seen by who takes them.
