@@ -2,16 +2,17 @@
 
 use bindery_units::PageIndex;
 
-use crate::decode::SLACK;
 use crate::geometry::WORD_BITS;
 
-/// Room that is enough for every page below one word of the first summary.
-pub(crate) const NODE_ROOM: usize = (WORD_BITS * WORD_BITS) as usize + SLACK;
+/// The pages below one word of the first summary.
+pub(crate) const NODE_PAGES: usize = (WORD_BITS * WORD_BITS) as usize;
 
 /// A list that grows, or does not.
 pub(crate) trait Output {
-    /// How many more pages there is room for, after the list has grown to [`NODE_ROOM`] if it can.
-    /// Called before anything is taken, so that a list that cannot grow costs no mark.
+    /// Whether it grows.
+    const GROWS: bool;
+
+    /// How many more pages there is room for: at least [`NODE_PAGES`] if the list grows.
     fn prepare(&mut self) -> usize;
 
     /// Where the next page goes. As many as `prepare` said may be written from there on.
@@ -28,10 +29,12 @@ pub(crate) trait Output {
 }
 
 impl Output for Vec<PageIndex> {
+    const GROWS: bool = true;
+
     #[inline]
     fn prepare(&mut self) -> usize {
-        if self.capacity() - Vec::len(self) < NODE_ROOM {
-            self.reserve(NODE_ROOM);
+        if self.capacity() - Vec::len(self) < NODE_PAGES {
+            self.reserve(NODE_PAGES);
         }
         self.capacity() - Vec::len(self)
     }
@@ -67,6 +70,8 @@ impl<'b> Buffer<'b> {
 }
 
 impl Output for Buffer<'_> {
+    const GROWS: bool = false;
+
     #[inline]
     fn prepare(&mut self) -> usize {
         self.pages.len() - self.len

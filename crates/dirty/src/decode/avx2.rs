@@ -5,14 +5,13 @@ use std::arch::x86_64::{
     _mm256_set1_epi32, _mm256_setr_epi32, _mm256_storeu_si256, _mm256_stream_si256,
 };
 
-use super::{Decoder, Gathered};
+use super::Words;
 
-pub(super) static DECODER: Decoder = Decoder {
-    name: "avx2",
-    is_detected: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("popcnt"),
-    words,
-    run,
-};
+pub(super) fn is_detected() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("popcnt")
+}
 
 /// Indices that one vector holds.
 const LANES: usize = 8;
@@ -35,43 +34,51 @@ static PLACES: [u64; 256] = {
     places
 };
 
-/// Words with fewer bits are gone through one by one: eight tables take as long as so many bits.
-const FEW: u32 = 8;
+/// Bits that are looked for whether they are there or not; words that have more go by the table.
+const FEW: usize = 4;
 
 /// # Safety
-/// AVX2 is there; `end` is writable for all pages that were gathered, and 8 more.
-#[target_feature(enable = "avx2,popcnt")]
-unsafe fn words(gathered: &Gathered, base: u32, mut end: *mut u32) -> usize {
-    let start = end;
-    for (mut word, first) in gathered.iter(base) {
-        // SAFETY: a vector begins where an index goes, or within the 8 after the last one.
+/// The features are there; and as `Decoder::words` says.
+#[target_feature(enable = "avx2,bmi1,popcnt")]
+pub(super) unsafe fn words(words: impl Words, enough: usize, end: *mut u32) -> (usize, usize) {
+    let (mut gone_through, mut len) = (0, 0);
+    while gone_through < words.len() {
+        if len >= enough {
+            break;
+        }
+        let (word, first) = (words.bits(gone_through), words.first(gone_through));
+        gone_through += 1;
+        let count = word.count_ones() as usize;
+        // SAFETY: what is written lies within the 64 numbers from where a word's first one goes: by
+        // the table, a byte's first one has as many behind it as there are bits left, and a vector's.
         unsafe {
-            if word.count_ones() < FEW {
-                while word != 0 {
-                    end.write(first.wrapping_add(word.trailing_zeros()));
-                    end = end.add(1);
-                    word &= word - 1;
+            let mut end = end.add(len);
+            if count <= FEW {
+                let mut rest = word;
+                for at in 0..FEW {
+                    end.add(at).write(first.wrapping_add(rest.trailing_zeros()));
+                    rest &= rest.wrapping_sub(1);
                 }
-                continue;
-            }
-            for (at, byte) in word.to_le_bytes().into_iter().enumerate() {
-                let places = _mm_cvtsi64_si128(PLACES[usize::from(byte)].cast_signed());
-                let first = first.wrapping_add(at as u32 * 8).cast_signed();
-                let indices =
-                    _mm256_add_epi32(_mm256_cvtepu8_epi32(places), _mm256_set1_epi32(first));
-                _mm256_storeu_si256(end.cast(), indices);
-                end = end.add(byte.count_ones() as usize);
+            } else {
+                for (at, byte) in word.to_le_bytes().into_iter().enumerate() {
+                    let places = _mm_cvtsi64_si128(PLACES[usize::from(byte)].cast_signed());
+                    let first = first.wrapping_add(at as u32 * 8).cast_signed();
+                    let indices =
+                        _mm256_add_epi32(_mm256_cvtepu8_epi32(places), _mm256_set1_epi32(first));
+                    _mm256_storeu_si256(end.cast(), indices);
+                    end = end.add(byte.count_ones() as usize);
+                }
             }
         }
+        len += count;
     }
-    // SAFETY: both are in the caller's list.
-    unsafe { end.offset_from_unsigned(start) }
+    (gone_through, len)
 }
 
 /// # Safety
 /// AVX2 is there; `end` is writable for `count`.
 #[target_feature(enable = "avx2")]
-unsafe fn run(first: u32, count: usize, end: *mut u32, streamed: bool) {
+pub(super) unsafe fn run(first: u32, count: usize, end: *mut u32, streamed: bool) {
     let is_aligned = |at: usize| end.wrapping_add(at).addr().is_multiple_of(32);
     let head = (0..LANES).find(|at| is_aligned(*at)).unwrap_or(0).min(count);
     let vectors = (count - head) / LANES;

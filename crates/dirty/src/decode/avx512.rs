@@ -6,22 +6,21 @@ use std::arch::x86_64::{
     _mm512_store_si512, _mm512_storeu_si512, _mm512_stream_si512,
 };
 
-use super::{Decoder, Gathered};
+use super::Words;
 
-pub(super) static DECODER: Decoder = Decoder {
-    name: "avx512",
-    is_detected: || {
-        is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vbmi2")
-            && is_x86_feature_detected!("popcnt")
-    },
-    words,
-    run,
-};
+pub(super) fn is_detected() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vbmi2")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("popcnt")
+}
 
 /// Indices that one vector holds.
 const LANES: usize = 16;
+
+/// Bits that are looked for whether they are there or not.
+const FEW: usize = 4;
 
 /// 0 to 63, a byte each.
 const BYTES: [u8; 64] = {
@@ -35,18 +34,32 @@ const BYTES: [u8; 64] = {
 };
 
 /// # Safety
-/// The features are there; `end` is writable for all pages that were gathered, and 64 more.
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
-unsafe fn words(gathered: &Gathered, base: u32, mut end: *mut u32) -> usize {
-    let start = end;
-    // SAFETY: 64 bytes are read of 64; what is written lies within the caller's room: a vector begins
-    // where an index goes, or within the 64 after the last one.
+/// The features are there; and as `Decoder::words` says.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,bmi1,popcnt")]
+pub(super) unsafe fn words(words: impl Words, enough: usize, end: *mut u32) -> (usize, usize) {
+    let (mut gone_through, mut len) = (0, 0);
+    // SAFETY: 64 bytes are read of 64; what is written lies within the 64 numbers from where a word's
+    // first one goes.
     unsafe {
         let bytes = std::ptr::read_unaligned(BYTES.as_ptr().cast::<__m512i>());
-        for (word, first) in gathered.iter(base) {
+        while gone_through < words.len() {
+            if len >= enough {
+                break;
+            }
+            let (word, first) = (words.bits(gone_through), words.first(gone_through));
+            gone_through += 1;
+            let (end, count) = (end.add(len), word.count_ones() as usize);
+            len += count;
+            if count <= FEW {
+                let mut rest = word;
+                for at in 0..FEW {
+                    end.add(at).write(first.wrapping_add(rest.trailing_zeros()));
+                    rest &= rest.wrapping_sub(1);
+                }
+                continue;
+            }
             let bits = _mm512_maskz_compress_epi8(word, bytes);
             let first = _mm512_set1_epi32(first.cast_signed());
-            let count = word.count_ones() as usize;
             macro_rules! part {
                 ($part:literal, $of:expr) => {
                     let indices = _mm512_add_epi32(_mm512_cvtepu8_epi32($of), first);
@@ -61,16 +74,15 @@ unsafe fn words(gathered: &Gathered, base: u32, mut end: *mut u32) -> usize {
                     part!(3, _mm512_extracti32x4_epi32::<3>(bits));
                 }
             }
-            end = end.add(count);
         }
-        end.offset_from_unsigned(start)
     }
+    (gone_through, len)
 }
 
 /// # Safety
 /// AVX-512F is there; `end` is writable for `count`.
 #[target_feature(enable = "avx512f")]
-unsafe fn run(first: u32, count: usize, end: *mut u32, streamed: bool) {
+pub(super) unsafe fn run(first: u32, count: usize, end: *mut u32, streamed: bool) {
     let is_aligned = |at: usize| end.wrapping_add(at).addr().is_multiple_of(64);
     let head = (0..LANES).find(|at| is_aligned(*at)).unwrap_or(0).min(count);
     let vectors = (count - head) / LANES;

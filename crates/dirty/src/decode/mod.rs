@@ -1,8 +1,10 @@
-//! From words of the bitmap to page indices, for each instruction set.
+//! From words to lists of what their bits are called, for each instruction set: page indices for the
+//! bitmap, words of the level below for a summary.
 //!
-//! What was gathered below one word of the first summary is turned into indices together. Where all
-//! of it is set, nothing is looked at any more: consecutive numbers are written, and once the list is
-//! longer than a cache they are streamed past it.
+//! Where the bits are is not known beforehand, so that a branch on each of them is mispredicted all the
+//! time: decoders write more numbers than there are bits, and go on behind those that count. Where
+//! all pages are dirty, nothing is looked at any more: consecutive numbers are written, and once the
+//! list is longer than a cache they are streamed past it.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -10,131 +12,134 @@ mod avx2;
 mod avx512;
 mod portable;
 
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 use crate::geometry::WORD_BITS;
 
-/// Indices that a decoder may write behind the last one.
-pub(crate) const SLACK: usize = WORD_BITS as usize;
+/// Most numbers of a list of words.
+pub(crate) const LIST: usize = 192;
 
-/// Entries of a list from which on it is in no cache that its reader will find it in: 4 MiB.
+/// Entries of a list of pages from which on it is in no cache that its reader will find it in: 4 MiB.
 const STREAMED_FROM: usize = 1 << 20;
 
-/// The words that one walk found below one word of the first summary.
-pub(crate) struct Gathered {
-    words: [u64; WORD_BITS as usize],
-    /// Where each word lies among its siblings.
-    places: [u8; WORD_BITS as usize],
-    len: usize,
-    /// The bits that all of them have.
-    all: u64,
-}
+/// Words that are to be listed, in order. Given by value, so that what they consist of stays in
+/// registers while a list is written.
+pub(crate) trait Words: Copy {
+    /// How many there are.
+    fn len(&self) -> usize;
 
-impl Default for Gathered {
-    fn default() -> Self {
-        Self { words: [0; WORD_BITS as usize], places: [0; WORD_BITS as usize], len: 0, all: !0 }
-    }
-}
+    /// What the lowest bit of a word is called.
+    fn first(&self, at: usize) -> u32;
 
-impl Gathered {
-    #[inline(always)]
-    pub(crate) fn clear(&mut self) {
-        (self.len, self.all) = (0, !0);
-    }
-
-    #[inline(always)]
-    pub(crate) fn push(&mut self, place: u32, word: u64) {
-        self.words[self.len] = word;
-        self.places[self.len] = place as u8;
-        self.len += 1;
-        self.all &= word;
-    }
-
-    /// The words, each with the index of its first page.
-    #[inline(always)]
-    fn iter(&self, base: u32) -> impl Iterator<Item = (u64, u32)> {
-        self.words[..self.len].iter().zip(&self.places[..self.len]).map(move |(word, place)| {
-            (*word, base.wrapping_add(u32::from(*place) * WORD_BITS as u32))
-        })
-    }
-
-    /// The index of each page.
-    pub(crate) fn pages(&self, base: u32) -> impl Iterator<Item = u32> {
-        self.iter(base).flat_map(|(mut word, first)| {
-            std::iter::from_fn(move || {
-                let bit = word.checked_ilog2().map(|_| word.trailing_zeros())?;
-                word &= word - 1;
-                Some(first.wrapping_add(bit))
-            })
-        })
-    }
-
-    /// Whether every page is dirty.
-    fn is_full(&self) -> bool {
-        self.len == WORD_BITS as usize && self.all == !0
-    }
+    /// The bits of a word. Asked for once a word, in order.
+    fn bits(&self, at: usize) -> u64;
 }
 
 /// The decoders of one instruction set.
 ///
 /// Invariant: one that [`active`](Self::active) or [`available`](Self::available) gives was detected
 /// on this machine.
-pub(crate) struct Decoder {
-    #[cfg_attr(not(test), expect(dead_code, reason = "tests say which decoder failed"))]
-    name: &'static str,
-    is_detected: fn() -> bool,
-    /// Writes the indices of the pages and says how many.
-    words: unsafe fn(&Gathered, u32, *mut u32) -> usize,
-    /// Writes consecutive numbers: the first, how many, and whether past the caches.
-    run: unsafe fn(u32, usize, *mut u32, bool),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decoder {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    Avx512,
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    Avx2,
+    Portable,
 }
 
-/// The widest first.
-static DECODERS: &[&Decoder] = &[
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    &avx512::DECODER,
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    &avx2::DECODER,
-    &portable::DECODER,
-];
-
 impl Decoder {
+    /// The widest first.
+    const ALL: &[Self] = &[
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        Self::Avx512,
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        Self::Avx2,
+        Self::Portable,
+    ];
+
     /// The widest that this machine has.
     #[inline]
-    pub(crate) fn active() -> &'static Self {
-        static ACTIVE: OnceLock<&'static Decoder> = OnceLock::new();
-        ACTIVE.get_or_init(|| Self::available().next().expect("the portable one always runs"))
+    pub(crate) fn active() -> Self {
+        static ACTIVE: OnceLock<Decoder> = OnceLock::new();
+        *ACTIVE.get_or_init(|| Self::available().next().expect("the portable one always runs"))
     }
 
     /// All that this machine has, the widest first.
-    fn available() -> impl Iterator<Item = &'static Self> {
-        DECODERS.iter().copied().filter(|decoder| (decoder.is_detected)())
+    fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|decoder| match decoder {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Self::Avx512 => avx512::is_detected(),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Self::Avx2 => avx2::is_detected(),
+            Self::Portable => true,
+        })
     }
 
-    /// Writes the indices of what was gathered, of which the first word's would be `base`, and says
-    /// how many there are. The list had `len` before.
+    /// Lists what the bits are called until that are `enough`, which leave room for a word. Gives how
+    /// many words it went through, and the list.
+    #[inline]
+    pub(crate) fn list(
+        self,
+        words: impl Words,
+        enough: usize,
+        list: &mut [MaybeUninit<u32>; LIST],
+    ) -> (usize, &[u32]) {
+        assert!(enough <= LIST - WORD_BITS as usize, "{enough} and a word are too many for a list");
+        // SAFETY: where it begins a word, there are fewer than `enough`, and so is room for 64. It
+        // wrote as many as it says.
+        unsafe {
+            let (words, count) = self.words(words, enough, list.as_mut_ptr().cast());
+            (words, list[..count].assume_init_ref())
+        }
+    }
+
+    /// Writes the indices of pages and says how many there are.
     ///
     /// # Safety
-    /// `end` is writable for as many and [`SLACK`] more.
+    /// `end` is writable for all pages of all words, whether they are dirty or not.
     #[inline]
-    pub(crate) unsafe fn decode(
-        &self,
-        gathered: &Gathered,
-        base: u32,
-        end: *mut u32,
-        len: usize,
-    ) -> usize {
-        // SAFETY: the decoder was detected; the room is the caller's promise.
+    pub(crate) unsafe fn list_pages(self, words: impl Words, end: *mut u32) -> usize {
+        // SAFETY: the room is the caller's promise.
+        unsafe { self.words(words, usize::MAX, end).1 }
+    }
+
+    /// Writes what the bits are called, word by word, until that are so many or more. Says how many
+    /// words were gone through, and how many numbers were written.
+    ///
+    /// # Safety
+    /// Wherever a word begins there is room for 64 numbers: behind the last number it writes what it
+    /// likes within that.
+    #[inline]
+    unsafe fn words(self, words: impl Words, enough: usize, end: *mut u32) -> (usize, usize) {
+        // SAFETY: this decoder was detected; the room is the caller's promise.
         unsafe {
-            if gathered.is_full() {
-                let pages = (WORD_BITS * WORD_BITS) as usize;
-                (self.run)(base, pages, end, len >= STREAMED_FROM);
-                return pages;
+            match self {
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                Self::Avx512 => avx512::words(words, enough, end),
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                Self::Avx2 => avx2::words(words, enough, end),
+                Self::Portable => portable::words(words, enough, end),
             }
-            if gathered.len <= 2 {
-                return portable::words(gathered, base, end);
+        }
+    }
+
+    /// Writes `count` consecutive numbers into a list that had `len` before.
+    ///
+    /// # Safety
+    /// `end` is writable for `count`.
+    pub(crate) unsafe fn run(self, first: u32, count: usize, end: *mut u32, len: usize) {
+        let streamed = len >= STREAMED_FROM;
+        // SAFETY: this decoder was detected; the room is the caller's promise.
+        unsafe {
+            match self {
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                Self::Avx512 => avx512::run(first, count, end, streamed),
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                Self::Avx2 => avx2::run(first, count, end, streamed),
+                Self::Portable => portable::run(first, count, end),
             }
-            (self.words)(gathered, base, end)
         }
     }
 }
@@ -145,36 +150,92 @@ mod tests {
 
     use super::*;
 
-    fn check(gathered: &Gathered, base: u32) {
-        let expected: Vec<u32> = gathered.pages(base).collect();
-        for decoder in Decoder::available() {
-            for len in [0, STREAMED_FROM] {
-                // At every alignment that a list may have.
-                for shift in 0..3 {
-                    let mut list = vec![7_u32; 4096 + SLACK + shift];
-                    // SAFETY: a node has at most 4096 pages.
-                    let count =
-                        unsafe { decoder.decode(gathered, base, list[shift..].as_mut_ptr(), len) };
-                    assert_eq!(list[shift..][..count], expected, "{}", decoder.name);
-                    assert!(list[..shift].iter().all(|page| *page == 7));
-                }
+    #[derive(Clone, Copy)]
+    struct Some<'w> {
+        bits: &'w [u64],
+        firsts: &'w [u32],
+    }
+
+    impl Words for Some<'_> {
+        fn len(&self) -> usize {
+            self.bits.len()
+        }
+
+        fn first(&self, at: usize) -> u32 {
+            self.firsts[at]
+        }
+
+        fn bits(&self, at: usize) -> u64 {
+            self.bits[at]
+        }
+    }
+
+    fn expected(words: Some<'_>) -> Vec<u32> {
+        let bits_of = |(bits, first): (&u64, &u32)| {
+            let (bits, first) = (*bits, *first);
+            let is_set = move |bit: &u32| bits >> bit & 1 == 1;
+            (0..64).filter(is_set).map(move |bit| first.wrapping_add(bit))
+        };
+        words.bits.iter().zip(words.firsts).flat_map(bits_of).collect()
+    }
+
+    /// Nothing beyond the room of a list of pages is touched.
+    fn check_pages(words: Some<'_>, decoder: Decoder) {
+        let end = words.bits.len() * 64;
+        let mut list = vec![7_u32; end + 16];
+        // SAFETY: there is room for each word.
+        let count = unsafe { decoder.list_pages(words, list.as_mut_ptr()) };
+        assert_eq!(list[..count], expected(words), "{decoder:?}");
+        assert!(list[end..].iter().all(|page| *page == 7));
+    }
+
+    /// Lists of words, piece by piece.
+    fn check_words(words: Some<'_>, decoder: Decoder) {
+        for enough in [1, 16, LIST - 64] {
+            let (mut done, mut found) = (0, Vec::new());
+            while done < words.bits.len() {
+                let rest = Some { bits: &words.bits[done..], firsts: &words.firsts[done..] };
+                let mut list = [const { MaybeUninit::uninit() }; LIST];
+                let (gone_through, list) = decoder.list(rest, enough, &mut list);
+                let is_enough = list.len() >= enough || gone_through == rest.bits.len();
+                assert!(is_enough, "{decoder:?}");
+                found.extend_from_slice(list);
+                done += gone_through;
             }
+            assert_eq!(found, expected(words), "{decoder:?}");
         }
     }
 
     #[test]
     fn decoders_agree_at_every_density() {
         let mut random = SmallRng::seed_from_u64(1);
-        for density in [0.0, 0.01, 0.05, 0.2, 0.5, 0.9, 1.0] {
-            for words in [1, 2, 3, 17, 63, 64] {
-                let mut gathered = Gathered::default();
-                for place in 0..words {
-                    let word =
-                        (0..64).map(|bit| u64::from(random.random_bool(density)) << bit).sum();
-                    gathered.push(place, word);
+        for density in [0.0, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.9, 1.0] {
+            for count in [1, 2, 3, 17, 63, 64, LIST] {
+                let mut word =
+                    || (0..64).map(|bit| u64::from(random.random_bool(density)) << bit).sum();
+                let bits: Vec<u64> = (0..count).map(|_| word()).collect();
+                let firsts: Vec<u32> =
+                    (0..count as u32).map(|at| (at * 64 + at / 6 * 640).wrapping_sub(65)).collect();
+                for decoder in Decoder::available() {
+                    check_pages(Some { bits: &bits, firsts: &firsts }, decoder);
+                    check_words(Some { bits: &bits, firsts: &firsts }, decoder);
                 }
-                check(&gathered, 4096 * 3);
-                check(&gathered, 1_u32.wrapping_neg());
+            }
+        }
+    }
+
+    #[test]
+    fn runs_are_written_at_any_alignment() {
+        for (decoder, len) in Decoder::available().flat_map(|to| [(to, 0), (to, STREAMED_FROM)]) {
+            for (shift, count) in (0..17).flat_map(|shift| [1, 64, 4096].map(|n| (shift, n))) {
+                let first = 100_u32.wrapping_neg();
+                let mut list = vec![7_u32; shift + count + 16];
+                // SAFETY: there is room for so many.
+                unsafe { decoder.run(first, count, list[shift..].as_mut_ptr(), len) };
+                let expected = (0..count as u32).map(|at| first.wrapping_add(at));
+                assert!(list[shift..][..count].iter().copied().eq(expected), "{decoder:?}");
+                let (before, after) = (&list[..shift], &list[shift + count..]);
+                assert!(before.iter().chain(after).all(|page| *page == 7), "{decoder:?}");
             }
         }
     }

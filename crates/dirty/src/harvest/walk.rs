@@ -1,0 +1,355 @@
+//! Going through the levels: from the top downwards, many words of a level at a time.
+//!
+//! A walk takes some words of a summary, one after the other, and lists what their bits stand for, then
+//! takes those words, down to the pages: a list of words and one of pages are made in the same way
+//! (`decode`). What is to come is known long before it is taken, so that cache lines are fetched side
+//! by side; and an atomic operation takes longer than it takes to list the word before, which goes on
+//! meanwhile. So a sparse harvest costs what its atomic operations do, and few wrong guesses.
+//!
+//! Where a harvest clears, it clears a bit before it goes below it, so that a marker that comes later
+//! sets the bit again (`mark` has the argument). Bits that lead both into the window and out of it are
+//! only looked at: they stay, and may lead nowhere afterwards.
+//!
+//! Where the output is full, pages that were taken are put back as a marker would, the bitmap first and
+//! then every level above; as is, for words that were listed and not taken, what leads to them.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use super::cover::{Cover, covers};
+use crate::decode::{Decoder, LIST, Words};
+use crate::geometry::{MAX_LEVELS, WORD_BITS, WORD_SHIFT};
+use crate::output::Output;
+use crate::primitive::{AtomicU64, Ordering, prefetch};
+use crate::take::{Look, Take};
+use crate::tree::Tree;
+use crate::window::Window;
+
+/// Words of a level that are listed before they are gone through, and up to 63 more.
+const REACH: usize = LIST - WORD_BITS as usize;
+
+/// The fewest, and pages of room for each: what leads to words beyond the room is put back.
+const LEAST_REACH: usize = 16;
+const ROOM_PER_REACH: usize = 256;
+
+/// How many words before one is taken its cache line is asked for.
+const AHEAD: usize = 8;
+
+/// A walk over a window; with `WHOLE`, over the whole tree.
+///
+/// Lists name words of a level by 32 bits, counted from the first that has bits of the window: a
+/// window has at most 2^32 pages.
+pub(super) struct Walk<'t, T, O, const WHOLE: bool> {
+    tree: &'t Tree,
+    output: &'t mut O,
+    /// The page that is called 0.
+    base: u64,
+    covers: [Cover; MAX_LEVELS],
+    decoder: Decoder,
+    reach: usize,
+    /// The first page that the output had no room for.
+    stopped_at: Option<u64>,
+    take: PhantomData<T>,
+}
+
+impl<'t, T: Take, O: Output, const WHOLE: bool> Walk<'t, T, O, WHOLE> {
+    pub(super) fn new(tree: &'t Tree, window: Window, output: &'t mut O) -> Self {
+        let whole = [Cover::default(); MAX_LEVELS];
+        let (start, end) = (window.start(), window.end());
+        let reach = if O::GROWS {
+            REACH
+        } else {
+            (output.prepare() / ROOM_PER_REACH).clamp(LEAST_REACH, REACH)
+        };
+        Self {
+            tree,
+            output,
+            base: window.base,
+            covers: if WHOLE { whole } else { covers(&tree.geometry, start, end) },
+            decoder: Decoder::active(),
+            reach,
+            stopped_at: None,
+            take: PhantomData,
+        }
+    }
+
+    /// The first page that the output had no room for, if there is one.
+    pub(super) fn run(&mut self) -> Option<u64> {
+        match self.tree.geometry.top() {
+            0 => self.leaves(&[0]),
+            top => self.below(top, &[0]),
+        };
+        self.stopped_at
+    }
+
+    /// Everything below some words of a summary. False once the output is full.
+    fn below(&mut self, level: usize, words: &[u32]) -> bool {
+        let first_child = (self.first_word(level) as u64) << WORD_SHIFT;
+        let origin = first_child.wrapping_sub(self.first_word(level - 1) as u64) as u32;
+        let mut rest = words;
+        while !rest.is_empty() {
+            let mut children = [const { MaybeUninit::uninit() }; LIST];
+            let takes = self.takes(level, rest, origin);
+            let (taken, children) = self.decoder.list(takes, self.reach, &mut children);
+            rest = &rest[taken..];
+            let goes_on =
+                if level == 1 { self.leaves(children) } else { self.below(level - 1, children) };
+            if !goes_on {
+                self.put_back_names(level, rest);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Lists the pages of some words of the bitmap. False once the output is full.
+    fn leaves(&mut self, words: &[u32]) -> bool {
+        let mut rest = words;
+        while let [first, later @ ..] = rest {
+            let fitting = rest.len().min(self.output.prepare() / WORD_BITS as usize);
+            if fitting > 0 {
+                self.list_leaves(&rest[..fitting]);
+                rest = &rest[fitting..];
+                continue;
+            }
+            if !self.part_of_leaf(*first) {
+                self.put_back_names(0, later);
+                return false;
+            }
+            rest = later;
+        }
+        true
+    }
+
+    /// The same. There is room for all of their pages.
+    fn list_leaves(&mut self, words: &[u32]) {
+        let (end, len) = (self.output.end(), self.output.len());
+        let takes = self.takes(0, words, self.origin_of_pages());
+        // SAFETY: the caller has room for all pages, and nothing is listed but what was decoded.
+        unsafe {
+            let count = if takes.are_full() {
+                takes.list_run(self.decoder, end, len)
+            } else {
+                self.decoder.list_pages(takes, end)
+            };
+            self.output.advance(count);
+        }
+    }
+
+    /// The pages of a word of the bitmap that there is room for: fewer than it might have. False if it
+    /// has more than that.
+    #[cold]
+    fn part_of_leaf(&mut self, word: u32) -> bool {
+        let pages = self.takes(0, &[word], 0).bits(0);
+        let fitting = lowest(pages, self.output.prepare());
+        let first = (word << WORD_SHIFT).wrapping_add(self.origin_of_pages());
+        let end = self.output.end();
+        let (mut rest, mut count) = (fitting, 0);
+        while rest != 0 {
+            // SAFETY: there is room for those that fit.
+            unsafe { end.add(count).write(first.wrapping_add(rest.trailing_zeros())) };
+            count += 1;
+            rest &= rest - 1;
+        }
+        // SAFETY: written above.
+        unsafe { self.output.advance(count) };
+        let too_many = pages & !fitting;
+        if too_many == 0 {
+            return true;
+        }
+        self.put_back(0, word, too_many);
+        let first = ((self.first_word(0) + word as usize) as u64) << WORD_SHIFT;
+        self.stopped_at = Some(first + u64::from(too_many.trailing_zeros()));
+        false
+    }
+
+    /// What page 0 of word 0 of a list of leaves is called. Wraps around where the window's base lies
+    /// within that word: what is listed does not.
+    #[inline]
+    fn origin_of_pages(&self) -> u32 {
+        ((self.first_word(0) as u64) << WORD_SHIFT).wrapping_sub(self.base) as u32
+    }
+
+    /// Some words of a level, to be taken.
+    #[inline]
+    fn takes<'w>(&'w self, level: usize, words: &'w [u32], origin: u32) -> Takes<'w, T, WHOLE> {
+        let first = self.first_word(level);
+        let all = &self.tree.words()[self.tree.geometry.starts[level] + first..];
+        let takes =
+            Takes { all, words, origin, first, cover: self.covers[level], take: PhantomData };
+        words.iter().take(AHEAD).for_each(|word| takes.prefetch(*word));
+        takes
+    }
+
+    #[inline(always)]
+    fn word(&self, level: usize, word: u32) -> &AtomicU64 {
+        self.tree.word(level, self.first_word(level) + word as usize)
+    }
+
+    /// The word of a level that lists call 0.
+    #[inline(always)]
+    fn first_word(&self, level: usize) -> usize {
+        if WHOLE { 0 } else { self.covers[level].first_word() }
+    }
+
+    /// Sets bits that were taken and not dealt with, and what leads to them.
+    #[cold]
+    fn put_back(&self, level: usize, word: u32, bits: u64) {
+        if T::CLEARS && bits != 0 {
+            // As a mark does: see `set` in `mark`.
+            self.word(level, word).fetch_or(bits, Ordering::SeqCst);
+            self.tree.lead_to(level, self.first_word(level) + word as usize);
+        }
+    }
+
+    /// Sets what leads to words that were named and not taken.
+    #[cold]
+    fn put_back_names(&self, level: usize, words: &[u32]) {
+        if T::CLEARS {
+            let first = self.first_word(level);
+            words.iter().for_each(|word| self.tree.lead_to(level, first + *word as usize));
+        }
+    }
+}
+
+/// Words of a level that are taken as they are listed: while one is taken, which is an atomic
+/// operation, the one before is listed and those that follow are fetched.
+struct Takes<'w, T, const WHOLE: bool> {
+    /// The words of the level from the one on that lists call 0.
+    all: &'w [AtomicU64],
+    words: &'w [u32],
+    /// What the lowest bit of word 0 is called.
+    origin: u32,
+    first: usize,
+    cover: Cover,
+    take: PhantomData<T>,
+}
+
+impl<T, const WHOLE: bool> Clone for Takes<'_, T, WHOLE> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, const WHOLE: bool> Copy for Takes<'_, T, WHOLE> {}
+
+impl<T: Take, const WHOLE: bool> Words for Takes<'_, T, WHOLE> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    #[inline(always)]
+    fn first(&self, at: usize) -> u32 {
+        (self.words[at] << WORD_SHIFT).wrapping_add(self.origin)
+    }
+
+    /// The bits that lead into the window or are its pages, cleared but for those that lead out of it
+    /// as well.
+    #[inline(always)]
+    fn bits(&self, at: usize) -> u64 {
+        // The last ones over and over: a branch where the list ends would be guessed wrong.
+        self.prefetch(self.words[(at + AHEAD).min(self.words.len() - 1)]);
+        let at = self.words[at] as usize;
+        let word = &self.all[at];
+        if WHOLE {
+            return T::take(word, !0);
+        }
+        let (inner, touched) = self.cover.bits(self.first + at);
+        let taken = if inner == 0 { 0 } else { T::take(word, inner) };
+        let edges = touched & !inner;
+        let looked_at = if edges == 0 { 0 } else { Look::take(word, edges) };
+        taken | looked_at
+    }
+}
+
+impl<T: Take, const WHOLE: bool> Takes<'_, T, WHOLE> {
+    #[inline(always)]
+    fn prefetch(&self, word: u32) {
+        // No processor looks beyond an atomic operation for what comes next, and none far beyond a
+        // branch that waits for its line.
+        prefetch(&self.all[word as usize]);
+    }
+
+    /// Whether no word is missing between them and every bit is set, as it seems.
+    #[inline]
+    fn are_full(&self) -> bool {
+        let distance = self.words[self.words.len() - 1] - self.words[0];
+        let look = |word: &u32| self.all[*word as usize].load(Ordering::Relaxed);
+        distance as usize == self.words.len() - 1
+            && self.words.iter().map(look).fold(!0, |all, bits| all & bits) == !0
+    }
+
+    /// Takes and lists words that seemed to be full.
+    ///
+    /// # Safety
+    /// `end` is writable for all pages of all words.
+    unsafe fn list_run(&self, decoder: Decoder, end: *mut u32, len: usize) -> usize {
+        let mut bits = [const { MaybeUninit::uninit() }; LIST];
+        let mut all = !0;
+        for (at, bits) in bits[..self.len()].iter_mut().enumerate() {
+            all &= *bits.write(self.bits(at));
+        }
+        // SAFETY: all that are asked for were written; the room is the caller's promise.
+        unsafe {
+            if all == !0 {
+                let count = self.len() * WORD_BITS as usize;
+                decoder.run(self.first(0), count, end, len);
+                return count;
+            }
+            // Somebody else harvests.
+            let taken = Taken { takes: self, bits: bits[..self.len()].assume_init_ref() };
+            decoder.list_pages(taken, end)
+        }
+    }
+}
+
+/// The same, once they are taken.
+struct Taken<'w, W> {
+    takes: &'w W,
+    bits: &'w [u64],
+}
+
+impl<W> Clone for Taken<'_, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W> Copy for Taken<'_, W> {}
+
+impl<W: Words> Words for Taken<'_, W> {
+    fn len(&self) -> usize {
+        self.bits.len()
+    }
+
+    fn first(&self, at: usize) -> u32 {
+        self.takes.first(at)
+    }
+
+    fn bits(&self, at: usize) -> u64 {
+        self.bits[at]
+    }
+}
+
+/// The lowest `count` bits of those that are set.
+fn lowest(bits: u64, count: usize) -> u64 {
+    let mut rest = bits;
+    for _ in 0..count.min(bits.count_ones() as usize) {
+        rest &= rest - 1;
+    }
+    bits & !rest
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_bits_are_those_of_the_first_pages() {
+        assert_eq!(lowest(0b1011_0100, 2), 0b0001_0100);
+        assert_eq!(lowest(!0, 64), !0);
+        assert_eq!(lowest(0b101, 5), 0b101);
+        assert_eq!(lowest(0b101, 0), 0);
+    }
+}
