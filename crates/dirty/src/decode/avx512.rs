@@ -19,8 +19,12 @@ pub(super) fn is_detected() -> bool {
 /// Indices that one vector holds.
 const LANES: usize = 16;
 
-/// Bits that are looked for whether they are there or not.
+/// Bits that are looked for whether they are there or not, one after the other: in sparse words, a
+/// vector's store takes longer, and whoever reads a list that vectors wrote waits for it to be written.
 const FEW: usize = 4;
+
+/// Bits beyond so few a word from which on words are not sparse any more.
+const TOO_MANY: usize = 32;
 
 /// 0 to 63, a byte each.
 const BYTES: [u8; 64] = {
@@ -38,14 +42,9 @@ const BYTES: [u8; 64] = {
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,bmi1,popcnt")]
 pub(super) unsafe fn words(words: impl Words, enough: usize, end: *mut u32) -> (usize, usize) {
     let (mut gone_through, mut len) = (0, 0);
-    // SAFETY: 64 bytes are read of 64; what is written lies within the 64 numbers from where a word's
-    // first one goes.
+    // SAFETY: what is written lies within the 64 numbers from where a word's first one goes.
     unsafe {
-        let bytes = std::ptr::read_unaligned(BYTES.as_ptr().cast::<__m512i>());
-        while gone_through < words.len() {
-            if len >= enough {
-                break;
-            }
+        while gone_through < words.len() && len < enough {
             let (word, first) = (words.bits(gone_through), words.first(gone_through));
             gone_through += 1;
             let (end, count) = (end.add(len), word.count_ones() as usize);
@@ -58,25 +57,49 @@ pub(super) unsafe fn words(words: impl Words, enough: usize, end: *mut u32) -> (
                 }
                 continue;
             }
-            let bits = _mm512_maskz_compress_epi8(word, bytes);
-            let first = _mm512_set1_epi32(first.cast_signed());
-            macro_rules! part {
-                ($part:literal, $of:expr) => {
-                    let indices = _mm512_add_epi32(_mm512_cvtepu8_epi32($of), first);
-                    _mm512_storeu_si512(end.add($part * LANES).cast(), indices);
-                };
+            one(word, first, end);
+            if len > FEW * gone_through + TOO_MANY {
+                // Whether a word has few bits would be guessed wrong from here on.
+                break;
             }
-            part!(0, _mm512_castsi512_si128(bits));
-            if count > LANES {
-                part!(1, _mm512_extracti32x4_epi32::<1>(bits));
-                if count > 2 * LANES {
-                    part!(2, _mm512_extracti32x4_epi32::<2>(bits));
-                    part!(3, _mm512_extracti32x4_epi32::<3>(bits));
-                }
-            }
+        }
+        while gone_through < words.len() && len < enough {
+            let (word, first) = (words.bits(gone_through), words.first(gone_through));
+            gone_through += 1;
+            one(word, first, end.add(len));
+            len += word.count_ones() as usize;
         }
     }
     (gone_through, len)
+}
+
+/// Writes what the bits of a word are called.
+///
+/// # Safety
+/// The features are there; `end` is writable for 64.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
+unsafe fn one(word: u64, first: u32, end: *mut u32) {
+    // SAFETY: 64 bytes are read of 64; what is written lies within the caller's 64.
+    unsafe {
+        let bytes = std::ptr::read_unaligned(BYTES.as_ptr().cast::<__m512i>());
+        let bits = _mm512_maskz_compress_epi8(word, bytes);
+        let (first, count) = (_mm512_set1_epi32(first.cast_signed()), word.count_ones() as usize);
+        macro_rules! part {
+            ($part:literal, $of:expr) => {
+                let indices = _mm512_add_epi32(_mm512_cvtepu8_epi32($of), first);
+                _mm512_storeu_si512(end.add($part * LANES).cast(), indices);
+            };
+        }
+        part!(0, _mm512_castsi512_si128(bits));
+        if count > LANES {
+            part!(1, _mm512_extracti32x4_epi32::<1>(bits));
+            if count > 2 * LANES {
+                part!(2, _mm512_extracti32x4_epi32::<2>(bits));
+                part!(3, _mm512_extracti32x4_epi32::<3>(bits));
+            }
+        }
+    }
 }
 
 /// # Safety
