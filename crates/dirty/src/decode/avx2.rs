@@ -34,45 +34,67 @@ static PLACES: [u64; 256] = {
     places
 };
 
-/// Bits that are looked for whether they are there or not; words that have more go by the table.
+/// Bits that are looked for whether they are there or not, one after the other; words that have more go
+/// by the table.
 const FEW: usize = 4;
+
+/// Bits beyond so few a word from which on words are not sparse any more.
+const TOO_MANY: usize = 32;
 
 /// # Safety
 /// The features are there; and as `Decoder::words` says.
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 pub(super) unsafe fn words(words: impl Words, enough: usize, end: *mut u32) -> (usize, usize) {
     let (mut gone_through, mut len) = (0, 0);
-    while gone_through < words.len() {
-        if len >= enough {
-            break;
-        }
-        let (word, first) = (words.bits(gone_through), words.first(gone_through));
-        gone_through += 1;
-        let count = word.count_ones() as usize;
-        // SAFETY: what is written lies within the 64 numbers from where a word's first one goes: by
-        // the table, a byte's first one has as many behind it as there are bits left, and a vector's.
-        unsafe {
-            let mut end = end.add(len);
+    // SAFETY: what is written lies within the 64 numbers from where a word's first one goes.
+    unsafe {
+        while gone_through < words.len() && len < enough {
+            let (word, first) = (words.bits(gone_through), words.first(gone_through));
+            gone_through += 1;
+            let (end, count) = (end.add(len), word.count_ones() as usize);
+            len += count;
             if count <= FEW {
                 let mut rest = word;
                 for at in 0..FEW {
                     end.add(at).write(first.wrapping_add(rest.trailing_zeros()));
                     rest &= rest.wrapping_sub(1);
                 }
-            } else {
-                for (at, byte) in word.to_le_bytes().into_iter().enumerate() {
-                    let places = _mm_cvtsi64_si128(PLACES[usize::from(byte)].cast_signed());
-                    let first = first.wrapping_add(at as u32 * 8).cast_signed();
-                    let indices =
-                        _mm256_add_epi32(_mm256_cvtepu8_epi32(places), _mm256_set1_epi32(first));
-                    _mm256_storeu_si256(end.cast(), indices);
-                    end = end.add(byte.count_ones() as usize);
-                }
+                continue;
+            }
+            one(word, first, end);
+            if len > FEW * gone_through + TOO_MANY {
+                // Whether a word has few bits would be guessed wrong from here on.
+                break;
             }
         }
-        len += count;
+        while gone_through < words.len() && len < enough {
+            let (word, first) = (words.bits(gone_through), words.first(gone_through));
+            gone_through += 1;
+            one(word, first, end.add(len));
+            len += word.count_ones() as usize;
+        }
     }
     (gone_through, len)
+}
+
+/// Writes what the bits of a word are called.
+///
+/// # Safety
+/// The features are there; `end` is writable for 64.
+#[inline]
+#[target_feature(enable = "avx2,popcnt")]
+unsafe fn one(word: u64, first: u32, mut end: *mut u32) {
+    for (at, byte) in word.to_le_bytes().into_iter().enumerate() {
+        let places = _mm_cvtsi64_si128(PLACES[usize::from(byte)].cast_signed());
+        let first = _mm256_set1_epi32(first.wrapping_add(at as u32 * 8).cast_signed());
+        let indices = _mm256_add_epi32(_mm256_cvtepu8_epi32(places), first);
+        // SAFETY: a byte's first number has behind it as many as there are bits left, and so room for
+        // a vector within the caller's 64.
+        unsafe {
+            _mm256_storeu_si256(end.cast(), indices);
+            end = end.add(byte.count_ones() as usize);
+        }
+    }
 }
 
 /// # Safety

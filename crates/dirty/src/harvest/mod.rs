@@ -1,6 +1,8 @@
-//! Harvesting: what is offered. `walk` goes through the levels, `cover` says what of them a window is.
+//! Harvesting: what is offered. `walk` goes through the levels, `takes` takes their words, `cover` says
+//! what of them a window is.
 
 mod cover;
+mod takes;
 mod walk;
 
 use bindery_units::{PageIndex, PageRange};
