@@ -46,22 +46,11 @@ impl<T: Take, const WHOLE: bool> Words for Takes<'_, T, WHOLE> {
         (self.words[at] << WORD_SHIFT).wrapping_add(self.origin)
     }
 
-    /// The bits that lead into the window or are its pages, cleared but for those that lead out of it
-    /// as well.
     #[inline(always)]
     fn bits(&self, at: usize) -> u64 {
         // The last ones over and over: a branch where the list ends would be guessed wrong.
         self.prefetch(self.words[(at + AHEAD).min(self.words.len() - 1)]);
-        let at = self.words[at] as usize;
-        let word = &self.all[at];
-        if WHOLE {
-            return T::take(word, !0);
-        }
-        let (inner, touched) = self.cover.bits(self.first + at);
-        let taken = if inner == 0 { 0 } else { T::take(word, inner) };
-        let edges = touched & !inner;
-        let looked_at = if edges == 0 { 0 } else { Look::take(word, edges) };
-        taken | looked_at
+        self.take(at)
     }
 }
 
@@ -80,6 +69,22 @@ impl<'w, T: Take, const WHOLE: bool> Takes<'w, T, WHOLE> {
         let takes = Self { all, words, origin, first, cover, take: PhantomData };
         words.iter().take(AHEAD).for_each(|word| takes.prefetch(*word));
         takes
+    }
+
+    /// The bits that lead into the window or are its pages, cleared but for those that lead out of it
+    /// as well.
+    #[inline(always)]
+    fn take(&self, at: usize) -> u64 {
+        let at = self.words[at] as usize;
+        let word = &self.all[at];
+        if WHOLE {
+            return T::take(word, !0);
+        }
+        let (inner, touched) = self.cover.bits(self.first + at);
+        let taken = if inner == 0 { 0 } else { T::take(word, inner) };
+        let edges = touched & !inner;
+        let looked_at = if edges == 0 { 0 } else { Look::take(word, edges) };
+        taken | looked_at
     }
 
     #[inline(always)]
@@ -106,7 +111,7 @@ impl<'w, T: Take, const WHOLE: bool> Takes<'w, T, WHOLE> {
         let mut bits = [const { MaybeUninit::uninit() }; LIST];
         let mut all = !0;
         for (at, bits) in bits[..self.len()].iter_mut().enumerate() {
-            all &= *bits.write(self.bits(at));
+            all &= *bits.write(self.take(at));
         }
         // SAFETY: all that are asked for were written; the room is the caller's promise.
         unsafe {
