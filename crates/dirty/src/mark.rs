@@ -258,7 +258,9 @@ fn fill(words: &[AtomicU64]) -> bool {
     let are_full = || words.iter().all(|word| has(word, !0));
     if !are_full() {
         // A word that is filled loses nothing that another marker sets meanwhile. Release: what was
-        // written to the pages is seen by who takes them.
+        // written to the pages is seen by who takes them. What another marker wrote before it set a
+        // bit that is stored over is seen, too, where a store is seen by all others at once (x86,
+        // ARMv8, RISC-V), though the language does not promise it.
         words.iter().for_each(fill_word);
         return true;
     }
