@@ -100,7 +100,8 @@ pub enum Answer {
 pub struct Epoch {
     /// The guest's name.
     pub guest: String,
-    /// How long the epoch was, in microseconds; zero for the first.
+    /// How long the epoch was, in microseconds; zero for the first, and for the first after memory came
+    /// or went.
     pub epoch_us: u64,
     /// The guest's regions, as (first page, pages).
     pub regions: Vec<(u32, u32)>,

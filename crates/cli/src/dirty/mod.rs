@@ -89,14 +89,14 @@ fn observe(observation: &mut Observation, arguments: &DirtyArgs) -> Result<(), F
     let template = "{prefix} {bar:30} {pos}/{len} epochs, {msg}";
     bar.set_style(ProgressStyle::with_template(template).expect("the template is well formed"));
     bar.set_prefix(observation.guest.clone());
-    let start = Instant::now();
-    for epoch in 1..=epochs as u32 {
-        thread::sleep(
-            (start + arguments.interval * epoch).saturating_duration_since(Instant::now()),
-        );
-        let rate = observation.next()?;
-        bar.set_message(rate.to_string());
-        bar.inc(1);
+    let mut next = Instant::now();
+    while bar.position() < epochs {
+        next += arguments.interval;
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+        if let Some(rate) = observation.next()? {
+            bar.set_message(rate.to_string());
+            bar.inc(1);
+        }
     }
     bar.finish_and_clear();
     Ok(())
@@ -108,7 +108,7 @@ fn watch(observation: &mut Observation, arguments: &DirtyArgs, json: bool) -> Re
     if json || !io::stdout().is_terminal() {
         loop {
             thread::sleep(arguments.interval);
-            let rate = observation.next()?;
+            let Some(rate) = observation.next()? else { continue };
             print(|out| match json {
                 true => writeln!(out, "{}", serde_json::to_string(&rate)?),
                 false => writeln!(out, "{rate}"),
@@ -163,14 +163,14 @@ impl Observation {
         }
     }
 
-    /// Takes in the epoch that ends now.
-    fn next(&mut self) -> Result<Rate, Failure> {
+    /// Takes in the epoch that ends now; nothing if it is a new beginning, because memory came or went.
+    fn next(&mut self) -> Result<Option<Rate>, Failure> {
         let epoch = self.ask()?;
-        let layout = Layout::new(epoch.regions);
-        if layout != self.layout {
-            // Memory came or went: what was known of places is not true any more.
+        if epoch.epoch_us == 0 {
+            // What was known of places is not true any more.
             self.history = History::default();
-            self.layout = layout;
+            self.layout = Layout::new(epoch.regions);
+            return Ok(None);
         }
         self.block_pages = self.block_pages.max(epoch.block_pages);
         let places = || epoch.runs.iter().flat_map(|run| self.layout.places(*run));
@@ -181,7 +181,7 @@ impl Observation {
             self.rates.drain(..RATES_MAX / 2);
         }
         self.rates.push(rate);
-        Ok(rate)
+        Ok(Some(rate))
     }
 
     fn report(&mut self, arguments: &DirtyArgs) -> Result<Report, Failure> {

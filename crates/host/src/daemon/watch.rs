@@ -17,7 +17,9 @@ const HARVEST_PAGES: usize = 1 << 14;
 pub(super) struct Watch {
     guest: Arc<Guest>,
     written: Reader,
-    /// When the epoch began, unless it is the first one.
+    /// Its regions when it was last asked.
+    regions: Vec<PageRange>,
+    /// When the epoch began, unless it is the first one of these regions.
     since: Option<Instant>,
 }
 
@@ -37,7 +39,7 @@ pub(super) enum WatchError {
 impl Watch {
     pub(super) fn begin(guest: Arc<Guest>) -> Result<Self, WatchError> {
         let written = guest.written().visit()?;
-        Ok(Self { guest, written, since: None })
+        Ok(Self { guest, written, regions: Vec::new(), since: None })
     }
 
     pub(super) fn is_of(&self, guest: &Arc<Guest>) -> bool {
@@ -52,6 +54,11 @@ impl Watch {
             self.guest.regions().iter().map(|region| region.pages).collect();
         regions.sort_unstable_by_key(|range| range.first);
         self.ask(&regions)?;
+        if regions != self.regions {
+            // Memory that is new was written before anybody looked.
+            self.since = None;
+            self.regions.clone_from(&regions);
+        }
         let now = Instant::now();
         let mut runs = Runs::new(RUNS_MAX);
         match self.since {
