@@ -22,33 +22,27 @@ pub trait Marks {
     fn mark_words(&self, first_word: usize, words: &[u64]);
 }
 
-impl Marks for Tree {
-    fn mark(&self, page: PageIndex) {
-        expect(Self::mark(self, page));
-    }
+/// The methods of the same names, which answer with an error for a page that they do not have.
+macro_rules! marks_or_panics {
+    ($set:ty) => {
+        impl Marks for $set {
+            fn mark(&self, page: PageIndex) {
+                expect(Self::mark(self, page));
+            }
 
-    fn mark_range(&self, pages: PageRange) {
-        expect(Self::mark_range(self, pages.first, u64::from(pages.count)));
-    }
+            fn mark_range(&self, pages: PageRange) {
+                expect(Self::mark_range(self, pages.first, u64::from(pages.count)));
+            }
 
-    fn mark_words(&self, first_word: usize, words: &[u64]) {
-        expect(Self::mark_words(self, first_word, words));
-    }
+            fn mark_words(&self, first_word: usize, words: &[u64]) {
+                expect(Self::mark_words(self, first_word, words));
+            }
+        }
+    };
 }
 
-impl Marks for Feed {
-    fn mark(&self, page: PageIndex) {
-        expect(Self::mark(self, page));
-    }
-
-    fn mark_range(&self, pages: PageRange) {
-        expect(Self::mark_range(self, pages.first, u64::from(pages.count)));
-    }
-
-    fn mark_words(&self, first_word: usize, words: &[u64]) {
-        expect(Self::mark_words(self, first_word, words));
-    }
-}
+marks_or_panics!(Tree);
+marks_or_panics!(Feed);
 
 fn expect(marked: Result<(), OutOfRange>) {
     if let Err(error) = marked {
@@ -71,18 +65,12 @@ impl Drain for Tree {
         let mut buffer = [PageIndex(0); DRAINED_TOGETHER];
         let mut drained = 0;
         for window in self.windows() {
-            let mut rest = Some(window);
-            while let Some(window) = rest {
-                let harvest = self.harvest_some(window, &mut buffer);
-                let harvest = harvest.expect("a tree has its own pages");
-                let pages = &buffer[..harvest.pages];
-                for run in pages.chunk_by(|a, b| a.plus(1) == *b) {
-                    let first = PageIndex(window.base as u32 + run[0].0);
-                    into.mark_range(PageRange::new(first, run.len() as u32));
-                }
-                drained += pages.len() as u64;
-                rest = harvest.rest;
-            }
+            let harvested = self.harvest_runs(window, &mut buffer, |run| {
+                let first = PageIndex(window.base as u32 + run.first.0);
+                into.mark_range(PageRange::new(first, run.count));
+                drained += u64::from(run.count);
+            });
+            harvested.expect("a tree has its own pages");
         }
         drained
     }

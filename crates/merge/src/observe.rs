@@ -262,16 +262,10 @@ fn take_written(
     let Scratch { pages, handles, .. } = scratch;
     pages.resize(HARVEST_PAGES, PageIndex(0));
     for region in state.managed.clone() {
-        let mut rest = Some(region.into());
-        while let Some(window) = rest {
-            let harvest = written.harvest_some(window, pages);
-            let harvest = harvest.expect("regions lie within the pages that a guest may have");
-            rest = harvest.rest;
-            for run in pages[..harvest.pages].chunk_by(|a, b| a.plus(1) == *b) {
-                let run = PageRange::new(run[0], run.len() as u32);
-                note_written(domain, member, state, run, handles);
-            }
-        }
+        let harvested = written.harvest_runs(region, pages, |run| {
+            note_written(domain, member, state, run, handles);
+        });
+        harvested.expect("regions lie within the pages that a guest may have");
     }
 }
 

@@ -72,17 +72,50 @@ impl Tree {
         self.walk::<Store, _>(window.into(), pages).map(drop)
     }
 
+    /// Clears the dirty pages of a window and calls `each` with them as runs of consecutive ones, in
+    /// order, through a buffer that does not grow. Where it is full, a run may be cut in two.
+    ///
+    /// # Errors
+    /// If the tree does not have all pages of the window; then nothing is cleared.
+    ///
+    /// # Panics
+    /// If the buffer has no room at all.
+    pub fn harvest_runs(
+        &self,
+        window: impl Into<Window>,
+        buffer: &mut [PageIndex],
+        mut each: impl FnMut(PageRange),
+    ) -> Result<(), OutOfRange> {
+        self.harvest_through(window.into(), buffer, |pages| {
+            for run in pages.chunk_by(|page, next| page.plus(1) == *next) {
+                each(PageRange::new(run[0], run.len() as u32));
+            }
+        })
+    }
+
     /// Clears every page, as a harvest does whose list is thrown away.
     pub fn clear(&self) {
-        let mut pages = Vec::new();
+        let mut buffer = vec![PageIndex(0); NODE_PAGES];
         for window in self.windows() {
-            let mut rest = Some(window);
-            pages.resize(NODE_PAGES, PageIndex(0));
-            while let Some(window) = rest {
-                let harvest = self.harvest_some(window, &mut pages);
-                rest = harvest.expect("a tree has its own pages").rest;
-            }
+            let harvested = self.harvest_through(window, &mut buffer, |_| ());
+            harvested.expect("a tree has its own pages");
         }
+    }
+
+    fn harvest_through(
+        &self,
+        window: Window,
+        buffer: &mut [PageIndex],
+        mut each: impl FnMut(&[PageIndex]),
+    ) -> Result<(), OutOfRange> {
+        assert!(!buffer.is_empty(), "a harvest needs room for a page");
+        let mut rest = Some(window);
+        while let Some(window) = rest {
+            let harvest = self.harvest_some(window, buffer)?;
+            each(&buffer[..harvest.pages]);
+            rest = harvest.rest;
+        }
+        Ok(())
     }
 
     /// Appends the dirty pages of a window to `pages`, in order, and leaves them dirty.

@@ -92,13 +92,8 @@ impl Watch {
     fn take_written(&self, regions: &[PageRange], runs: &mut Runs) {
         let mut pages = vec![PageIndex(0); HARVEST_PAGES];
         for range in regions {
-            let mut rest = Some((*range).into());
-            while let Some(window) = rest {
-                let harvest = self.written.harvest_some(window, &mut pages);
-                let harvest = harvest.expect("regions lie within the pages that a guest may have");
-                pages[..harvest.pages].iter().for_each(|page| runs.add(*page));
-                rest = harvest.rest;
-            }
+            let harvested = self.written.harvest_runs(*range, &mut pages, |run| runs.add(run));
+            harvested.expect("regions lie within the pages that a guest may have");
         }
     }
 }
@@ -117,19 +112,20 @@ impl Runs {
         Self { runs: Vec::new(), block_pages: 1, most }
     }
 
-    /// Adds a page behind all that were added before.
-    fn add(&mut self, page: PageIndex) {
+    /// Adds pages behind all that were added before.
+    fn add(&mut self, pages: PageRange) {
         loop {
-            let (block, is_full) = (page.0 & !(self.block_pages - 1), self.runs.len() == self.most);
+            let start = pages.first.0 & !(self.block_pages - 1);
+            let end = pages.end().0.next_multiple_of(self.block_pages);
+            let is_full = self.runs.len() == self.most;
             match self.runs.last_mut() {
-                Some((first, count)) if block < *first + *count => return,
-                Some((first, count)) if block == *first + *count => {
-                    *count += self.block_pages;
+                Some((first, count)) if start <= *first + *count => {
+                    *count = (*count).max(end - *first);
                     return;
                 }
                 _ if is_full => self.coarsen(),
                 _ => {
-                    self.runs.push((block, self.block_pages));
+                    self.runs.push((start, end - start));
                     return;
                 }
             }
@@ -139,14 +135,8 @@ impl Runs {
     fn coarsen(&mut self) {
         self.block_pages *= 2;
         let fine = std::mem::take(&mut self.runs);
-        for (first, count) in fine {
-            let start = first & !(self.block_pages - 1);
-            let end = (first + count).next_multiple_of(self.block_pages);
-            match self.runs.last_mut() {
-                Some((first, count)) if start <= *first + *count => *count = end - *first,
-                _ => self.runs.push((start, end - start)),
-            }
-        }
+        fine.into_iter()
+            .for_each(|(first, count)| self.add(PageRange::new(PageIndex(first), count)));
     }
 }
 
@@ -156,7 +146,7 @@ mod tests {
 
     fn runs(pages: &[u32], most: usize) -> (Vec<(u32, u32)>, u32) {
         let mut runs = Runs::new(most);
-        pages.iter().for_each(|page| runs.add(PageIndex(*page)));
+        pages.iter().for_each(|page| runs.add(PageRange::new(PageIndex(*page), 1)));
         (runs.runs, runs.block_pages)
     }
 
