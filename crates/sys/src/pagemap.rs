@@ -162,9 +162,13 @@ impl Pagemap {
             return Err(io::Error::last_os_error());
         }
         let extents_found = found as usize;
-        // With room to spare the walk reached the end, whatever walk_end says.
-        let resume_at =
-            if extents_found < room { end } else { HostAddress(argument.walk_end as usize) };
+        // With room to spare the walk reached the end, whatever walk_end says; otherwise that may lag
+        // behind what was reported, and never runs ahead of it.
+        let resume_at = match extents[..extents_found].last() {
+            Some(last) if extents_found == room => argument.walk_end.max(last.end),
+            _ => end.0 as u64,
+        };
+        let resume_at = HostAddress(resume_at as usize);
         Ok(Scanned { extents: extents_found, resume_at })
     }
 }

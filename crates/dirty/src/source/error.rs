@@ -126,7 +126,8 @@ pub enum SourceError {
     /// in the overwritten entries are lost: take all as written. What the ring says from now on is
     /// out of step.
     #[error(
-        "all {entries} entries of vCPU {vcpu}'s dirty ring were dirty: the kernel ran over its end, and          pages are lost; take all as written, and give the guest a larger ring or the bitmap"
+        "all {entries} entries of vCPU {vcpu}'s dirty ring were dirty: the kernel ran over its end, and \
+         pages are lost; take all as written, and give the guest a larger ring or the bitmap"
     )]
     RingOverrun {
         /// Which ring, in the order in which they were given.

@@ -160,12 +160,9 @@ impl WrittenPages {
                 pages += u64::from(range.count);
                 marks.mark_range(range);
             }
-            let reported = found.last().map_or(0, |last| last.end as usize);
             found.fill(Extent::default());
             let scanned = scanned.map_err(|error| self.refused(region, error))?;
-            // `resume_at` may lag behind what was reported and protected, never run ahead of it; it
-            // is the end if there was room to spare.
-            let next = HostAddress(scanned.resume_at.0.max(reported));
+            let next = scanned.resume_at;
             assert!(
                 next > at,
                 "a scan that reports nothing ends at the range's end, not at {next}"
