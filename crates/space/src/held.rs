@@ -48,6 +48,12 @@ struct Range {
     number: u64,
 }
 
+impl Range {
+    fn overlaps(&self, start: HostAddress, end: HostAddress) -> bool {
+        self.start < end && start < self.end
+    }
+}
+
 /// The ranges held now. Fixed size: the handlers allocate nothing.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -118,8 +124,7 @@ impl Held {
     fn settle(&self, start: HostAddress, end: HostAddress) {
         let mut table = self.lock();
         let holds = table.holds;
-        let is_older =
-            |range: &Range| range.number < holds && range.start < end && start < range.end;
+        let is_older = |range: &Range| range.number < holds && range.overlaps(start, end);
         while table.held().iter().any(is_older) {
             table = self.wait(table);
         }
@@ -181,7 +186,7 @@ impl Table {
     }
 
     fn overlaps(&self, start: HostAddress, end: HostAddress) -> bool {
-        self.held().iter().any(|range| range.start < end && start < range.end)
+        self.held().iter().any(|range| range.overlaps(start, end))
     }
 
     /// Whether the byte at `address` is held. If so, its holder wakes whoever waits for it: the

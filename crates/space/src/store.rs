@@ -52,8 +52,11 @@ impl StoreView {
     /// The slot's bytes: 4096, page-aligned, readable, unchanging while a page is merged with it.
     pub(crate) fn page(&self, slot: Slot) -> *const u8 {
         assert!(slot.0 < self.slots, "a slot is within its store");
-        // Relaxed: whoever misses it rests the mapping the next time.
-        self.was_read.store(true, Ordering::Relaxed);
+        // Relaxed: whoever misses it rests the mapping the next time. Written once, or lanes that
+        // compare would take the cache line from each other.
+        if !self.was_read.load(Ordering::Relaxed) {
+            self.was_read.store(true, Ordering::Relaxed);
+        }
         self.mapping.as_ptr().wrapping_add(slot.at() << PAGE_SHIFT)
     }
 
