@@ -1,0 +1,252 @@
+//! The law `steady`: what a page costs is known from the last scans, so the batch that brings the next
+//! one to its target can be reckoned.
+//!
+//! A page keeps a scan busy for `b` and costs `c` of CPU time, which is the same with one thread. A scan
+//! of `n` pages in batches of `p`, each followed by a rest `r`, takes `n·b + r·n/p`: that is `t` for
+//! `p = n·r/(t - n·b)`. Its share of a CPU is `c/(b + r/p)`: that is `m` for `p = r/(c/m - b)`. Costs and
+//! the rest are measured, so that late timers and busy CPUs are reckoned with.
+//!
+//! What is claimed (`crates/advisor/tests` has a test for each):
+//!
+//! - *At its target in two scans.* The scan that begins with the number of its pages known, or the one
+//!   after a scan of as many, is on its target, because nothing else is in the formula. A scan is left
+//!   as it is only within [`TOLERANCE_PERCENT`] of it.
+//! - *Never above the ceiling.* A second can begin and end with a batch: it has at most as many batches
+//!   as `1 + r` seconds have on average, and so at most `m'·(1 + r)` of CPU time, where `m'` is the share
+//!   over a long time. Batches are therefore bounded by `m' = m/(1 + r)`; rests that come later only
+//!   make it less. Where even the smallest batch is too much, rests get longer.
+//!   Pages are taken to cost what the dearest of the last scan did ([`Steady::hold`] is told), so that
+//!   a scan through cheap pages is not in a rush when it comes to dear ones, if they lie together for
+//!   some batches.
+//! - *What cannot be avoided.* Nobody knows a page's cost before it was scanned once. When pages get
+//!   dearer than all of the last scan, the scan is above its ceiling until the next `hold` after a batch
+//!   of them, and in part until the one after that: where `d` is the time between two holds and that of
+//!   a batch with its rest, by at most `2·d·(h - m)` seconds of CPU time, with `h` the share that the old
+//!   pace has at the new cost, and by the batches that were under way.
+//! - *No oscillation.* Costs and rests are means over scans, which noise of some percent leaves where
+//!   they are; a change beyond noise ([`NOISE_PERCENT`]) is believed at once.
+
+mod estimate;
+
+use crate::{Pace, Scan, Settings};
+use estimate::{Highest, Mean};
+
+pub use estimate::NOISE_PERCENT;
+
+/// How far from its target a scan may be expected to be before anything is changed.
+pub const TOLERANCE_PERCENT: u64 = 5;
+
+/// The dearest pages are believed to cost at most so many times what pages cost on average.
+const DEAREST: f64 = 4.0;
+
+/// Rests are believed to be at most so many times longer than they should be, or shorter.
+const REST_FACTOR: f64 = 16.0;
+
+/// What the law keeps between scans. Times are in seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Steady {
+    pace: Pace,
+    /// The pace that the scan began with.
+    begun: Pace,
+    /// What rests are asked to be, but for those that are stretched, in microseconds.
+    rest_us: u64,
+    /// What they proved to be.
+    rest: Mean,
+    /// What a page proved to cost, of CPU time.
+    page: Mean,
+    /// For how long a page proved to keep the scan busy.
+    busy: Mean,
+    /// What the dearest pages of the last scan cost.
+    dearest: Highest,
+    within: Within,
+}
+
+/// What is learned within a scan.
+#[derive(Clone, Copy, Debug, Default)]
+struct Within {
+    /// What was told and not reckoned with yet, because it was less than a batch.
+    part: Scan,
+    /// What the dearest pages cost so far.
+    dearest_s: f64,
+    /// What pages cost lately: up at once, down by and by.
+    lately_s: f64,
+    /// Whether the pace was changed.
+    is_held: bool,
+}
+
+/// The settings as the law reckons with them.
+#[derive(Clone, Copy)]
+struct Bounds {
+    target_s: f64,
+    /// Of one CPU.
+    share: f64,
+    min_pages: u64,
+    max_pages: u64,
+}
+
+impl Bounds {
+    fn of(settings: &Settings) -> Self {
+        let share = settings.max_cpu_percent.max(1) as f64 / 100.0;
+        let max_pages = settings.max_pages_to_scan.max(1);
+        Self {
+            target_s: settings.target_scan_time_s as f64,
+            share,
+            min_pages: settings.min_pages_to_scan.clamp(1, max_pages),
+            max_pages,
+        }
+    }
+
+    /// `pages` as a batch, within the bounds. What is no number is the smallest.
+    fn batch(self, pages: f64) -> u64 {
+        (pages as u64).clamp(self.min_pages, self.max_pages)
+    }
+}
+
+impl Steady {
+    /// Begins with the smallest batch.
+    #[must_use]
+    pub fn new(settings: &Settings, rest_us: u64) -> Self {
+        let rest_us = rest_us.max(1);
+        let pace = Pace { pages_to_scan: Bounds::of(settings).min_pages, rest_us };
+        Self {
+            pace,
+            begun: pace,
+            rest_us,
+            rest: Mean::default(),
+            page: Mean::default(),
+            busy: Mean::default(),
+            dearest: Highest::default(),
+            within: Within::default(),
+        }
+    }
+
+    /// What it advises now.
+    #[must_use]
+    pub fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    /// Takes in what a scan took, and how many pages the next has, where that is known. From a scan of
+    /// no pages nothing is learned.
+    pub fn end_scan(&mut self, settings: &Settings, scan: Scan, next_pages: Option<u64>) {
+        let within = std::mem::take(&mut self.within);
+        if scan.pages == 0 {
+            return;
+        }
+        let page_s = a_page_s(scan.cpu_us, scan.pages);
+        self.page.take(page_s);
+        self.busy.take(a_page_s(scan.busy_us, scan.pages));
+        self.dearest.take(within.dearest_s.min(page_s * DEAREST).max(page_s));
+        if !within.is_held && self.pace.rest_us == self.rest_us {
+            self.rest.take(self.rest_of(scan));
+        }
+        self.begin_scan(settings, next_pages.unwrap_or(scan.pages));
+    }
+
+    /// Takes in how many pages the next scan has.
+    pub fn begin_scan(&mut self, settings: &Settings, pages: u64) {
+        let (Some(busy_s), Some(dearest_s)) = (self.busy.get(), self.dearest.get()) else {
+            return;
+        };
+        let bounds = Bounds::of(settings);
+        let now = self.pace.pages_to_scan;
+        let most = bounds.batch(self.most(bounds, dearest_s));
+        let wanted = bounds.batch(self.batch_for(bounds.target_s, pages as f64, busy_s));
+        let is_near = self.is_near(bounds.target_s, pages as f64, busy_s);
+        let is_allowed = (bounds.min_pages..=most).contains(&now);
+        let pages_to_scan = if is_near && is_allowed { now } else { wanted.min(most) };
+        let rest_us = self.rest_for(bounds, pages_to_scan, dearest_s);
+        self.pace = Pace { pages_to_scan, rest_us };
+        self.begun = self.pace;
+        self.within = Within { lately_s: dearest_s, ..Within::default() };
+    }
+
+    /// Takes in what was done since it was last told, or since the scan began, and slows down where the
+    /// pages cost too much for the ceiling. Never goes faster than the scan began.
+    pub fn hold(&mut self, settings: &Settings, part: Scan) {
+        let within = &mut self.within;
+        within.part = within.part.and(part);
+        // What the CPU time of less than a batch is said to be is wrong by more than it is.
+        if within.part.pages < self.pace.pages_to_scan.max(1) {
+            return;
+        }
+        let part = std::mem::take(&mut within.part);
+        let page_s = a_page_s(part.cpu_us, part.pages);
+        within.dearest_s = within.dearest_s.max(page_s);
+        within.lately_s = page_s.max(within.lately_s - (within.lately_s - page_s) / 8.0);
+        let lately_s = within.lately_s;
+        let bounds = Bounds::of(settings);
+        let most = bounds.batch(self.most(bounds, lately_s));
+        let pages_to_scan = self.begun.pages_to_scan.min(most).max(bounds.min_pages);
+        let rest_us = self.rest_for(bounds, pages_to_scan, lately_s).max(self.begun.rest_us);
+        self.pace = Pace { pages_to_scan, rest_us };
+        self.within.is_held |= self.pace != self.begun;
+    }
+
+    /// How long a rest is to be, and how long it proved to be.
+    fn rests(&self) -> (f64, f64) {
+        let asked_s = self.rest_us as f64 / 1e6;
+        (asked_s, self.rest.get().unwrap_or(asked_s))
+    }
+
+    /// How long a rest of this scan was. One follows each batch, the last as well.
+    fn rest_of(&self, scan: Scan) -> f64 {
+        let (asked_s, _) = self.rests();
+        let batches = scan.pages.div_ceil(self.pace.pages_to_scan.max(1));
+        let rests_s = scan.time_us.saturating_sub(scan.busy_us) as f64 / 1e6;
+        (rests_s / batches as f64).clamp(asked_s / REST_FACTOR, asked_s * REST_FACTOR)
+    }
+
+    /// What share of its CPU time a batch takes: less than one where threads share the work. Never more:
+    /// a thread that waits for a CPU is busy for longer than it should be.
+    fn overlap(&self) -> f64 {
+        let (page_s, busy_s) = (self.page.get(), self.busy.get());
+        page_s.zip(busy_s).map_or(1.0, |(page_s, busy_s)| (busy_s / page_s).min(1.0))
+    }
+
+    /// The largest batch that stays below the ceiling over any second, at that CPU time a page.
+    fn most(&self, bounds: Bounds, page_s: f64) -> f64 {
+        let (asked_s, real_s) = self.rests();
+        let rest_s = asked_s.min(real_s);
+        let idle_s = page_s * ((1.0 + rest_s) / bounds.share - self.overlap());
+        if idle_s > 0.0 { rest_s / idle_s } else { f64::INFINITY }
+    }
+
+    /// The batch with which so many pages take `target_s`; the largest, if none is large enough.
+    fn batch_for(&self, target_s: f64, pages: f64, busy_s: f64) -> f64 {
+        let (_, rest_s) = self.rests();
+        let batches = ((target_s - pages * busy_s) / rest_s).round();
+        if batches < 1.0 { f64::INFINITY } else { (pages / batches).ceil() }
+    }
+
+    /// Whether the batch of now brings so many pages near the target.
+    fn is_near(&self, target_s: f64, pages: f64, busy_s: f64) -> bool {
+        let (_, rest_s) = self.rests();
+        let batches = (pages / self.pace.pages_to_scan.max(1) as f64).ceil();
+        let time_s = pages * busy_s + batches * rest_s;
+        (time_s - target_s).abs() <= target_s * TOLERANCE_PERCENT as f64 / 100.0
+    }
+
+    /// The rest after a batch, in microseconds: longer than usual where that batch is above the
+    /// ceiling all the same.
+    fn rest_for(&self, bounds: Bounds, batch: u64, page_s: f64) -> u64 {
+        if batch as f64 <= self.most(bounds, page_s) {
+            return self.rest_us;
+        }
+        let work_s = batch as f64 * page_s;
+        // Over a long time, and over any second; a second has no two batches that are a second apart.
+        let overall_s = work_s / bounds.share - work_s * self.overlap();
+        let any_second_s = match work_s < bounds.share {
+            true => overall_s * bounds.share / (bounds.share - work_s),
+            false => f64::INFINITY,
+        };
+        // The kernel's own rests are in milliseconds.
+        let rest_ms = (any_second_s.min(overall_s.max(1.0)) * 1000.0).ceil() as u64;
+        rest_ms.saturating_mul(1000).max(self.rest_us)
+    }
+}
+
+/// What each of so many pages took, in seconds; never nothing.
+fn a_page_s(us: u64, pages: u64) -> f64 {
+    (us as f64 / 1e6 / pages as f64).max(1e-12)
+}
