@@ -6,12 +6,15 @@
 //! else is safe. No policy lives here, no logging, no retry.
 
 pub mod event;
+pub mod group;
 pub mod heap;
+pub mod ksm;
 pub mod kvm;
 pub mod lock;
 pub mod mapping;
 pub mod maps;
 pub mod memfd;
+pub mod memory;
 pub mod pagemap;
 pub mod pidfd;
 pub mod process;
@@ -19,3 +22,4 @@ pub mod socket;
 pub mod stderr;
 pub mod thread;
 pub mod userfault;
+pub mod watch;

@@ -27,6 +27,21 @@ pub fn effective_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// Whether this process ignores `signal`, as nohup(1) has its children ignore `SIGHUP`: `SigIgn` of
+/// proc_pid_status(5).
+///
+/// # Errors
+/// The kernel's if `/proc` cannot be read; `InvalidData` if it does not tell.
+pub fn ignores_signal(signal: i32) -> io::Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let bit =
+        u32::try_from(signal).ok().and_then(|signal| 1_u64.checked_shl(signal.checked_sub(1)?));
+    let is_set = mask.zip(bit).map(|(mask, bit)| mask & bit != 0);
+    is_set.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 /// Makes this process the leader of a session of its own: it no longer belongs to the terminal
 /// that started it, nor to the job of its shell.
 ///

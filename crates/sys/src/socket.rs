@@ -238,6 +238,40 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     Ok(Peer { pid: credentials.pid, uid: credentials.uid, gid: credentials.gid })
 }
 
+/// The supplementary groups of whoever is at the other end of a connected Unix socket, as the kernel
+/// saw them when the connection was made. Its effective group ([`Peer::gid`]) need not be among them.
+///
+/// # Errors
+/// The kernel's: `ENOPROTOOPT` before Linux 4.13; if `socket` is not a Unix socket.
+pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `bytes` bytes to the vector, which has as many, and to
+        // `bytes` itself; any bytes are group numbers.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut bytes,
+            )
+        };
+        let count = bytes as usize / size_of::<libc::gid_t>();
+        if result == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        // Too small: the kernel says how much it takes (sk_getsockopt, 28b5ba2aa0f5).
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}
+
 /// Waits until one of `fds` has something to read or is in error, for at most `patience` (`None`:
 /// for ever). Sets `ready[i]` for `fds[i]` and returns how many are ready: 0 after `patience`.
 ///

@@ -55,8 +55,14 @@ pub fn process_cpu_time() -> Duration {
     of_caller(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
+/// Time since the machine started, its sleep left out (`CLOCK_MONOTONIC`): the same for all processes.
+#[must_use]
+pub fn monotonic_time() -> Duration {
+    of_caller(libc::CLOCK_MONOTONIC)
+}
+
 fn of_caller(id: libc::clockid_t) -> Duration {
-    CpuClock(id).time().expect("CPU clocks of the caller always exist")
+    CpuClock(id).time().expect("the caller's clocks always exist")
 }
 
 /// Starts a thread that no signal is ever delivered to, so that handlers of the program that we

@@ -115,6 +115,12 @@ fn listeners_take_connections_and_know_who_comes() {
     };
     assert_eq!(peer(&server).unwrap(), us);
     assert_eq!(peer(&client).unwrap(), us);
+    let ours: Vec<u32> = rustix::process::getgroups()
+        .unwrap()
+        .into_iter()
+        .map(rustix::process::Gid::as_raw)
+        .collect();
+    assert_eq!(peer_groups(&server).unwrap(), ours);
 
     drop(listener);
     assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
