@@ -14,16 +14,17 @@ use crate::member::{Member, State};
 use crate::runs::{Merge, cut, cut_zeros, fit, mappings, merges_of};
 use crate::settings::MERGE_PAGES;
 use crate::stable::BACK_OFF_MAX;
+use crate::workers::Workers;
 
 /// Merges what a round has planned for one guest.
-pub(crate) fn apply(domain: &Domain, member: &Member, outcomes: &mut Vec<u8>) {
+pub(crate) fn apply(domain: &Domain, member: &Member, workers: &Workers, outcomes: &mut Vec<u8>) {
     let mut guard = member.state();
     let state = &mut *guard;
     let mut zeros = std::mem::take(&mut state.zeros);
     // Sorted when they were given their places.
     let merges = std::mem::take(&mut state.merges);
     zeros.sort_unstable();
-    let mut work = Applying { domain, member, state, outcomes, refused: false };
+    let mut work = Applying { domain, member, workers, state, outcomes, refused: false };
     let Some(mut lane) = member.lane() else {
         work.put_back(&cut_zeros(&zeros), 0);
         return work.put_back(&cut(&merges), 0);
@@ -37,6 +38,7 @@ pub(crate) fn apply(domain: &Domain, member: &Member, outcomes: &mut Vec<u8>) {
 struct Applying<'a> {
     domain: &'a Domain,
     member: &'a Member,
+    workers: &'a Workers,
     state: &'a mut State,
     outcomes: &'a mut Vec<u8>,
     /// The guest has said that it has no room for mappings.
@@ -83,6 +85,8 @@ impl Applying<'_> {
             }
             self.state.doubt.merged = false;
             self.take_outcomes(some);
+            self.member.take_gauges(lane, self.state);
+            self.workers.breathe();
             rest = later;
             if self.refused {
                 self.put_back(rest, BACK_OFF_MAX);

@@ -15,6 +15,7 @@ use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot};
 use crate::copies::{Copies, free_rows};
 use crate::links::Link;
 use crate::member::Member;
+use crate::meter::Meter;
 use crate::plan::{Join, Seed};
 use crate::pressure::{Pressure, Shortage};
 use crate::settings::Settings;
@@ -104,6 +105,7 @@ pub(crate) struct Domain {
     pub(crate) shortage: Mutex<Option<Shortage>>,
     pub(crate) pressure: Pressure,
     pub(crate) backs_off: bool,
+    meter: Arc<Meter>,
     /// Breaks until the end of the last period.
     pub(crate) breaks_seen: u64,
     /// What guests that left had counted.
@@ -111,7 +113,7 @@ pub(crate) struct Domain {
 }
 
 impl Domain {
-    pub(crate) fn new(grant: Arc<Grant>, backs_off: bool) -> Self {
+    pub(crate) fn new(grant: Arc<Grant>, backs_off: bool, meter: Arc<Meter>) -> Self {
         Self {
             key: DigestKey::from_secret(&grant.secret),
             index: Index::with_capacity(0, grant.index_keys, Heads),
@@ -127,6 +129,7 @@ impl Domain {
             shortage: Mutex::default(),
             pressure: Pressure::default(),
             backs_off,
+            meter,
             breaks_seen: 0,
             left: Counts::default(),
         }
@@ -135,7 +138,8 @@ impl Domain {
     pub(crate) fn add(&mut self, connection: Connected) {
         let number = self.next_member;
         self.next_member += 1;
-        self.members.insert(number, Member::new(number, connection));
+        let meter = Arc::clone(&self.meter);
+        self.members.insert(number, Member::new(number, connection, meter));
     }
 
     /// Gives a reference back. What nobody maps any more is freed when the phase is over.
@@ -226,6 +230,7 @@ impl Domain {
             zero_pages: 0,
             pages_unshared: 0,
             pages_volatile: 0,
+            pages_pending: 0,
             pages_foreign: 0,
             ..member.counts()
         };

@@ -1,18 +1,22 @@
 //! The engine: what the daemon holds.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use bindery_sys::thread::cpu_time;
+use bindery_advisor::Mode;
 
 use crate::Connected;
 use crate::domain::{Domain, DomainError, Grant};
 use crate::member::{Health, Member};
-use crate::period::{Domains, run_period};
+use crate::meter::Meter;
+use crate::pace::Pacer;
+use crate::period::{Domains, Means, Turn, run_period};
 use crate::settings::Settings;
 use crate::status::EngineStatus;
+use crate::stop::Stop;
+use crate::tally::PageMap;
 use crate::unmerge::{UnmergeError, Unmerging, merge_again, unmerge};
 use crate::workers::Workers;
 
@@ -28,35 +32,67 @@ pub struct Engine {
     inbox: Mutex<Vec<Change>>,
     core: Mutex<Core>,
     status: Mutex<Arc<EngineStatus>>,
-    stopped: AtomicBool,
+    meter: Arc<Meter>,
+    stop: Arc<Stop>,
+    /// How many wait for the period at work to end.
+    waiters: AtomicUsize,
+    /// Whether merging waits for something outside.
+    is_idle: AtomicBool,
+    maps: Mutex<BTreeMap<u32, Arc<PageMap>>>,
     /// Rung when the settings change or the engine is stopped.
     bell: Condvar,
 }
+
+/// How often figures are published within a period, at most.
+const PUBLISHING: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether those who waited have had their turn.
+const HANDING_OVER: Duration = Duration::from_millis(1);
+
+/// How many times longer periods are while merging is idle.
+const IDLE_PERIODS: u32 = 10;
 
 enum Change {
     Add(Arc<Grant>, Connected),
     Remove(u32),
 }
 
-#[derive(Default)]
 struct Core {
     domains: Domains,
+    /// The guest that the next period begins with.
+    turn: Turn,
+    pacer: Pacer,
+    /// What the pacer was made for.
+    paced: Settings,
     periods: u64,
-    cpu: Duration,
 }
 
 impl Engine {
     /// An engine without guests.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
+        let (meter, stop) = (Arc::<Meter>::default(), Arc::<Stop>::default());
+        let workers = Workers::new(settings.workers, Arc::clone(&meter), Arc::clone(&stop));
+        workers.set_ceiling(ceiling(&settings));
+        let core = Core {
+            domains: Domains::default(),
+            turn: None,
+            pacer: Pacer::new(&settings),
+            paced: settings,
+            periods: 0,
+        };
         Self {
-            workers: Workers::new(settings.workers),
+            workers,
             settings: Mutex::new(settings),
             grants: Mutex::default(),
             inbox: Mutex::default(),
-            core: Mutex::default(),
+            core: Mutex::new(core),
             status: Mutex::default(),
-            stopped: AtomicBool::new(false),
+            meter,
+            stop,
+            waiters: AtomicUsize::new(0),
+            is_idle: AtomicBool::new(false),
+            maps: Mutex::default(),
             bell: Condvar::new(),
         }
     }
@@ -102,31 +138,60 @@ impl Engine {
         self.bell.notify_all();
     }
 
+    /// Changes how scans are paced: the ceiling at once, the rate with the next period.
+    pub fn set_pace(&self, advisor: bindery_advisor::Settings, pages_to_scan: Option<u64>) {
+        let mut settings = guard(&self.settings);
+        settings.advisor = advisor;
+        settings.pages_to_scan = pages_to_scan;
+        self.workers.set_ceiling(ceiling(&settings));
+        self.bell.notify_all();
+    }
+
+    /// Has merging wait, or go on. What is merged stays merged meanwhile, guests come and go, and
+    /// they are asked ten times less often what they wrote.
+    pub fn set_idle(&self, is_idle: bool) {
+        // Relaxed: a flag; the lock orders it before the bell.
+        self.is_idle.store(is_idle, Ordering::Relaxed);
+        drop(guard(&self.settings));
+        self.bell.notify_all();
+    }
+
     /// How the engine works now.
     #[must_use]
     pub fn settings(&self) -> Settings {
         *guard(&self.settings)
     }
 
-    /// Runs one period. Blocks until its work is done.
+    /// Runs one period. Blocks until its work is done; where scans are paced, for a period at most,
+    /// but for the work under way at its end.
     ///
     /// # Panics
     /// If an invariant is broken. The engine is of no further use then: end the process, guests go
     /// on and a new daemon takes them over.
     pub fn run_period(&self) {
         let mut core = guard(&self.core);
-        let (start, cpu) = (Instant::now(), cpu_time());
+        let (start, settings) = (Instant::now(), self.settings());
+        self.workers.begin();
         self.take_changes(&mut core);
-        let Core { domains, periods, cpu: used } = &mut *core;
-        let before = *used;
-        let tell = |domains: &Domains, periods: u64| {
-            let used = before + cpu_time().saturating_sub(cpu);
-            self.publish(domains, periods, used, start.elapsed());
-        };
-        run_period(domains, &self.workers, &self.stopped, |domains| tell(domains, *periods));
+        let Core { domains, turn, pacer, paced, periods } = &mut *core;
+        if (paced.advisor, paced.pages_to_scan) != (settings.advisor, settings.pages_to_scan) {
+            pacer.set(&settings);
+            *paced = settings;
+        }
+        let deadline = pacer.is_pacing().then(|| start + settings.period);
+        let mut published = start;
+        let (workers, meter, stop) = (&self.workers, &*self.meter, &*self.stop);
+        let (waiters, is_idle) = (&self.waiters, self.is_idle());
+        let mut means = Means { workers, pacer, meter, stop, waiters, is_idle };
+        run_period(domains, turn, &mut means, deadline, |domains, pacer| {
+            if published.elapsed() >= PUBLISHING {
+                self.publish(domains, pacer, *periods, start.elapsed());
+                published = Instant::now();
+            }
+        });
         *periods += 1;
-        tell(domains, *periods);
-        *used += cpu_time().saturating_sub(cpu);
+        self.publish(domains, pacer, *periods, start.elapsed());
+        self.workers.lap();
     }
 
     /// Runs periods until [`stop`](Self::stop) is called, each as long after the one before as the
@@ -135,12 +200,17 @@ impl Engine {
     /// # Panics
     /// As [`run_period`](Self::run_period).
     pub fn run(&self) {
-        while !self.is_stopped() {
+        while !self.stop.is_set() {
             let start = Instant::now();
             self.run_period();
+            // A mutex knows no order: who waited for this period is not to wait for the next.
+            while self.waiters.load(Ordering::Relaxed) > 0 {
+                std::thread::sleep(HANDING_OVER);
+            }
             let mut settings = guard(&self.settings);
-            while !self.is_stopped() {
-                let left = settings.period.saturating_sub(start.elapsed());
+            while !self.stop.is_set() {
+                let periods = if self.is_idle() { IDLE_PERIODS } else { 1 };
+                let left = (settings.period * periods).saturating_sub(start.elapsed());
                 if left.is_zero() {
                     break;
                 }
@@ -152,14 +222,13 @@ impl Engine {
 
     /// Ends [`run`](Self::run), and a period at work between two rounds.
     pub fn stop(&self) {
-        // Relaxed: a flag; the settings' lock orders it before the bell.
-        self.stopped.store(true, Ordering::Relaxed);
+        self.stop.set();
         drop(guard(&self.settings));
         self.bell.notify_all();
     }
 
-    fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
+    fn is_idle(&self) -> bool {
+        self.is_idle.load(Ordering::Relaxed)
     }
 
     /// Brings all pages of a guest back, and leaves it alone until [`merge`](Self::merge). Waits
@@ -184,7 +253,9 @@ impl Engine {
         id: u32,
         work: impl FnOnce(&Domain, &Member) -> T,
     ) -> Result<T, UnmergeError> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
         let mut core = guard(&self.core);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
         self.take_changes(&mut core);
         let mut members = core
             .domains
@@ -195,8 +266,8 @@ impl Engine {
         let result = work(domain, member);
         core.domains.values_mut().for_each(Domain::sweep);
         // Whoever asked for it looks at the figures next.
-        let last = Duration::from_micros(self.status().scan_time_us);
-        self.publish(&core.domains, core.periods, core.cpu, last);
+        let last = Duration::from_micros(self.status().period_time_us);
+        self.publish(&core.domains, &core.pacer, core.periods, last);
         Ok(result)
     }
 
@@ -205,6 +276,13 @@ impl Engine {
     #[must_use]
     pub fn status(&self) -> Arc<EngineStatus> {
         Arc::clone(&guard(&self.status))
+    }
+
+    /// What the pages of a guest are, from its first period on and as long as it is connected. Never
+    /// waits for a period; what the map shows changes while merging goes on.
+    #[must_use]
+    pub fn map(&self, id: u32) -> Option<Arc<PageMap>> {
+        guard(&self.maps).get(&id).cloned()
     }
 
     /// Looks at everything, as no other code may.
@@ -220,7 +298,8 @@ impl Engine {
                 Change::Add(grant, guest) => {
                     let name = grant.name().to_owned();
                     let domain = core.domains.entry(name);
-                    domain.or_insert_with(|| Domain::new(grant, backs_off)).add(guest);
+                    let new = || Domain::new(grant, backs_off, Arc::clone(&self.meter));
+                    domain.or_insert_with(new).add(guest);
                 }
                 Change::Remove(id) => {
                     let mut members =
@@ -235,18 +314,30 @@ impl Engine {
         }
     }
 
-    fn publish(&self, domains: &Domains, periods: u64, cpu: Duration, elapsed: Duration) {
+    fn publish(&self, domains: &Domains, pacer: &Pacer, periods: u64, elapsed: Duration) {
         let settings = self.settings();
         let status = EngineStatus {
             full_scans: periods,
             workers: settings.workers as u64,
             period_ms: settings.period.as_millis() as u64,
-            scan_time_us: elapsed.as_micros() as u64,
-            cpu_time_us: cpu.as_micros() as u64 + self.workers.cpu_ns() / 1000,
+            period_time_us: elapsed.as_micros() as u64,
+            cpu_time_us: self.meter.threads_us(),
+            lanes_cpu_time_us: self.meter.lanes_us(),
+            is_idle: self.is_idle(),
+            advisor: pacer.status(),
             domains: domains.values().map(Domain::status).collect(),
         };
         *guard(&self.status) = Arc::new(status);
+        let members = domains.values().flat_map(|domain| domain.members.values());
+        *guard(&self.maps) = members
+            .map(|member| (member.connection.identity().id, Arc::clone(member.tally.shown())))
+            .collect();
     }
+}
+
+/// The ceiling on CPU time, in percent of one CPU, where there is one.
+fn ceiling(settings: &Settings) -> Option<u64> {
+    (settings.advisor.mode != Mode::None).then_some(settings.advisor.max_cpu_percent)
 }
 
 /// Locks what only the engine's own threads change.

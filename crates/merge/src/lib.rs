@@ -14,8 +14,8 @@
 //!   stay until its process has ended.
 //! - **A guest that lies, stops or dies** disturbs no other: it is left alone, and whatever it said
 //!   about a content is checked by who depends on it.
-//! - **Metadata** stays below 32 bytes a managed page: 4 for its link and 0.5 for its writes, 1
-//!   where pages broke, 24 to 27 in the index if it is unique, 8 if it is canonical.
+//! - **Metadata** stays below 32 bytes a managed page: 4 for its link, 0.5 for its writes and 0.125 for maps,
+//!   1 where pages broke, 24 to 27 in the index if it is unique, 8 if it is canonical.
 //!
 //! # Concurrency
 //! One thread runs periods; each phase of a period spreads over as many workers as are wanted
@@ -34,7 +34,9 @@ mod fill;
 mod headroom;
 mod links;
 mod member;
+mod meter;
 mod observe;
+mod pace;
 mod period;
 mod plan;
 mod pressure;
@@ -45,7 +47,9 @@ mod settings;
 mod slots;
 mod stable;
 pub mod status;
+mod stop;
 mod store;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod unmerge;
@@ -59,8 +63,11 @@ pub use engine::Engine;
 pub use pressure::{
     DomainState, FULL_PAUSE, STORM_BREAKS_MIN, STORM_PAUSE_MAX, STORM_SHARE, Shortage,
 };
-pub use settings::{INDEX_KEYS, INDEX_KEYS_MAX, MAPPING_BYTES, PERIOD, STORE_SLOTS, Settings};
+pub use settings::{
+    INDEX_KEYS, INDEX_KEYS_MAX, MAPPING_BYTES, PERIOD, REST, STORE_SLOTS, Settings,
+};
 pub use store::StoreError;
+pub use tally::{LinkCounts, PageMap, TALLY_PAGES};
 pub use unmerge::{UnmergeError, Unmerging};
 pub use workers::WORKERS_MAX;
 

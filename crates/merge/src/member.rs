@@ -15,11 +15,13 @@ use bindery_space::wire::control::StoreId;
 use bindery_units::{PageIndex, PageRange};
 
 use crate::links::{Link, Links};
+use crate::meter::Meter;
 use crate::rhythm::Rhythm;
 use crate::runs::Merge;
 use crate::settings::MEND_BREAKS;
 use crate::stable::Stable;
 use crate::status::{Counts, GuestState, GuestStatus};
+use crate::tally::Tally;
 
 /// Whether work on a member goes on in this period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +42,10 @@ pub(crate) struct Member {
     pub(crate) number: u32,
     pub(crate) connection: Arc<dyn Connection>,
     pub(crate) links: Links,
+    pub(crate) tally: Tally,
     state: Mutex<State>,
     health: AtomicU8,
+    meter: Arc<Meter>,
     digested: AtomicU64,
     linked: [AtomicU64; 3],
 }
@@ -55,8 +59,8 @@ pub(crate) struct State {
     pub(crate) managed: Vec<PageRange>,
     /// Pages that were written and not taken in yet, once there was memory to keep track of them.
     pub(crate) written: Option<Reader>,
-    /// Stable pages of this period that are to be digested.
-    pub(crate) told: Vec<u32>,
+    /// Stable pages that may be looked at in this period, and have not been.
+    pub(crate) ready: u64,
     /// Pages found to be zero in this round.
     pub(crate) zeros: Vec<u32>,
     /// Merges of this round, by page once they were given their places (`copies`). Each holds a
@@ -90,6 +94,14 @@ impl State {
     pub(crate) fn has_merges(&self) -> bool {
         !self.zeros.is_empty() || !self.merges.is_empty()
     }
+
+    /// Gives about `most` stable pages to `pages`. False once its turn is over.
+    pub(crate) fn tell(&mut self, most: usize, pages: &mut Vec<u32>) -> bool {
+        let goes_on = self.stable.tell(most, pages);
+        // Pages may be told again that were put back before.
+        self.ready = if goes_on { self.ready.saturating_sub(pages.len() as u64) } else { 0 };
+        goes_on
+    }
 }
 
 /// What has to be asked, because nobody told it yet, or an answer never came.
@@ -102,15 +114,17 @@ pub(crate) struct Doubt {
 }
 
 impl Member {
-    pub(crate) fn new(number: u32, connection: Arc<dyn Connection>) -> Self {
+    pub(crate) fn new(number: u32, connection: Arc<dyn Connection>, meter: Arc<Meter>) -> Self {
         // Another daemon may have been told before what is there: a scan would not tell again.
         let doubt = Doubt { present: true, merged: connection.holds_other_stores() };
         Self {
             number,
             connection,
             links: Links::default(),
+            tally: Tally::default(),
             state: Mutex::new(State { doubt, mend_after: MEND_BREAKS, ..State::default() }),
             health: AtomicU8::new(Health::Well as u8),
+            meter,
             digested: AtomicU64::new(0),
             linked: Default::default(),
         }
@@ -142,6 +156,11 @@ impl Member {
 
     pub(crate) fn is_well(&self) -> bool {
         self.health() == Health::Well
+    }
+
+    /// Stable pages that may be looked at in this period, and have not been.
+    pub(crate) fn ready(&self) -> u64 {
+        self.state().ready
     }
 
     /// How its shim calls the domain's store.
@@ -179,8 +198,14 @@ impl Member {
         }
     }
 
-    /// Takes in what a lane's answers said about the process.
+    /// Takes in what a lane's answers said about the process, and meters what they cost.
     pub(crate) fn take_gauges(&self, lane: &mut LaneLease<'_>, state: &mut State) {
+        self.meter.add_lane(self.take_gauges_unmetered(lane, state));
+    }
+
+    /// The same for what an operator asked for, which is not merging's to pay. Returns the CPU time, in
+    /// nanoseconds.
+    pub(crate) fn take_gauges_unmetered(&self, lane: &mut LaneLease<'_>, state: &mut State) -> u64 {
         let gauges = lane.gauges();
         if gauges.mappings_max > 0 {
             state.mappings = gauges.mappings;
@@ -191,6 +216,7 @@ impl Member {
         state.transit_max_ns = state.transit_max_ns.max(gauges.transit_max_ns);
         state.lane_cpu_ns += gauges.lane_cpu_ns;
         state.handler_cpu_ns = state.handler_cpu_ns.max(gauges.handler_cpu_ns);
+        gauges.lane_cpu_ns
     }
 
     /// Takes in that `pages` were digested.
@@ -201,6 +227,7 @@ impl Member {
     /// Links `page`, keeps count, and returns what it was linked to.
     pub(crate) fn link(&self, page: PageIndex, link: Link) -> Link {
         let old = self.links.set(page, link);
+        self.tally.relink(page, old, link);
         for (link, gains) in [(old, false), (link, true)] {
             let count = match link {
                 Link::None => continue,
@@ -231,6 +258,7 @@ impl Member {
             pages_unshared: count(0),
             pages_merged: count(1),
             zero_pages: count(2),
+            pages_pending: state.ready,
             pages_foreign: state.foreign.len() as u64,
             pages_digested: self.digested.load(Ordering::Relaxed),
             guest_cpu_time_us: (state.lane_cpu_ns + state.handler_cpu_ns) / 1000,
@@ -247,13 +275,15 @@ impl Member {
     /// Memory held for it, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let state = self.state();
-        let lists = (state.told.capacity() + state.zeros.capacity()) * size_of::<u32>()
+        let lists = state.zeros.capacity() * size_of::<u32>()
             + (state.merges.capacity() + state.in_flight.capacity()) * size_of::<Merge>()
             // A B-tree's nodes are at least half full.
             + state.foreign.len() * 2 * size_of::<u32>()
             + written_bytes(&state.managed);
-        let tables =
-            self.links.memory_bytes() + state.stable.memory_bytes() + state.rhythm.memory_bytes();
+        let tables = self.links.memory_bytes()
+            + self.tally.memory_bytes()
+            + state.stable.memory_bytes()
+            + state.rhythm.memory_bytes();
         (size_of::<Self>() + lists + tables) as u64
     }
 

@@ -17,7 +17,7 @@ use crate::resync::resynchronise;
 use crate::settings::{
     HARVEST_PAGES, MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES, REHOME_PAGES, REHOME_PERIODS,
 };
-use crate::stable::Telling;
+use crate::workers::Workers;
 
 /// Causes of a loss, as lanes tell them.
 const BROKEN: u32 = 1;
@@ -31,9 +31,11 @@ pub(crate) struct Scratch {
     handles: Vec<Handle>,
 }
 
-/// Takes in what a guest lost and wrote; leaves its stable pages in [`State::told`].
-pub(crate) fn observe(domain: &Domain, member: &Member, scratch: &mut Scratch) {
+/// Takes in what a guest lost and wrote; leaves how many of its pages are stable in
+/// [`State::ready`].
+pub(crate) fn observe(domain: &Domain, member: &Member, workers: &Workers, scratch: &mut Scratch) {
     let mut state = member.state();
+    state.ready = 0;
     let Some(mut lane) = member.lane() else { return };
     if state.unmerged {
         // What could not be brought back may still be lost.
@@ -44,13 +46,11 @@ pub(crate) fn observe(domain: &Domain, member: &Member, scratch: &mut Scratch) {
     }
     state.stable.begin_period();
     state.rhythm.begin_period();
-    let result = look(domain, member, &mut lane, &mut state, scratch);
+    let result = look(domain, member, workers, &mut lane, &mut state, scratch);
     member.take_gauges(&mut lane, &mut state);
-    // What was not scanned is not known to be stable.
-    let merges = domain.pressure.merges() && result.is_ok();
-    let telling = if merges { Telling::Now } else { Telling::Later };
-    let State { stable, told, counts, .. } = &mut *state;
-    counts.pages_volatile = stable.take_stable(telling, told);
+    let unsettled = state.stable.end_period();
+    state.counts.pages_volatile = unsettled.pages - unsettled.ready;
+    state.ready = unsettled.ready;
     if let Err(error) = result {
         member.note(&error);
     }
@@ -59,13 +59,14 @@ pub(crate) fn observe(domain: &Domain, member: &Member, scratch: &mut Scratch) {
 fn look(
     domain: &Domain,
     member: &Member,
+    workers: &Workers,
     lane: &mut LaneLease<'_>,
     state: &mut State,
     scratch: &mut Scratch,
 ) -> Result<(), GuestError> {
     settle_losses(domain, member, lane, state, scratch)?;
     bring_back_foreign(lane, state)?;
-    scan_all(domain, member, lane, state, scratch)?;
+    scan_all(domain, member, workers, lane, state, scratch)?;
     mend(lane, state)
 }
 
@@ -186,6 +187,7 @@ fn take_loss(domain: &Domain, member: &Member, state: &mut State, loss: Lost) {
 fn scan_all(
     domain: &Domain,
     member: &Member,
+    workers: &Workers,
     lane: &mut LaneLease<'_>,
     state: &mut State,
     scratch: &mut Scratch,
@@ -200,7 +202,7 @@ fn scan_all(
     let asked = if survey {
         ask_for_all(member, changes, lane, state)
     } else {
-        ask_for_changes(changes, lane, state)
+        ask_for_changes(member, workers, lane, state)
     };
     take_written(domain, member, state, &written, scratch);
     state.written = Some(written);
@@ -217,14 +219,18 @@ fn join(changes: &Written) -> Result<Reader, GuestError> {
 
 /// Asks what was written where it is time to.
 fn ask_for_changes(
-    changes: &Written,
+    member: &Member,
+    workers: &Workers,
     lane: &mut LaneLease<'_>,
     state: &mut State,
 ) -> Result<(), GuestError> {
     let due = state.managed.iter().flat_map(|region| state.rhythm.due(*region));
     for range in due.collect::<Vec<_>>() {
         note_asked(state, range);
-        changes.collect(&mut **lane, range)?;
+        member.connection.written().collect(&mut **lane, range)?;
+        // A large guest has many ranges.
+        member.take_gauges(lane, state);
+        workers.breathe();
     }
     Ok(())
 }

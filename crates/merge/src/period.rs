@@ -17,8 +17,9 @@
 //! given back only in `observe`, `spread` and `apply`, slots are found only in `examine`, and slots are
 //! allocated and freed only between phases.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use bindery_guest::{GuestError, RegionChange};
 use bindery_units::{PageIndex, PageRange};
@@ -29,45 +30,113 @@ use crate::domain::{Domain, locked_mut};
 use crate::examine::{self, Batch};
 use crate::fill::Plan;
 use crate::member::{Health, Member};
+use crate::meter::Meter;
 use crate::observe::{self, observe};
-use crate::settings::{DIGEST_PAGES, ROUND_PAGES};
+use crate::pace::{Moment, Pacer};
+use crate::settings::DIGEST_PAGES;
+use crate::stop::Stop;
 use crate::workers::Workers;
+
+/// How often a rest looks whether it is to end.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// All domains of an engine, by name.
 pub(crate) type Domains = BTreeMap<String, Domain>;
 
-/// Runs one period. `told` is called whenever figures have changed.
+/// Runs one period. It ends when all stable pages were looked at, or at `deadline`, but not before the
+/// first round. `told` is called whenever figures have changed.
 pub(crate) fn run_period(
     domains: &mut Domains,
-    workers: &Workers,
-    stop: &AtomicBool,
-    mut told: impl FnMut(&Domains),
+    turn: &mut Turn,
+    means: &mut Means<'_>,
+    deadline: Option<Instant>,
+    mut told: impl FnMut(&Domains, &Pacer),
 ) {
     domains.values_mut().for_each(admit);
-    observe_all(domains, workers);
+    observe_all(domains, means.workers);
     domains.values_mut().for_each(Domain::sweep);
-    let mut agenda = Agenda::of(domains);
-    while let Some(round) = agenda.next_round() {
-        // Relaxed: stopping a little later does no harm.
-        if stop.load(Ordering::Relaxed) {
+    let mut agenda = if means.is_idle { Agenda::default() } else { Agenda::of(domains, turn) };
+    let now = means.now();
+    means.pacer.begin_period(agenda.pages_left(domains), now);
+    while !means.stop.is_set() && !means.rest(deadline) {
+        let round = agenda.next_round(domains, means.pacer.round_pages());
+        if round.is_empty() {
+            let now = means.now();
+            means.pacer.note_drained(now);
             break;
         }
-        run_round(domains, &round, workers);
-        told(domains);
+        means.take_round(domains, &round, &agenda);
+        told(domains, means.pacer);
+        // Not before the first round: observing alone may take a period.
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) || means.is_awaited() {
+            break;
+        }
     }
-    for domain in domains.values_mut() {
-        domain.members.values().for_each(|member| member.connection.rest());
-        let breaks = domain.counts().breaks;
-        let merged = domain.merged() + (breaks - domain.breaks_seen);
-        let broken = if domain.backs_off { breaks - domain.breaks_seen } else { 0 };
-        let shortage = locked_mut(&mut domain.shortage).take();
-        domain.pressure.end_period(broken, merged, shortage);
-        domain.breaks_seen = breaks;
-        let keys = domain.index.len();
-        domain.reshape_for(keys);
-    }
+    *turn = agenda.turn();
+    domains.values_mut().for_each(end_period);
     domains.retain(|_, domain| !domain.is_empty());
-    told(domains);
+    means.workers.lap();
+    told(domains, means.pacer);
+}
+
+/// What a period works with.
+pub(crate) struct Means<'a> {
+    pub(crate) workers: &'a Workers,
+    pub(crate) pacer: &'a mut Pacer,
+    pub(crate) meter: &'a Meter,
+    pub(crate) stop: &'a Stop,
+    /// How many wait for the period to end.
+    pub(crate) waiters: &'a AtomicUsize,
+    /// Whether merging waits.
+    pub(crate) is_idle: bool,
+}
+
+impl Means<'_> {
+    fn take_round(&mut self, domains: &mut Domains, round: &[Portion], agenda: &Agenda) {
+        let workers = self.workers;
+        let (start, rested) = (Instant::now(), workers.rested());
+        run_round(domains, round, workers);
+        let busy = start.elapsed().saturating_sub(workers.rested() - rested);
+        let pages = round.iter().map(|portion| portion.pages.len() as u64).sum();
+        let now = self.now();
+        self.pacer.end_round(pages, busy, agenda.pages_left(domains), now);
+    }
+
+    fn now(&self) -> Moment {
+        self.workers.lap();
+        Moment { at: Instant::now(), cpu_us: self.meter.total_us() }
+    }
+
+    /// Rests as the pacer says, or until somebody waits for the period to end. True if the period is to
+    /// end before the next round.
+    fn rest(&self, deadline: Option<Instant>) -> bool {
+        let is_over = |time| deadline.is_some_and(|deadline| time >= deadline);
+        while let Some(rest) = self.pacer.rest_left(Instant::now()) {
+            if is_over(Instant::now() + rest) || self.is_awaited() || self.stop.is_set() {
+                return true;
+            }
+            self.stop.sleep(rest.min(LOOK_EVERY));
+        }
+        false
+    }
+
+    /// Whether somebody waits for the period to end.
+    fn is_awaited(&self) -> bool {
+        // Relaxed: whoever waits takes the engine's lock, which orders all else.
+        self.waiters.load(Ordering::Relaxed) > 0
+    }
+}
+
+fn end_period(domain: &mut Domain) {
+    domain.members.values().for_each(|member| member.connection.rest());
+    let breaks = domain.counts().breaks;
+    let merged = domain.merged() + (breaks - domain.breaks_seen);
+    let broken = if domain.backs_off { breaks - domain.breaks_seen } else { 0 };
+    let shortage = locked_mut(&mut domain.shortage).take();
+    domain.pressure.end_period(broken, merged, shortage);
+    domain.breaks_seen = breaks;
+    let keys = domain.index.len();
+    domain.reshape_for(keys);
 }
 
 /// Takes in what happened between periods: regions, late answers, closed connections, processes
@@ -131,6 +200,7 @@ fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
         member.connection.regions().iter().map(|region| region.pages).collect();
     if let Some(last) = managed.last() {
         member.links.grow(last.end());
+        member.tally.grow(last.end());
     }
     let state = member.state_mut();
     state.managed = managed;
@@ -188,13 +258,17 @@ fn observe_all(domains: &Domains, workers: &Workers) {
     });
     let tasks: Vec<(&Domain, &Member)> = members.collect();
     workers.each(&tasks, observe::Scratch::default, |scratch, (domain, member)| {
-        observe(domain, member, scratch);
+        observe(domain, member, workers, scratch);
     });
 }
 
-/// Stable pages that are still to be looked at: domain, member, pages.
+/// The guest whose turn it is: its domain, and its number there.
+pub(crate) type Turn = Option<(String, u32)>;
+
+/// Guests that have stable pages to be looked at in this period, in order.
+#[derive(Default)]
 struct Agenda {
-    left: Vec<Portion>,
+    left: VecDeque<(String, u32)>,
 }
 
 /// Some stable pages of one guest.
@@ -205,36 +279,59 @@ struct Portion {
 }
 
 impl Agenda {
-    fn of(domains: &mut Domains) -> Self {
-        let mut left = Vec::new();
-        for (name, domain) in domains {
-            for member in domain.members.values_mut() {
-                let pages = std::mem::take(&mut member.state_mut().told);
-                if !pages.is_empty() {
-                    left.push(Portion { domain: name.clone(), member: member.number, pages });
-                }
-            }
+    /// Begins with the guest whose turn it is: where a period is too short for all, each has its own.
+    fn of(domains: &Domains, turn: &Turn) -> Self {
+        let merging = domains.iter().filter(|(_, domain)| domain.pressure.merges());
+        let mut left: VecDeque<(String, u32)> = merging
+            .flat_map(|(name, domain)| {
+                // What was not scanned in this period is not known to be stable.
+                let ready = domain.members.values().filter(|member| member.ready() > 0);
+                ready.map(move |member| (name.clone(), member.number))
+            })
+            .collect();
+        if let Some(turn) = turn {
+            let at = left.partition_point(|guest| guest < turn);
+            left.rotate_left(at % left.len().max(1));
         }
-        // Taken from the end: guests that came first have their pages looked at first.
-        left.reverse();
         Self { left }
     }
 
-    /// The next pages, at most [`ROUND_PAGES`].
-    fn next_round(&mut self) -> Option<Vec<Portion>> {
-        let (mut round, mut room) = (Vec::new(), ROUND_PAGES);
-        while room > 0
-            && let Some(mut portion) = self.left.pop()
-        {
-            if portion.pages.len() > room {
-                let pages = portion.pages.split_off(room);
-                self.left.push(Portion { domain: portion.domain.clone(), pages, ..portion });
-            }
-            room -= portion.pages.len();
-            round.push(portion);
-        }
-        (!round.is_empty()).then_some(round)
+    /// Whose turn it is in the next period.
+    fn turn(&self) -> Turn {
+        self.left.front().cloned()
     }
+
+    /// Stable pages that are still to be looked at.
+    fn pages_left(&self, domains: &Domains) -> u64 {
+        self.left.iter().map(|guest| member(domains, guest).map_or(0, Member::ready)).sum()
+    }
+
+    /// The next pages, about `most`: none if there are none left.
+    fn next_round(&mut self, domains: &mut Domains, most: usize) -> Vec<Portion> {
+        let (mut round, mut count) = (Vec::new(), 0);
+        while count < most
+            && let Some(guest) = self.left.front()
+        {
+            let mut pages = Vec::new();
+            let goes_on = member(domains, guest)
+                .is_some_and(|member| member.state().tell(most - count, &mut pages));
+            count += pages.len();
+            if !pages.is_empty() {
+                round.push(Portion { domain: guest.0.clone(), member: guest.1, pages });
+            }
+            // Its turn is over, however much of it has become stable meanwhile.
+            if !goes_on {
+                self.left.pop_front();
+            }
+        }
+        round
+    }
+}
+
+/// A guest of the agenda, unless something went wrong with it or its domain in this period.
+fn member<'a>(domains: &'a Domains, (name, number): &(String, u32)) -> Option<&'a Member> {
+    let domain = domains.get(name).filter(|domain| domain.shortage().is_none())?;
+    domain.members.get(number).filter(|member| member.is_well())
 }
 
 fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
@@ -267,7 +364,9 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         members.map(move |member| (domain, member))
     });
     let tasks: Vec<(&Domain, &Member)> = members.collect();
-    workers.each(&tasks, Vec::new, |outcomes, (domain, member)| apply(domain, member, outcomes));
+    workers.each(&tasks, Vec::new, |outcomes, (domain, member)| {
+        apply(domain, member, workers, outcomes);
+    });
     domains.values_mut().for_each(Domain::sweep);
 }
 

@@ -5,6 +5,9 @@ use std::time::Duration;
 /// The default period.
 pub const PERIOD: Duration = Duration::from_secs(1);
 
+/// The default rest after a batch: KSM's.
+pub const REST: Duration = Duration::from_millis(20);
+
 /// The default size of a store, in slots: the most that a shim can tell apart, 256 GiB, of which
 /// memory is used as slots are.
 pub const STORE_SLOTS: u32 = bindery_space::entry::SLOTS_MAX;
@@ -28,6 +31,14 @@ pub struct Settings {
     pub store_slots: u32,
     /// Keys of an index made from now on, at most [`INDEX_KEYS_MAX`].
     pub index_keys: u32,
+    /// How fast stable pages are looked at: a target, and a ceiling on CPU time for all workers and
+    /// guests' threads that work for them. [`Mode::None`](bindery_advisor::Mode::None): as fast as
+    /// `pages_to_scan` says, and no ceiling.
+    pub advisor: bindery_advisor::Settings,
+    /// Pages of a batch, where no advisor says how many; `None`: as fast as it goes.
+    pub pages_to_scan: Option<u64>,
+    /// The rest after a batch: KSM's `sleep_millisecs`.
+    pub rest: Duration,
     /// Whether pages that break are left alone for longer, and storms slow merging down. Off only
     /// where breaking as much as possible is the point.
     pub backs_off: bool,
@@ -40,6 +51,9 @@ impl Default for Settings {
             period: PERIOD,
             store_slots: STORE_SLOTS,
             index_keys: INDEX_KEYS,
+            advisor: bindery_advisor::Settings::of_kernel(bindery_advisor::Mode::None),
+            pages_to_scan: None,
+            rest: REST,
             backs_off: true,
         }
     }
@@ -57,8 +71,8 @@ pub(crate) const DIGEST_PAGES: usize = 4096;
 /// Pages of one merge request: 4 ms in long runs, 30 in runs of one.
 pub(crate) const MERGE_PAGES: usize = 4096;
 
-/// Pages that go from digests to merged at a time: bounds what is held meanwhile, and lets memory
-/// fall while the rest is still being looked at.
+/// Pages that go from digests to merged at a time, at most: bounds what is held meanwhile, and lets
+/// memory fall while the rest is still being looked at.
 pub(crate) const ROUND_PAGES: usize = 1 << 18;
 
 /// Periods after which pages merged with the store of a daemon that ended are brought back, if

@@ -42,15 +42,6 @@ struct Block {
     back_off: Option<Box<[u8; BLOCK_PAGES as usize]>>,
 }
 
-/// What a [`Block::step`] is to do with pages that could be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Telling {
-    /// Tell them.
-    Now,
-    /// Keep them waiting: merging pauses.
-    Later,
-}
-
 impl Block {
     fn is_quiet(&self) -> bool {
         self.written.as_flattened().iter().chain(&self.waiting).all(|word| *word == 0)
@@ -66,9 +57,8 @@ impl Block {
         }
     }
 
-    /// The rule. `now` is the period's number modulo 3; its written bits are complete. Calls `tell`
-    /// with each page of the block that is to be told.
-    fn step(&mut self, now: usize, telling: Telling, mut tell: impl FnMut(usize)) {
+    /// The rule. `now` is the period's number modulo 3; its written bits are complete.
+    fn step(&mut self, now: usize) {
         let [before, first] = [(now + 2) % 3, (now + 1) % 3];
         for word in 0..WORDS {
             let recent = self.written[now][word];
@@ -77,43 +67,87 @@ impl Block {
             self.waiting[word] = waited | arrived;
             // What was written in the oldest period is told or waits: its bits are used up.
             self.written[first][word] = 0;
-            let mut rest = waited | arrived;
-            while rest != 0 {
-                let bit = rest & rest.wrapping_neg();
-                rest ^= bit;
-                let page = word * 64 + bit.trailing_zeros() as usize;
-                if self.count_down(page, arrived & bit != 0) && telling == Telling::Now {
-                    self.waiting[word] ^= bit;
-                    if self.back_off(page) != NEVER {
-                        tell(page);
-                    }
-                }
+            if self.back_off.is_some() {
+                bits(waited).for_each(|bit| self.count_down(word * 64 + bit, false));
+                bits(arrived).for_each(|bit| self.count_down(word * 64 + bit, true));
             }
         }
     }
 
-    /// One period of a page's wait. True if it has waited long enough.
-    fn count_down(&mut self, page: usize, arrived: bool) -> bool {
+    /// One period of a page's wait.
+    fn count_down(&mut self, page: usize, arrived: bool) {
         let value = self.back_off(page);
-        if value == 0 || value == NEVER {
-            return true;
+        if value == 0 {
+            return;
+        }
+        if value == NEVER {
+            self.waiting[page / 64] &= !(1 << (page % 64));
+            return;
         }
         let breaks = value & BREAKS_MASK;
         let wait = if arrived { breaks } else { (value >> WAIT_SHIFT).saturating_sub(1) };
         self.set_back_off(page, breaks | wait << WAIT_SHIFT);
-        wait == 0
     }
+
+    /// Those of a word's waiting pages that have waited long enough.
+    fn ready(&self, word: usize) -> u64 {
+        let waiting = self.waiting[word];
+        let Some(bytes) = &self.back_off else { return waiting };
+        let waits = |bit: &usize| {
+            let value = bytes[word * 64 + bit];
+            value == NEVER || value >> WAIT_SHIFT != 0
+        };
+        bits(waiting).filter(waits).fold(waiting, |ready, bit| ready & !(1 << bit))
+    }
+
+    fn ready_count(&self) -> u64 {
+        (0..WORDS).map(|word| u64::from(self.ready(word).count_ones())).sum()
+    }
+
+    /// Calls `tell` with each page that has waited long enough: it waits no longer.
+    fn tell(&mut self, mut tell: impl FnMut(usize)) {
+        for word in 0..WORDS {
+            let ready = self.ready(word);
+            self.waiting[word] &= !ready;
+            bits(ready).for_each(|bit| tell(word * 64 + bit));
+        }
+    }
+}
+
+/// The numbers of a word's set bits, ascending.
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = (word != 0).then(|| word.trailing_zeros() as usize);
+        word &= word.wrapping_sub(1);
+        bit
+    })
+}
+
+/// What a period leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unsettled {
+    /// Stable pages, which can be told.
+    pub(crate) ready: u64,
+    /// Those, and pages that were written lately or wait.
+    pub(crate) pages: u64,
 }
 
 /// The stable pages of one guest, period by period.
 ///
 /// A period is [`begin_period`](Self::begin_period), any number of
-/// [`note_written`](Self::note_written), then [`take_stable`](Self::take_stable).
+/// [`note_written`](Self::note_written), [`end_period`](Self::end_period), then any number of
+/// [`tell`](Self::tell).
 #[derive(Debug, Default)]
 pub(crate) struct Stable {
     blocks: Vec<Option<Box<Block>>>,
     /// The period's number modulo 3.
     now: usize,
+    /// The block that is told next. Goes round, so that pages at the end have their turn.
+    next: usize,
+    /// Blocks left to be told in this lap: what is told again waits for the next one.
+    left: usize,
+    /// Whether a lap has begun. It takes as many periods as it takes.
+    is_telling: bool,
 }
 
 impl Stable {
@@ -128,11 +162,10 @@ impl Stable {
         self.for_words(range, |block, word, mask| block.written[now][word] |= mask);
     }
 
-    /// Gives the pages that are stable now to `told`, ascending, each once; or keeps them waiting.
-    /// Returns how many pages are neither told nor forgotten: written lately, or waiting.
-    pub(crate) fn take_stable(&mut self, telling: Telling, told: &mut Vec<u32>) -> u64 {
-        let (now, mut unsettled) = (self.now, 0);
-        for (at, slot) in self.blocks.iter_mut().enumerate() {
+    /// Settles which pages are stable, once all that was written in this period is noted.
+    pub(crate) fn end_period(&mut self) -> Unsettled {
+        let (now, mut unsettled) = (self.now, Unsettled::default());
+        for slot in &mut self.blocks {
             let Some(block) = slot else { continue };
             if block.is_quiet() {
                 if block.back_off.is_none() {
@@ -140,15 +173,41 @@ impl Stable {
                 }
                 continue;
             }
-            let first = at as u32 * BLOCK_PAGES;
-            block.step(now, telling, |page| told.push(first + page as u32));
+            block.step(now);
             let words = (0..WORDS).map(|word| {
                 let written = block.written.iter().fold(0, |all, bits| all | bits[word]);
                 (written | block.waiting[word]).count_ones()
             });
-            unsettled += u64::from(words.sum::<u32>());
+            unsettled.pages += u64::from(words.sum::<u32>());
+            unsettled.ready += block.ready_count();
+        }
+        if !self.is_telling {
+            self.left = self.blocks.len();
         }
         unsettled
+    }
+
+    /// Gives about `most` stable pages to `told`, ascending: more by less than a block, or fewer
+    /// where there are no more in this direction. Each block is told once in a lap; false once the lap is
+    /// over.
+    pub(crate) fn tell(&mut self, most: usize, told: &mut Vec<u32>) -> bool {
+        let start = told.len();
+        self.is_telling = true;
+        while self.left > 0 && told.len() - start < most {
+            if self.next >= self.blocks.len() {
+                self.next = 0;
+                if told.len() > start {
+                    return true;
+                }
+            }
+            let first = self.next as u32 * BLOCK_PAGES;
+            if let Some(block) = &mut self.blocks[self.next] {
+                block.tell(|page| told.push(first + page as u32));
+            }
+            (self.next, self.left) = (self.next + 1, self.left - 1);
+        }
+        self.is_telling = self.left > 0;
+        self.is_telling
     }
 
     /// Takes in that a merged page was written to, or proved not worth the attempt: it waits one

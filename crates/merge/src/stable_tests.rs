@@ -34,15 +34,23 @@ impl Naive {
         page.due = None;
     }
 
-    fn take(&mut self, telling: Telling) -> Vec<u32> {
+    fn end(&mut self) -> u64 {
         let now = self.now;
-        let mut told = Vec::new();
-        for (number, page) in &mut self.pages {
+        for page in self.pages.values_mut() {
             if page.written == Some(now.wrapping_sub(2)) && now >= 2 {
                 page.written = None;
                 page.due = Some(now + page.breaks);
             }
-            if telling == Telling::Now && page.due.is_some_and(|due| due <= now) {
+        }
+        let ready = |page: &&Page| page.due.is_some_and(|due| due <= now) && !page.never;
+        self.pages.values().filter(ready).count() as u64
+    }
+
+    fn tell(&mut self) -> Vec<u32> {
+        let now = self.now;
+        let mut told = Vec::new();
+        for (number, page) in &mut self.pages {
+            if page.due.is_some_and(|due| due <= now) {
                 page.due = None;
                 if !page.never {
                     told.push(*number);
@@ -61,7 +69,8 @@ enum Step {
     Clear(u32),
     Never(u32),
     Forget(u32, u32),
-    Period(Telling),
+    /// At its end, all stable pages are told, so many at a time, or none.
+    Period(Option<usize>),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -74,7 +83,12 @@ fn step() -> impl Strategy<Value = Step> {
         1 => page().prop_map(Step::Clear),
         1 => page().prop_map(Step::Never),
         1 => (page(), 1u32..600).prop_map(|(page, count)| Step::Forget(page, count)),
-        8 => prop_oneof![4 => Just(Telling::Now), 1 => Just(Telling::Later)].prop_map(Step::Period),
+        8 => prop_oneof![
+            2 => Just(Some(usize::MAX)),
+            2 => (1usize..700).prop_map(Some),
+            1 => Just(None),
+        ]
+        .prop_map(Step::Period),
     ]
 }
 
@@ -120,10 +134,13 @@ proptest! {
                     stable.forget(PageRange::new(PageIndex(first), count));
                     naive.pages.retain(|page, _| !(first..first + count).contains(page));
                 }
-                Step::Period(telling) => {
-                    let mut told = Vec::new();
-                    stable.take_stable(telling, &mut told);
-                    prop_assert_eq!(told, naive.take(telling));
+                Step::Period(most) => {
+                    prop_assert_eq!(stable.end_period().ready, naive.end());
+                    if let Some(most) = most {
+                        let mut told = tell_all(&mut stable, most);
+                        told.sort_unstable();
+                        prop_assert_eq!(told, naive.tell());
+                    }
                     stable.begin_period();
                     naive.now += 1;
                 }
@@ -132,15 +149,52 @@ proptest! {
     }
 }
 
+/// All that can be told, `most` pages at a time.
+fn tell_all(stable: &mut Stable, most: usize) -> Vec<u32> {
+    let mut all = Vec::new();
+    loop {
+        let mut told = Vec::new();
+        let goes_on = stable.tell(most, &mut told);
+        assert!(told.is_sorted() && told.len() < most.saturating_add(BLOCK_PAGES as usize));
+        assert!(!goes_on || !told.is_empty());
+        all.extend(told);
+        if !goes_on {
+            return all;
+        }
+    }
+}
+
 fn periods(stable: &mut Stable, count: u32) -> Vec<Vec<u32>> {
     (0..count)
         .map(|_| {
-            let mut told = Vec::new();
-            stable.take_stable(Telling::Now, &mut told);
+            stable.end_period();
+            let told = tell_all(stable, usize::MAX);
             stable.begin_period();
             told
         })
         .collect()
+}
+
+#[test]
+fn what_is_told_again_waits_for_the_next_period_and_all_have_their_turn() {
+    let mut stable = Stable::default();
+    stable.note_written(PageRange::new(PageIndex(0), 4 * BLOCK_PAGES));
+    assert!(periods(&mut stable, 2).iter().all(Vec::is_empty));
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        assert_eq!(stable.end_period().ready, 4 * u64::from(BLOCK_PAGES));
+        let mut told = Vec::new();
+        assert!(stable.tell(1, &mut told));
+        seen.push(told[0] / BLOCK_PAGES);
+        told.iter().for_each(|page| stable.tell_again(PageIndex(*page), 0));
+        // The other three blocks, and none twice.
+        assert_eq!(tell_all(&mut stable, usize::MAX).len(), 3 * BLOCK_PAGES as usize);
+        (0..4 * BLOCK_PAGES).for_each(|page| stable.tell_again(PageIndex(page), 0));
+        // Begun elsewhere the next time.
+        stable.next = seen.len();
+        stable.begin_period();
+    }
+    assert_eq!(seen, [0, 1, 2, 3]);
 }
 
 #[test]
@@ -167,15 +221,14 @@ fn each_break_costs_one_period_more_up_to_a_limit() {
 fn unsettled_pages_are_counted_and_quiet_blocks_are_given_back() {
     let mut stable = Stable::default();
     stable.note_written(PageRange::new(PageIndex(0), 700));
-    let mut told = Vec::new();
-    assert_eq!(stable.take_stable(Telling::Now, &mut told), 700);
+    assert_eq!(stable.end_period(), Unsettled { ready: 0, pages: 700 });
     stable.begin_period();
     stable.note_written(PageRange::new(PageIndex(100), 1));
-    assert_eq!(stable.take_stable(Telling::Now, &mut told), 700);
+    assert_eq!(stable.end_period(), Unsettled { ready: 0, pages: 700 });
     stable.begin_period();
-    assert_eq!(stable.take_stable(Telling::Now, &mut told), 1);
-    assert_eq!(told.len(), 699);
+    assert_eq!(stable.end_period(), Unsettled { ready: 699, pages: 700 });
+    assert_eq!(tell_all(&mut stable, usize::MAX).len(), 699);
     let held = stable.memory_bytes();
-    periods(&mut stable, 3);
+    periods(&mut stable, 4);
     assert!(stable.memory_bytes() < held / 4);
 }

@@ -37,6 +37,8 @@ pub struct Counts {
     pub pages_unshared: u64,
     /// Pages that change too often to be looked at, or changed lately.
     pub pages_volatile: u64,
+    /// Pages that are stable, but were not looked at yet.
+    pub pages_pending: u64,
     /// Pages that are still merged with the store of a daemon that ended.
     pub pages_foreign: u64,
     /// Pages scanned for writes so far.
@@ -64,6 +66,7 @@ impl std::ops::AddAssign for Counts {
         self.zero_pages += other.zero_pages;
         self.pages_unshared += other.pages_unshared;
         self.pages_volatile += other.pages_volatile;
+        self.pages_pending += other.pages_pending;
         self.pages_foreign += other.pages_foreign;
         self.pages_scanned += other.pages_scanned;
         self.pages_digested += other.pages_digested;
@@ -138,6 +141,24 @@ pub struct DomainStatus {
     pub guests: Vec<GuestStatus>,
 }
 
+/// What paces scans, and what it reaches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdvisorStatus {
+    /// Pages of a batch; `None`: as fast as it goes.
+    pub pages_to_scan: Option<u64>,
+    /// The rest after a batch, in microseconds: longer than usual where even the smallest batch is
+    /// above the ceiling.
+    pub rest_us: u64,
+    /// Scans completed: in each, all pages that were stable at its start were looked at.
+    pub scans: u64,
+    /// How long the last one took, in microseconds.
+    pub scan_time_us: u64,
+    /// How many pages it looked at.
+    pub scan_pages: u64,
+    /// CPU time of its periods, guests' threads included, in percent of one CPU.
+    pub scan_cpu_percent: u64,
+}
+
 /// An engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineStatus {
@@ -147,10 +168,16 @@ pub struct EngineStatus {
     pub workers: u64,
     /// The period, in milliseconds.
     pub period_ms: u64,
-    /// How long the last period's work took, in microseconds.
-    pub scan_time_us: u64,
+    /// How long the last period's work took, rests included, in microseconds.
+    pub period_time_us: u64,
     /// CPU time of the engine's own threads so far, in microseconds.
     pub cpu_time_us: u64,
+    /// CPU time of guests' threads that work for the engine so far, in microseconds.
+    pub lanes_cpu_time_us: u64,
+    /// Whether merging waits until memory gets short.
+    pub is_idle: bool,
+    /// What paces it.
+    pub advisor: AdvisorStatus,
     /// Its domains, by name.
     pub domains: Vec<DomainStatus>,
 }

@@ -1,13 +1,13 @@
 //! Bringing all pages of a guest back, on request.
 
-use bindery_guest::GuestError;
+use bindery_guest::{GuestError, LaneLease};
 use bindery_index::pin;
 use bindery_units::{ByteCount, PageCount, PageRange};
 
 use crate::domain::Domain;
 use crate::headroom::headroom_bytes;
 use crate::links::Link;
-use crate::member::Member;
+use crate::member::{Member, State};
 use crate::observe::take_losses;
 
 /// Why a guest was not unmerged.
@@ -55,18 +55,9 @@ pub(crate) fn unmerge(domain: &Domain, member: &Member) -> Result<Unmerging, Unm
     let mut guard = member.state();
     let state = &mut *guard;
     state.unmerged = true;
-    let mut pages = 0;
-    for region in state.managed.clone() {
-        let mut rest = region;
-        while !rest.is_empty() {
-            let done = lane.unmerge(rest).inspect_err(|error| member.note(error))?;
-            pages += u64::from(done.pages);
-            let at = done.resume.unwrap_or(rest.end());
-            rest = PageRange::new(at, rest.end().0 - at.0);
-        }
-    }
-    let losses = take_losses(domain, member, &mut lane, state, &mut Vec::new());
-    losses.inspect_err(|error| member.note(error))?;
+    let brought_back = bring_back(domain, member, &mut lane, state);
+    member.take_gauges_unmetered(&mut lane, state);
+    let pages = brought_back.inspect_err(|error| member.note(error))?;
     let epoch = pin();
     for (page, link) in member.links.linked(member.links.range()) {
         if matches!(link, Link::Candidate(_)) {
@@ -74,6 +65,27 @@ pub(crate) fn unmerge(domain: &Domain, member: &Member) -> Result<Unmerging, Unm
         }
     }
     Ok(Unmerging { pages, left: member.merged() + state.foreign.len() as u64 })
+}
+
+/// Has all pages made private. Returns how many were not.
+fn bring_back(
+    domain: &Domain,
+    member: &Member,
+    lane: &mut LaneLease<'_>,
+    state: &mut State,
+) -> Result<u64, GuestError> {
+    let mut pages = 0;
+    for region in state.managed.clone() {
+        let mut rest = region;
+        while !rest.is_empty() {
+            let done = lane.unmerge(rest)?;
+            pages += u64::from(done.pages);
+            let at = done.resume.unwrap_or(rest.end());
+            rest = PageRange::new(at, rest.end().0 - at.0);
+        }
+    }
+    take_losses(domain, member, lane, state, &mut Vec::new())?;
+    Ok(pages)
 }
 
 fn check_memory(member: &Member, pages: u64) -> Result<(), UnmergeError> {

@@ -3,27 +3,120 @@
 //! A phase is a list of tasks. The thread that starts it works as well; more are started while
 //! tasks are left and the number wanted says so, and leave between tasks when it falls. Threads live
 //! for one phase: starting one costs some 30 µs, and a phase that has one task starts none.
+//!
+//! Between tasks each of them rests while all together, and the guests' threads that work for them, are
+//! above the [`Ceiling`].
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
+use bindery_advisor::Ceiling;
 use bindery_sys::thread::cpu_time;
+
+use crate::meter::Meter;
+use crate::stop::Stop;
+
+/// Rests shorter than this are left for the next time.
+const REST_MIN_US: u64 = 1000;
+
+/// The longest rest before the ceiling is looked at again: it may have been raised.
+const REST_MAX_US: u64 = 100_000;
 
 /// The most workers there can be.
 pub const WORKERS_MAX: usize = 256;
 
-/// How many workers are wanted, and what they have used.
+/// How many workers are wanted, and what they may use.
 #[derive(Debug)]
 pub(crate) struct Workers {
     wanted: AtomicUsize,
-    cpu_ns: AtomicU64,
+    ceiling: Mutex<Option<Ceiling>>,
+    /// The ceiling's clock begins here.
+    epoch: Instant,
+    meter: Arc<Meter>,
+    stop: Arc<Stop>,
+    /// The thread that starts phases.
+    starter: Mutex<ThreadId>,
+    /// Its CPU clock, as far as it is metered.
+    own_ns: AtomicU64,
+    /// How long that thread has rested below the ceiling so far.
+    rested_us: AtomicU64,
 }
 
 impl Workers {
-    pub(crate) fn new(wanted: usize) -> Self {
-        let workers = Self { wanted: AtomicUsize::new(1), cpu_ns: AtomicU64::new(0) };
+    pub(crate) fn new(wanted: usize, meter: Arc<Meter>, stop: Arc<Stop>) -> Self {
+        let workers = Self {
+            wanted: AtomicUsize::new(1),
+            ceiling: Mutex::default(),
+            epoch: Instant::now(),
+            meter,
+            stop,
+            starter: Mutex::new(thread::current().id()),
+            own_ns: AtomicU64::new(cpu_time_ns()),
+            rested_us: AtomicU64::new(0),
+        };
         workers.set_wanted(wanted);
         workers
+    }
+
+    /// Holds the CPU time of all below so many percent of one CPU, from now on; `None`: no ceiling.
+    pub(crate) fn set_ceiling(&self, percent: Option<u64>) {
+        let new =
+            percent.map(|percent| Ceiling::new(percent, self.now_us(), self.meter.total_us()));
+        let mut ceiling = self.ceiling.lock().expect("no worker panics with it");
+        match (&mut *ceiling, percent) {
+            // What is owed stays owed.
+            (Some(ceiling), Some(percent)) => ceiling.set_percent(percent, self.now_us()),
+            (ceiling, _) => *ceiling = new,
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.epoch.elapsed().as_micros() as u64
+    }
+
+    /// The calling thread starts phases from now on.
+    pub(crate) fn begin(&self) {
+        *self.starter.lock().expect("no worker panics with it") = thread::current().id();
+        self.own_ns.store(cpu_time_ns(), Ordering::Relaxed);
+    }
+
+    /// Meters what the thread that starts phases has used since it was last metered.
+    pub(crate) fn lap(&self) {
+        let now = cpu_time_ns();
+        let before = self.own_ns.swap(now, Ordering::Relaxed);
+        self.meter.add_thread(now.saturating_sub(before));
+    }
+
+    /// How long the thread that starts phases has rested so far, because of the ceiling.
+    pub(crate) fn rested(&self) -> Duration {
+        Duration::from_micros(self.rested_us.load(Ordering::Relaxed))
+    }
+
+    /// Rests until all are below the ceiling again, or the engine is stopped. For workers, between
+    /// tasks and within long ones.
+    pub(crate) fn breathe(&self) {
+        let is_starter =
+            *self.starter.lock().expect("no worker panics with it") == thread::current().id();
+        if is_starter {
+            self.lap();
+        }
+        let start = Instant::now();
+        while !self.stop.is_set() {
+            let mut ceiling = self.ceiling.lock().expect("no worker panics with it");
+            let rest_us = ceiling
+                .as_mut()
+                .map_or(0, |ceiling| ceiling.rest_us(self.now_us(), self.meter.total_us()));
+            drop(ceiling);
+            if rest_us < REST_MIN_US {
+                break;
+            }
+            self.stop.sleep(Duration::from_micros(rest_us.min(REST_MAX_US)));
+        }
+        if is_starter {
+            self.rested_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn wanted(&self) -> usize {
@@ -35,11 +128,6 @@ impl Workers {
     /// Changes the number, at once, within `1..=WORKERS_MAX`.
     pub(crate) fn set_wanted(&self, wanted: usize) {
         self.wanted.store(wanted.clamp(1, WORKERS_MAX), Ordering::Relaxed);
-    }
-
-    /// CPU time of all workers so far, in nanoseconds, but for the threads that started phases.
-    pub(crate) fn cpu_ns(&self) -> u64 {
-        self.cpu_ns.load(Ordering::Relaxed)
     }
 
     /// Does `work` for each of `tasks`, in order but several at a time, each thread with a scratch
@@ -56,14 +144,20 @@ impl Workers {
         let next = AtomicUsize::new(0);
         let take = || tasks.get(next.fetch_add(1, Ordering::Relaxed));
         let help = |number: usize| {
-            let before = cpu_time();
+            let mut metered_ns = 0;
             let mut scratch = scratch();
             while number < self.wanted() {
                 let Some(task) = take() else { break };
                 work(&mut scratch, task);
+                let used_ns = cpu_time_ns();
+                self.meter.add_thread(used_ns - metered_ns);
+                metered_ns = used_ns;
+                // Whoever starts the next phase rests for all, and is not kept from it.
+                if next.load(Ordering::Relaxed) < tasks.len() {
+                    self.breathe();
+                }
             }
-            let used = cpu_time().saturating_sub(before).as_nanos() as u64;
-            self.cpu_ns.fetch_add(used, Ordering::Relaxed);
+            self.meter.add_thread(cpu_time_ns() - metered_ns);
         };
         thread::scope(|scope| {
             let mut helpers: Vec<thread::ScopedJoinHandle<'_, ()>> = Vec::new();
@@ -84,21 +178,29 @@ impl Workers {
                     }
                 }
                 work(&mut own, task);
+                self.breathe();
             }
         });
     }
 }
 
+/// CPU time of the calling thread so far.
+fn cpu_time_ns() -> u64 {
+    cpu_time().as_nanos() as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
-    use std::time::{Duration, Instant};
+
+    fn workers(wanted: usize) -> Workers {
+        Workers::new(wanted, Arc::default(), Arc::default())
+    }
 
     #[test]
     fn every_task_is_done_once_by_any_number_of_workers() {
         for wanted in [1, 2, 7] {
-            let workers = Workers::new(wanted);
+            let workers = workers(wanted);
             let tasks: Vec<u32> = (0..500).collect();
             let done = Mutex::new(Vec::new());
             let work = |count: &mut u32, task: &u32| {
@@ -114,7 +216,7 @@ mod tests {
 
     #[test]
     fn the_number_changes_while_a_phase_runs() {
-        let workers = Workers::new(1);
+        let workers = workers(1);
         let tasks: Vec<u32> = (0..60).collect();
         let threads = Mutex::new(Vec::new());
         workers.each(
@@ -141,15 +243,52 @@ mod tests {
         assert_eq!(used(46, 60), 1);
     }
 
+    /// Uses 5 ms of CPU time.
+    fn spin() {
+        let start = cpu_time();
+        while cpu_time() - start < Duration::from_millis(5) {}
+    }
+
     #[test]
-    fn helpers_cpu_time_is_counted() {
-        let workers = Workers::new(2);
-        let spin = |(): &mut (), _: &u32| {
-            let start = cpu_time();
-            while cpu_time() - start < Duration::from_millis(5) {}
-        };
+    fn cpu_time_of_all_threads_is_counted() {
+        let workers = workers(2);
         let start = Instant::now();
-        workers.each(&[0, 1, 2, 3], || (), spin);
-        assert!(workers.cpu_ns() >= 5_000_000, "in {:?}", start.elapsed());
+        workers.begin();
+        workers.each(&[0, 1, 2, 3], || (), |(), _| spin());
+        let used_us = workers.meter.threads_us();
+        assert!((20_000..60_000).contains(&used_us), "{used_us} µs in {:?}", start.elapsed());
+    }
+
+    #[test]
+    fn all_together_stay_below_the_ceiling() {
+        let workers = workers(3);
+        workers.set_ceiling(Some(20));
+        let start = Instant::now();
+        workers.begin();
+        workers.each(&[0; 60], || (), |(), _| spin());
+        let share = workers.meter.total_us() as f64 / start.elapsed().as_micros() as f64;
+        // 300 ms of work at 20% takes 1.5 s, but for what is under way when it begins to count.
+        assert!(share < 0.21, "{share}");
+        assert!(share > 0.10, "nobody rests for longer than that: {share}");
+        let rested = workers.rested();
+        assert!(rested < start.elapsed() && rested > start.elapsed() / 2, "{rested:?}");
+    }
+
+    #[test]
+    fn a_guests_threads_count_and_stopping_ends_rests() {
+        let stop = Arc::new(Stop::default());
+        let workers = Workers::new(1, Arc::default(), Arc::clone(&stop));
+        workers.set_ceiling(Some(1));
+        workers.meter.add_lane(3_600_000_000_000);
+        let start = Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(20));
+                stop.set();
+            });
+            workers.breathe();
+        });
+        assert!(start.elapsed() >= Duration::from_millis(20));
+        assert!(start.elapsed() < Duration::from_secs(60), "an hour's work at 1% takes 100 hours");
     }
 }

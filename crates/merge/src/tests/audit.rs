@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bindery_index::Handle;
-use bindery_units::{PageIndex, Slot};
+use bindery_units::{PageIndex, PageRange, Slot};
 
 use super::model::ModelGuest;
 use super::process::{Line, Page};
@@ -13,6 +13,7 @@ use crate::engine::Engine;
 use crate::entry::Entry;
 use crate::links::Link;
 use crate::member::Member;
+use crate::tally::{LinkCounts, TALLY_PAGES};
 
 /// Checks all domains of an engine against its guests.
 pub(crate) fn audit(engine: &Engine, guests: &[Arc<ModelGuest>]) {
@@ -100,6 +101,7 @@ fn audit_index(domain: &Domain) {
         let counts = member.counts();
         let told = [counts.pages_unshared, counts.pages_merged, counts.zero_pages];
         assert_eq!(told, counted, "figures agree with links");
+        audit_map(member);
     }
     for slot in &heads {
         let leaf = Handle::from_bits(domain.slots.leaf(*slot));
@@ -107,6 +109,26 @@ fn audit_index(domain: &Domain) {
         assert_eq!(value, Entry::Canonical { slot: *slot });
     }
     assert_eq!(domain.index.len(), keys + heads.len() as u64);
+}
+
+/// Each block's counts are those of its pages' links.
+fn audit_map(member: &Member) {
+    let mut expected: BTreeMap<u32, LinkCounts> = BTreeMap::new();
+    for (page, link) in links(member) {
+        let counts = expected.entry(page.0 / TALLY_PAGES).or_default();
+        match link {
+            Link::Candidate(_) => counts.unshared += 1,
+            Link::Merged(_) => counts.merged += 1,
+            Link::Zero => counts.zero += 1,
+            Link::None => {}
+        }
+    }
+    let blocks = 0..member.links.range().count / TALLY_PAGES;
+    for block in blocks {
+        let range = PageRange::new(PageIndex(block * TALLY_PAGES), TALLY_PAGES);
+        let counted = member.tally.shown().count(&[range])[0];
+        assert_eq!(counted, expected.get(&block).copied().unwrap_or_default(), "{range:?}");
+    }
 }
 
 /// The slot that the index leads to for what is in `slot`.

@@ -1,6 +1,7 @@
 //! Random histories.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -9,7 +10,7 @@ use super::model::ModelGuest;
 use super::process::Line;
 use crate::domain::Grant;
 use crate::stable::BACK_OFF_MAX;
-use crate::{Engine, Settings};
+use crate::{Engine, PERIOD, Settings};
 
 const GUESTS: usize = 4;
 const PAGES: u32 = 700;
@@ -181,7 +182,10 @@ impl World {
             self.guests[guest].announce();
             self.apply(&Step::Merge { guest });
         }
-        for _ in 0..3 * (u32::from(BACK_OFF_MAX) + 4) {
+        // A period that is over at once has one round, of one block of one guest.
+        let rounds =
+            if self.engine.settings().pages_to_scan.is_some() { 2 * GUESTS as u32 } else { 1 };
+        for _ in 0..rounds * 3 * (u32::from(BACK_OFF_MAX) + 4) {
             self.apply(&Step::Period);
             (0..GUESTS).for_each(|guest| self.apply(&Step::Merge { guest }));
         }
@@ -197,9 +201,12 @@ proptest! {
 
     #[test]
     fn nothing_is_lost_and_everything_is_shared_in_the_end(
-        steps in prop::collection::vec(step(), 1..80), backs_off: bool,
+        steps in prop::collection::vec(step(), 1..80), backs_off: bool, is_paced: bool,
     ) {
-        let mut world = World::new(Settings { backs_off, ..Settings::default() });
+        let (pages_to_scan, period) = if is_paced { (Some(512), Duration::ZERO) }
+            else { (None, PERIOD) };
+        let mut world =
+            World::new(Settings { backs_off, pages_to_scan, period, rest: Duration::ZERO, ..Settings::default() });
         steps.iter().for_each(|step| world.apply(step));
         world.calm_down();
         assert_converged(&world.guests);

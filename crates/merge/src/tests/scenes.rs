@@ -1,6 +1,7 @@
 //! Single scenes, each with the one thing that it shows.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bindery_guest::Connection;
 
@@ -74,6 +75,105 @@ fn pages_are_merged_after_two_quiet_periods_and_then_left_in_peace() {
     one.process().requests.clear();
     scene.periods(3);
     assert_eq!(one.process().requests, ["lost", "scan"].repeat(3));
+}
+
+#[test]
+fn what_a_period_has_no_time_for_is_looked_at_in_the_next_ones_guest_after_guest() {
+    // Periods that are over at once: one round each, of one block.
+    let (period, rest, pages_to_scan) = (Duration::ZERO, Duration::ZERO, Some(512));
+    let mut scene = Scene::new(Settings { period, rest, pages_to_scan, ..Settings::default() });
+    let guests = [(); 3].map(|()| scene.guest("a", 1536, |page| u64::from(1 + page)).0);
+    scene.periods(2);
+    let looked_at = || guests.each_ref().map(|guest| scene.status_of(guest).counts.pages_digested);
+    assert_eq!(looked_at(), [0; 3]);
+    scene.periods(1);
+    assert_eq!(looked_at(), [512, 0, 0]);
+    assert_eq!(scene.status_of(&guests[0]).counts.pages_pending, 1024);
+    // Written meanwhile, and so not stable any more.
+    guests[2].process().write(0, 7);
+    scene.periods(1);
+    assert_eq!(scene.status_of(&guests[2]).counts.pages_pending, 1535);
+    scene.periods(7);
+    assert_eq!(looked_at(), [1536; 3]);
+    scene.periods(3);
+    assert_converged(&scene.guests);
+    assert_eq!(scene.engine.status().advisor.scans, 1, "over as many periods as it took");
+}
+
+#[test]
+fn a_guest_that_changes_all_the_time_keeps_no_other_from_its_turn() {
+    let (period, rest, pages_to_scan) = (Duration::ZERO, Duration::ZERO, Some(512));
+    let mut scene = Scene::new(Settings { period, rest, pages_to_scan, ..Settings::default() });
+    let (busy, _) = scene.guest("a", 1536, |page| u64::from(1 + page));
+    let (quiet, _) = scene.guest("b", 512, |page| u64::from(1 + page % 100));
+    // In each period a third of it has just become stable.
+    for period in 0..12 {
+        let first = period % 3 * 512;
+        (first..first + 512).for_each(|page| busy.process().write(page, u64::from(1 + page)));
+        scene.periods(1);
+    }
+    assert_eq!(quiet.merged().len(), 512);
+    assert!(scene.status_of(&busy).counts.pages_digested >= 1536);
+}
+
+#[test]
+fn whoever_waits_for_a_period_is_not_kept_waiting_by_a_rest() {
+    // A rest of 82 s, in a period of ten minutes.
+    let (period, pages_to_scan) = (Duration::from_secs(600), Some(1));
+    let mut scene = Scene::new(Settings { period, pages_to_scan, ..Settings::default() });
+    let (guest, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
+    scene.engine.set_period(Duration::ZERO);
+    scene.periods(2);
+    scene.engine.set_period(period);
+    std::thread::scope(|scope| {
+        scope.spawn(|| scene.engine.run());
+        let start = Instant::now();
+        while scene.status_of(&guest).counts.pages_digested == 0 {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let start = Instant::now();
+        scene.engine.unmerge(guest.identity().id).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        scene.engine.stop();
+    });
+}
+
+#[test]
+fn a_rate_is_kept_and_stopping_ends_a_rest() {
+    let pages_to_scan = Some(64);
+    let mut scene = Scene::new(Settings { pages_to_scan, ..Settings::default() });
+    scene.guest("a", 2048, |page| u64::from(1 + page));
+    scene.periods(2);
+    let start = Instant::now();
+    scene.periods(1);
+    // 512 pages, and a rest of 20 ms for each 64 of them.
+    let digested = scene.domain("a").counts.pages_digested;
+    let rested = Duration::from_millis(20) * (digested as u32 / 64 - 8);
+    assert!(start.elapsed() >= rested, "{digested} pages in {:?}", start.elapsed());
+    assert!((512..=3584).contains(&digested), "{digested}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            scene.engine.stop();
+        });
+        let start = Instant::now();
+        scene.engine.run();
+        assert!(start.elapsed() < Duration::from_secs(30));
+    });
+}
+
+#[test]
+fn while_idle_guests_come_and_go_and_nothing_is_merged() {
+    let mut scene = Scene::new(Settings::default());
+    scene.engine.set_idle(true);
+    let (one, _) = scene.guest("a", 300, |page| u64::from(1 + page % 100));
+    scene.periods(5);
+    assert!(one.merged().is_empty());
+    assert_eq!(scene.domain("a").counts.pages_pending, 300);
+    scene.engine.set_idle(false);
+    scene.periods(1);
+    assert_converged(&scene.guests);
 }
 
 #[test]
