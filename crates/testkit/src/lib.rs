@@ -2,6 +2,7 @@
 //! demo.
 //!
 //! * [`guest`] boots unmodified QEMU guests under TCG and speaks to them.
+//! * [`browser`] drives a real browser without a window.
 //! * [`bindery`] runs a daemon on a private socket, as an operator would.
 //! * [`machine`] measures memory and CPU time, and puts back settings that it changed.
 //! * [`process`] is a guest without a VMM: a process that offers memory, writes and verifies.
@@ -12,6 +13,7 @@
 //! are dropped, and only processes that were started here are ended.
 
 pub mod bindery;
+pub mod browser;
 pub mod guest;
 pub mod kvm;
 pub mod machine;

@@ -16,6 +16,12 @@ pub const KIT_VARIABLE: &str = "BINDERY_KIT";
 /// Written last into each part of the kit; a part without it is incomplete.
 pub const COMPLETE_MARK: &str = ".complete";
 
+/// The directory of the kit that holds promtool.
+pub const PROMTOOL: &str = "promtool";
+
+/// The directory of the kit that holds a browser without a window.
+pub const BROWSER: &str = "browser";
+
 /// A version of QEMU that the tests run guests under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Qemu {
@@ -140,6 +146,19 @@ impl Kit {
     pub fn firmware(&self, version: Qemu) -> [PathBuf; 3] {
         let share = self.part(version.directory()).join("usr");
         [share.join("share/qemu"), share.join("share/seabios"), share.join("lib/ipxe/qemu")]
+    }
+
+    /// promtool, which checks metrics; `None` where set-up has not fetched it.
+    #[must_use]
+    pub fn promtool(&self) -> Option<PathBuf> {
+        self.is_complete(PROMTOOL).then(|| self.part(PROMTOOL).join("usr/bin/promtool"))
+    }
+
+    /// The directory of a browser without a window and of what it needs; `None` where set-up has not
+    /// fetched it.
+    #[must_use]
+    pub fn browser(&self) -> Option<PathBuf> {
+        self.is_complete(BROWSER).then(|| self.part(BROWSER))
     }
 
     /// A kernel's boot image.

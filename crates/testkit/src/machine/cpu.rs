@@ -37,7 +37,7 @@ pub fn thread_cpu_times(pid: u32) -> io::Result<Vec<ThreadTime>> {
 
 /// The first field of a schedstat file: nanoseconds on a CPU
 /// (`Documentation/scheduler/sched-stats.rst`).
-pub(super) fn schedstat_time(path: &Path) -> io::Result<Duration> {
+fn schedstat_time(path: &Path) -> io::Result<Duration> {
     let text = std::fs::read_to_string(path)?;
     let first = text.split_whitespace().next().and_then(|field| field.parse().ok());
     first.map(Duration::from_nanos).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! Kernel samepage merging: its settings, its counters, and what its thread costs.
+//! Kernel samepage merging, for a test or a benchmark alone: settings put back, counters without gaps.
 //!
 //! Concurrency: the settings are the whole machine's. A [`KsmGuard`] holds a lock on the `run` file
 //! while it lives, so that two test processes take turns instead of spoiling each other's figures.
@@ -7,13 +7,11 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bindery_sys::ksm::{Counters, DIRECTORY, Ksmd, RUN};
 use rustix::fs::{FlockOperation, flock};
 
 use super::SettingGuard;
-use super::cpu::schedstat_time;
 use super::setting::{SettingError, read, write};
-
-const DIRECTORY: &str = "/sys/kernel/mm/ksm";
 
 /// What KSM is set to. `None` leaves a value as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -68,7 +66,7 @@ impl KsmGuard {
     /// # Errors
     /// [`SettingError`] without root, or on a kernel without KSM or one of the settings.
     pub fn start(settings: KsmSettings) -> Result<Self, SettingError> {
-        let run = path("run");
+        let run = path(RUN);
         let guard = Self::prepare(settings)?;
         write(&run, "1")?;
         Ok(guard)
@@ -80,7 +78,7 @@ impl KsmGuard {
     /// As [`Self::start`].
     pub fn stopped() -> Result<Self, SettingError> {
         let guard = Self::prepare(KsmSettings::default())?;
-        write(&path("run"), "0")?;
+        write(&path(RUN), "0")?;
         Ok(guard)
     }
 
@@ -89,7 +87,7 @@ impl KsmGuard {
     /// # Errors
     /// [`SettingError`] when the kernel refuses.
     pub fn pause(&self) -> Result<(), SettingError> {
-        write(&path("run"), "0")
+        write(&path(RUN), "0")
     }
 
     /// Goes on after [`Self::pause`].
@@ -97,11 +95,11 @@ impl KsmGuard {
     /// # Errors
     /// [`SettingError`] when the kernel refuses.
     pub fn resume(&self) -> Result<(), SettingError> {
-        write(&path("run"), "1")
+        write(&path(RUN), "1")
     }
 
     fn prepare(settings: KsmSettings) -> Result<Self, SettingError> {
-        let run = path("run");
+        let run = path(RUN);
         let lock = File::open(&run)
             .and_then(|file| {
                 flock(&file, FlockOperation::LockExclusive)?;
@@ -120,7 +118,7 @@ impl KsmGuard {
 impl Drop for KsmGuard {
     fn drop(&mut self) {
         // 2 unmerges everything and stops. What was merged before, if KSM ran, is merged again.
-        let restored = write(&path("run"), "2").and_then(|()| write(&path("run"), &self.before));
+        let restored = write(&path(RUN), "2").and_then(|()| write(&path(RUN), &self.before));
         if let Err(error) = restored {
             eprintln!("KSM is left changed: {error}");
         }
@@ -154,18 +152,17 @@ impl KsmCounters {
     /// # Errors
     /// [`SettingError`] on a kernel without KSM.
     pub fn read() -> Result<Self, SettingError> {
-        read(&path("run"))?;
-        let text = |name: &str| read(&path(name)).unwrap_or_default();
-        let number = |name: &str| text(name).parse().unwrap_or_default();
+        read(&path(RUN))?;
+        let counters = Counters::read().unwrap_or_default();
         Ok(Self {
-            pages_shared: number("pages_shared"),
-            pages_sharing: number("pages_sharing"),
-            pages_unshared: number("pages_unshared"),
-            pages_volatile: number("pages_volatile"),
-            pages_scanned: number("pages_scanned"),
-            ksm_zero_pages: number("ksm_zero_pages"),
-            full_scans: number("full_scans"),
-            general_profit: text("general_profit").parse().unwrap_or_default(),
+            pages_shared: counters.pages_shared,
+            pages_sharing: counters.pages_sharing,
+            pages_unshared: counters.pages_unshared,
+            pages_volatile: counters.pages_volatile,
+            pages_scanned: counters.pages_scanned.unwrap_or_default(),
+            ksm_zero_pages: counters.ksm_zero_pages.unwrap_or_default(),
+            full_scans: counters.full_scans,
+            general_profit: counters.general_profit.unwrap_or_default(),
         })
     }
 }
@@ -173,18 +170,9 @@ impl KsmCounters {
 /// The CPU time that KSM's kernel thread has used since boot.
 ///
 /// # Errors
-/// An error of kind `NotFound` when there is no such thread.
+/// As [`Ksmd::find`].
 pub fn ksmd_cpu_time() -> std::io::Result<Duration> {
-    for entry in std::fs::read_dir("/proc")? {
-        let process = entry?.path();
-        // A kernel thread has no executable; a process that took the name has one.
-        let named =
-            std::fs::read_to_string(process.join("comm")).is_ok_and(|name| name == "ksmd\n");
-        if named && std::fs::read_link(process.join("exe")).is_err() {
-            return schedstat_time(&process.join("schedstat"));
-        }
-    }
-    Err(std::io::Error::new(std::io::ErrorKind::NotFound, "this kernel runs no ksmd"))
+    Ksmd::find()?.cpu_time()
 }
 
 fn path(name: &str) -> PathBuf {
