@@ -20,7 +20,7 @@ pub enum ClientError {
     #[error("no daemon at {}; start one with `bindery daemon`, or name its --socket", .0.display())]
     NoDaemon(PathBuf),
     /// The socket is another user's.
-    #[error("{} is not yours to use: a daemon serves its own user's operators", .0.display())]
+    #[error("{} is not yours to use: a daemon serves its own user, root, and the members of its group", .0.display())]
     Refused(PathBuf),
     /// The daemon says why not.
     #[error(transparent)]

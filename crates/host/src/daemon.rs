@@ -9,14 +9,18 @@
 
 mod control;
 mod guests;
+mod look;
+mod pressure;
+mod reload;
 mod watch;
 
 use std::fs::File;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,17 +29,25 @@ use bindery_sys::process;
 use bindery_sys::socket::{self, Peer};
 use bindery_sys::thread::spawn_without_signals;
 
+use crate::access::{Access, Group, Rights};
 use crate::endpoint::{Endpoint, EndpointError};
 use crate::engine::Engine;
+use crate::http::{HttpConfig, HttpError, Server};
+use crate::notify::{Notifier, Progress};
 use crate::operator;
 use crate::protocol::FailureKind;
 use crate::registry::Registry;
-use crate::stop::{StopReceiver, Stopper, Stopping};
+use crate::settings::{Refused, Settings};
+use crate::stop::{Order, StopReceiver, Stopper, Stopping};
+use control::Desk;
+pub use reload::Reload;
 
 /// How long a new connection may take to say what it is.
 const GREETING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Operators served at once.
+/// Operators served at once: members of the group, and all. The daemon's user and root always find
+/// room.
+const MEMBERS_MAX: usize = 48;
 const OPERATORS_MAX: usize = 64;
 
 /// How long to wait when descriptors or threads are short, before the next connection is taken.
@@ -49,15 +61,19 @@ const FAREWELL_PATIENCE: Duration = Duration::from_secs(2);
 pub struct Config {
     /// Where to listen.
     pub socket: PathBuf,
-    /// How many workers merge; `None`: two, or one where there is one CPU.
-    pub workers: Option<u32>,
-    /// The length of a merge period.
-    pub period: Duration,
+    /// Whose members may use the daemon, too: see [`access`](crate::access).
+    pub group: Option<Group>,
+    /// What can be changed later.
+    pub settings: Settings,
     /// The most memory that the canonical pages of a domain may take; `None`: the most that shims can
     /// tell apart. Rounded down to whole pages, at least one.
     pub store_bytes_max: Option<u64>,
     /// Whether guests get private pages back before the daemon ends.
     pub unmerge_at_exit: bool,
+    /// Where settings come from on `SIGHUP` and `bindery reload`.
+    pub reload: Option<Reload>,
+    /// Where it can be looked at over HTTP, if it can.
+    pub http: Option<HttpConfig>,
 }
 
 /// Why a daemon could not start.
@@ -67,6 +83,12 @@ pub enum BindError {
     /// The socket cannot be had.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
+    /// A setting cannot be.
+    #[error(transparent)]
+    Settings(#[from] Refused),
+    /// There is no HTTP server as asked for.
+    #[error(transparent)]
+    Http(#[from] HttpError),
     /// Descriptors, threads or memory are short.
     #[error("cannot set up the daemon: {0}")]
     Resources(#[from] io::Error),
@@ -86,6 +108,7 @@ impl Drop for StopAtEnd {
 #[derive(Debug)]
 pub struct Daemon {
     endpoint: Endpoint,
+    http: Option<Server>,
     stop: StopReceiver,
     shared: Arc<Shared>,
 }
@@ -94,12 +117,17 @@ pub struct Daemon {
 struct Shared {
     engine: Engine,
     guests: Registry,
-    uid: u32,
+    http: Option<SocketAddr>,
+    access: Access,
+    notifier: Notifier,
     started: Instant,
     operators: AtomicUsize,
+    members: AtomicUsize,
     /// Set while connections cannot be taken.
     is_short: AtomicBool,
     unmerge_at_exit: AtomicBool,
+    reload: Option<Reload>,
+    reloading: Mutex<()>,
     stopper: Stopper,
     stopping: Stopping,
 }
@@ -109,26 +137,37 @@ impl Daemon {
     ///
     /// # Errors
     /// [`BindError`]
-    pub fn bind(config: &Config) -> Result<Self, BindError> {
-        let endpoint = Endpoint::claim(&config.socket)?;
+    pub fn bind(config: Config) -> Result<Self, BindError> {
+        config.settings.check()?;
+        let endpoint = Endpoint::claim(&config.socket, config.group.as_ref())?;
+        let http = config.http.as_ref().map(Server::bind).transpose()?;
         if let Err(error) = process::raise_open_files() {
             tracing::warn!("cannot raise the limit of open files: {error}");
         }
-        let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let workers = config.workers.unwrap_or(cpus.min(2) as u32);
         let stop = StopReceiver::new()?;
         let shared = Shared {
-            engine: Engine::new(workers, config.period, config.store_bytes_max),
+            engine: Engine::new(config.settings, config.store_bytes_max),
             guests: Registry::default(),
-            uid: process::effective_user(),
+            http: http.as_ref().map(Server::address),
+            access: Access::new(config.group),
+            notifier: Notifier::from_environment(),
             started: Instant::now(),
             operators: AtomicUsize::new(0),
+            members: AtomicUsize::new(0),
             is_short: AtomicBool::new(false),
             unmerge_at_exit: AtomicBool::new(config.unmerge_at_exit),
+            reload: config.reload,
+            reloading: Mutex::default(),
             stopper: stop.stopper(),
             stopping: Stopping::default(),
         };
-        Ok(Self { endpoint, stop, shared: Arc::new(shared) })
+        Ok(Self { endpoint, http, stop, shared: Arc::new(shared) })
+    }
+
+    /// Where it can be looked at over HTTP.
+    #[must_use]
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.shared.http
     }
 
     /// A way to end the daemon from another thread.
@@ -137,7 +176,7 @@ impl Daemon {
         self.stop.stopper()
     }
 
-    /// Has `SIGTERM` and `SIGINT` end the daemon, not the process.
+    /// Has `SIGTERM` and `SIGINT` end the daemon, not the process, and `SIGHUP` read settings again.
     ///
     /// # Errors
     /// The kernel's, when descriptors are short.
@@ -149,7 +188,7 @@ impl Daemon {
     ///
     /// # Errors
     /// The kernel's, if threads are short from the start, or waiting fails.
-    pub fn run(self) -> io::Result<()> {
+    pub fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let engine = thread::Builder::new().name("engine".into()).spawn({
             let shared = Arc::clone(&shared);
@@ -158,14 +197,27 @@ impl Daemon {
                 shared.engine.run();
             }
         })?;
+        thread::Builder::new().name("memory".into()).spawn({
+            let shared = Arc::clone(&self.shared);
+            move || pressure::watch_memory(&shared)
+        })?;
         tracing::info!("listening on {}", self.endpoint.path().display());
+        let http = self.http.take().map(|server| {
+            tracing::info!("to be looked at on http://{}/", server.address());
+            server.start(Arc::<Shared>::clone(&self.shared))
+        });
+        let http = http.transpose()?;
+        shared.notifier.say(Progress::Ready);
         let served = self.accept_all();
+        shared.notifier.say(Progress::Stopping);
+        // No period is waited for from here on.
+        shared.engine.stop();
         // While the guests' threads still listen to them.
         if shared.unmerge_at_exit.load(Ordering::Relaxed) {
             shared.unmerge_all();
         }
         shared.stopping.set();
-        shared.engine.stop();
+        drop(http);
         let engine = engine.join();
         let deadline = Instant::now() + FAREWELL_PATIENCE;
         while shared.operators.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
@@ -187,7 +239,11 @@ impl Daemon {
             let fds = [self.endpoint.as_fd(), self.stop.as_fd()];
             socket::wait_any_readable(&fds, &mut ready, None)?;
             if ready[1] {
-                return Ok(());
+                match self.stop.take()? {
+                    Order::Stop => return Ok(()),
+                    Order::Reload => self.shared.reload_aside(),
+                }
+                continue;
             }
             reserve.fill();
             match socket::accept(&self.endpoint).and_then(|stream| self.shared.attend(stream)) {
@@ -229,6 +285,19 @@ impl Reserve {
 }
 
 impl Shared {
+    /// Reloads in a thread of its own: looking up a group may take as long as the machine's directory.
+    fn reload_aside(self: &Arc<Self>) {
+        let shared = Arc::clone(self);
+        let reloading = spawn_without_signals("reload", move || {
+            if let Err(message) = shared.reload() {
+                tracing::error!("nothing is changed: {message}");
+            }
+        });
+        if let Err(error) = reloading {
+            tracing::error!("nothing is changed: {error}");
+        }
+    }
+
     /// Gives a connection its thread.
     fn attend(self: &Arc<Self>, stream: OwnedFd) -> io::Result<()> {
         let shared = Arc::clone(self);
@@ -266,20 +335,23 @@ impl Shared {
     }
 
     fn serve_operator(&self, stream: &OwnedFd, peer: Peer) {
-        if peer.uid != self.uid && peer.uid != 0 {
-            let reason = format!(
-                "this daemon belongs to user {}, and you are user {}: use a daemon of your own",
-                self.uid, peer.uid
-            );
+        let rights = self.access.rights(stream, peer);
+        if rights == Rights::None {
+            let reason = self.access.refusal_of_operator(peer);
             return operator::refuse(stream, FailureKind::Refused, &reason);
         }
-        if self.operators.fetch_add(1, Ordering::Relaxed) < OPERATORS_MAX {
-            operator::serve(stream, self, &self.stopping);
+        let is_member = matches!(rights, Rights::Member { .. });
+        let members = &self.members;
+        let is_full = is_member && members.fetch_add(1, Ordering::Relaxed) >= MEMBERS_MAX;
+        if self.operators.fetch_add(1, Ordering::Relaxed) < OPERATORS_MAX && !is_full {
+            operator::serve(stream, &Desk { shared: self, rights }, &self.stopping);
         } else {
-            let reason = format!("{OPERATORS_MAX} operators are served already; try again");
+            let most = if is_member { MEMBERS_MAX } else { OPERATORS_MAX };
+            let reason = format!("{most} operators are served already; try again");
             operator::refuse(stream, FailureKind::Busy, &reason);
         }
         self.operators.fetch_sub(1, Ordering::Relaxed);
+        members.fetch_sub(usize::from(is_member), Ordering::Relaxed);
     }
 }
 

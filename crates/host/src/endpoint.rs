@@ -1,19 +1,22 @@
 //! Where the daemon listens, and how it makes sure that it is the only one there.
 //!
 //! Three things guard the socket. Its directory may not be one in which others can put things in
-//! its place; the socket's mode keeps other users from connecting; and the kernel's word on each
-//! peer is checked again when it does connect. One daemon at a time: the holder of the lock beside
+//! its place; the socket's mode keeps other users from connecting, but for the members of a group if
+//! there is one; and the kernel's word on each peer is checked again when it does connect
+//! ([`access`](crate::access)). One daemon at a time: the holder of the lock beside
 //! the socket ([`FileLock`]), which ends with its process. So whoever holds the lock knows that a
 //! socket which is there already was left behind.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use bindery_sys::lock::{Claim, FileLock};
 use bindery_sys::{process, socket};
+
+use crate::access::Group;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -38,6 +41,17 @@ pub enum EndpointError {
         directory: PathBuf,
         /// Who else could change it.
         reason: String,
+    },
+    /// A file cannot be given to the group.
+    #[error("cannot give {} to group {group}: {source}; run the daemon as root or as a member of \
+        that group, or choose another --group", path.display())]
+    Group {
+        /// What should be the group's.
+        path: PathBuf,
+        /// The group.
+        group: String,
+        /// The kernel's answer.
+        source: io::Error,
     },
     /// Something that is no socket is in its place.
     #[error("{} exists and is not a socket; move it away, or choose another --socket", .0.display())]
@@ -64,12 +78,12 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Takes the socket at `path`: makes its directory if only that is missing, takes the lock
-    /// beside it, removes a socket left behind, and listens, for this user alone.
+    /// beside it, removes a socket left behind, and listens, for this user alone or for `group` too.
     ///
     /// # Errors
     /// See [`EndpointError`].
-    pub fn claim(path: &Path) -> Result<Self, EndpointError> {
-        prepare_directory(path)?;
+    pub fn claim(path: &Path, group: Option<&Group>) -> Result<Self, EndpointError> {
+        prepare_directory(path, group)?;
         let lock_path = lock_path(path);
         let claim = FileLock::claim(&lock_path).map_err(fail("lock", &lock_path))?;
         let lock = match claim {
@@ -89,7 +103,8 @@ impl Endpoint {
         let listener = socket::listen(path, BACKLOG).map_err(fail("listen on", path))?;
         // Between the two calls others may connect if the umask lets them; every peer's user is
         // checked again when it is accepted.
-        fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(fail("guard", path))?;
+        let mode = if group.is_some() { 0o660 } else { 0o600 };
+        share(path, group, mode)?;
         Ok(Self { path: path.into(), listener, _lock: lock })
     }
 
@@ -113,22 +128,58 @@ impl Drop for Endpoint {
     }
 }
 
-/// Makes the directory of the socket at `path` if only that is missing, for this user alone, and
-/// makes sure that nobody else can put things in the socket's place.
+/// Makes the directory of the socket at `path` if only that is missing, for this user alone or for
+/// `group` too, and makes sure that nobody else can put things in the socket's place. A directory that
+/// is there is left as it is; if the group cannot pass it, a warning says so.
 ///
 /// # Errors
 /// `UnsafeDirectory`, `Io`.
-pub fn prepare_directory(path: &Path) -> Result<(), EndpointError> {
+pub fn prepare_directory(path: &Path, group: Option<&Group>) -> Result<(), EndpointError> {
     let directory = match path.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),
     };
-    make_directory(directory).map_err(fail("make the directory", directory))?;
+    if make_directory(directory).map_err(fail("make the directory", directory))? && group.is_some()
+    {
+        share(directory, group, 0o750)?;
+    }
     let danger = danger(directory, process::effective_user());
     match danger.map_err(fail("look at", directory))? {
         Some(reason) => Err(EndpointError::UnsafeDirectory { directory: directory.into(), reason }),
-        None => Ok(()),
+        None => {
+            if let Some(group) = group {
+                warn_if_closed(directory, group).map_err(fail("look at", directory))?;
+            }
+            Ok(())
+        }
     }
+}
+
+/// Sets the mode of what this user has made, and gives it to the group first, if there is one.
+fn share(path: &Path, group: Option<&Group>, mode: u32) -> Result<(), EndpointError> {
+    if let Some(group) = group {
+        chown(path, None, Some(group.gid())).map_err(|source| EndpointError::Group {
+            path: path.into(),
+            group: group.name().into(),
+            source,
+        })?;
+    }
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(fail("guard", path))
+}
+
+/// Warns if members of `group` cannot get to what is in `directory`.
+fn warn_if_closed(directory: &Path, group: &Group) -> io::Result<()> {
+    let found = fs::metadata(directory)?;
+    // Of the two classes exactly one counts (path_resolution(7)).
+    let pass = if found.gid() == group.gid() { 0o010 } else { 0o001 };
+    if found.mode() & pass == 0 {
+        let path = directory.display();
+        tracing::warn!(
+            "members of group {group} cannot get to the socket: `chgrp {group} {path}` and `chmod \
+             g+x {path}` let them"
+        );
+    }
+    Ok(())
 }
 
 fn fail(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> EndpointError {
@@ -142,10 +193,12 @@ fn lock_path(socket: &Path) -> PathBuf {
     name.into()
 }
 
-fn make_directory(directory: &Path) -> io::Result<()> {
+/// False if it is there already.
+fn make_directory(directory: &Path) -> io::Result<bool> {
     match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -178,15 +231,35 @@ mod tests {
     fn the_second_claim_names_the_first() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.sock");
-        let first = Endpoint::claim(&path).unwrap();
+        let first = Endpoint::claim(&path, None).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let error = Endpoint::claim(&path).unwrap_err();
+        let error = Endpoint::claim(&path, None).unwrap_err();
         let EndpointError::AlreadyRunning { pid, .. } = &error else { panic!("{error}") };
         assert_eq!(*pid, Some(std::process::id()));
         assert!(error.to_string().contains(&format!("pid {}", std::process::id())));
         drop(first);
         assert!(!path.exists());
-        Endpoint::claim(&path).unwrap();
+        Endpoint::claim(&path, None).unwrap();
+    }
+
+    #[test]
+    fn what_is_made_for_a_group_is_the_groups() {
+        let group = Group::find("root").unwrap();
+        let own = fs::metadata("/proc/self").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("new").join("a.sock");
+        match Endpoint::claim(&path, Some(&group)) {
+            Ok(_endpoint) => {
+                let made = [path.parent().unwrap(), &path].map(|path| fs::metadata(path).unwrap());
+                assert_eq!(made.each_ref().map(|file| file.mode() & 0o7777), [0o750, 0o660]);
+                assert_eq!(made.map(|file| file.gid()), [0, 0]);
+            }
+            // Root's group is not everybody's to give to.
+            Err(error) => {
+                assert_ne!(own.uid(), 0, "{error}");
+                assert!(matches!(error, EndpointError::Group { .. }), "{error}");
+            }
+        }
     }
 
     #[test]
@@ -195,7 +268,7 @@ mod tests {
         let path = directory.path().join("a.sock");
         drop(socket::listen(&path, 1).unwrap());
         assert!(path.exists(), "closing does not remove the file: that is the case in question");
-        let endpoint = Endpoint::claim(&path).unwrap();
+        let endpoint = Endpoint::claim(&path, None).unwrap();
         socket::connect(endpoint.path()).unwrap();
     }
 
@@ -204,7 +277,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.sock");
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(Endpoint::claim(&path), Err(EndpointError::NotASocket(_))));
+        assert!(matches!(Endpoint::claim(&path, None), Err(EndpointError::NotASocket(_))));
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
@@ -213,7 +286,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let refused = |mode| {
             fs::set_permissions(directory.path(), Permissions::from_mode(mode)).unwrap();
-            let claim = Endpoint::claim(&directory.path().join("a.sock"));
+            let claim = Endpoint::claim(&directory.path().join("a.sock"), None);
             matches!(claim, Err(EndpointError::UnsafeDirectory { .. }))
         };
         assert!(refused(0o777));
@@ -225,7 +298,7 @@ mod tests {
     #[test]
     fn a_path_too_long_for_a_socket_says_so() {
         let directory = tempfile::tempdir().unwrap();
-        let error = Endpoint::claim(&directory.path().join("x".repeat(120))).unwrap_err();
+        let error = Endpoint::claim(&directory.path().join("x".repeat(120)), None).unwrap_err();
         assert!(error.to_string().contains("cannot listen on"), "{error}");
     }
 }

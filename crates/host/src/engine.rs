@@ -6,15 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use bindery_guest::{Arrival, Connection, Guest, GuestError, Welcome};
 use bindery_merge::status::GuestState;
-use bindery_merge::{DomainError, STORE_SLOTS, UnmergeError};
+use bindery_merge::{DomainError, PageMap, STORE_SLOTS, UnmergeError};
 use bindery_units::PAGE_BYTES;
 
+use crate::http::Pulse;
 use crate::report;
-use crate::status::{DomainStatus, GuestStatus, Settings};
+use crate::settings::{Change, Refused, Settings};
+use crate::status::{AdvisorStatus, DomainStatus, GuestStatus};
 
 /// The domain of guests that ask for none.
 const DEFAULT_DOMAIN: &str = "default";
@@ -50,6 +51,7 @@ pub(crate) enum EngineError {
 /// The merge engine and the guests that it has.
 pub(crate) struct Engine {
     merge: bindery_merge::Engine,
+    settings: Mutex<Settings>,
     guests: Mutex<Guests>,
 }
 
@@ -62,12 +64,16 @@ struct Guests {
 }
 
 impl Engine {
-    pub(crate) fn new(workers: u32, period: Duration, store_bytes_max: Option<u64>) -> Self {
-        let store_slots = store_bytes_max.map_or(STORE_SLOTS, store_slots);
-        let workers = workers as usize;
-        let settings =
-            bindery_merge::Settings { workers, period, store_slots, ..Default::default() };
-        Self { merge: bindery_merge::Engine::new(settings), guests: Mutex::default() }
+    pub(crate) fn new(settings: Settings, store_bytes_max: Option<u64>) -> Self {
+        let merge = bindery_merge::Engine::new(bindery_merge::Settings {
+            workers: settings.workers as usize,
+            period: settings.period(),
+            store_slots: store_bytes_max.map_or(STORE_SLOTS, store_slots),
+            advisor: settings.advisor,
+            pages_to_scan: settings.rate(),
+            ..Default::default()
+        });
+        Self { merge, settings: Mutex::new(settings), guests: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Guests> {
@@ -86,17 +92,49 @@ impl Engine {
     }
 
     pub(crate) fn settings(&self) -> Settings {
-        let bindery_merge::Settings { workers, period, .. } = self.merge.settings();
-        Settings { workers: workers as u32, period_ms: period.as_millis() as u64 }
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set(&self, workers: Option<u32>, period: Option<Duration>) {
-        if let Some(workers) = workers {
-            self.merge.set_workers(workers as usize);
-        }
-        if let Some(period) = period {
-            self.merge.set_period(period);
-        }
+    /// Changes settings, all of them or none.
+    pub(crate) fn set(&self, change: &Change) -> Result<Settings, Refused> {
+        // Held throughout, here and below: two who change settings at once take turns.
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = change.apply(&settings)?;
+        self.take_up(&mut settings, new);
+        Ok(new)
+    }
+
+    /// Takes up settings that were checked.
+    pub(crate) fn replace_settings(&self, new: Settings) {
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        self.take_up(&mut settings, new);
+    }
+
+    fn take_up(&self, settings: &mut Settings, new: Settings) {
+        *settings = new;
+        self.merge.set_workers(new.workers as usize);
+        self.merge.set_period(new.period());
+        self.merge.set_pace(new.advisor, new.rate());
+    }
+
+    /// Has merging wait, or go on.
+    pub(crate) fn set_idle(&self, is_idle: bool) {
+        self.merge.set_idle(is_idle);
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.merge.status().is_idle
+    }
+
+    /// What pacing reaches.
+    pub(crate) fn advisor(&self) -> AdvisorStatus {
+        self.merge.status().advisor
+    }
+
+    /// CPU time of workers, and of guests' threads that work for them, in microseconds.
+    pub(crate) fn merge_cpu_us(&self) -> u64 {
+        let status = self.merge.status();
+        status.cpu_time_us + status.lanes_cpu_time_us
     }
 
     /// Welcomes a guest to the domain that it asks for, among those of its user.
@@ -159,6 +197,17 @@ impl Engine {
     /// A guest, as long as it is connected.
     pub(crate) fn guest(&self, id: u32) -> Option<Arc<Guest>> {
         self.lock().connected.get(&id).cloned()
+    }
+
+    /// What a guest's pages are, from its first period on.
+    pub(crate) fn map(&self, id: u32) -> Option<Arc<PageMap>> {
+        self.merge.map(id)
+    }
+
+    /// How far merging is.
+    pub(crate) fn pulse(&self) -> Pulse {
+        let status = self.merge.status();
+        Pulse { full_scans: status.full_scans, period_time_us: status.period_time_us }
     }
 
     /// Asks a guest to step aside, and returns it. Its own thread hears when it has.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! > {"version":1,"request":"set","workers":2}
-//! < {"version":1,"answer":"settings","workers":2,"period_ms":1000}
+//! < {"version":1,"answer":"settings","workers":2,"period_ms":1000,…}
 //! > {"version":1,"request":"dance"}
 //! < {"version":1,"answer":"error","kind":"unknown-request","message":"…"}
 //! ```
@@ -13,7 +13,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::status::{GuestStatus, HostStatus, Settings};
+use crate::settings::{Change, Settings};
+use crate::status::{GuestStatus, HostStatus};
 
 /// The protocol's version.
 pub const VERSION: u32 = 1;
@@ -32,13 +33,10 @@ pub enum Request {
     Status {},
     /// Every guest.
     Guests {},
-    /// Change settings; those not named stay.
-    Set {
-        /// How many workers.
-        workers: Option<u32>,
-        /// How long a merge period is, in milliseconds.
-        period_ms: Option<u64>,
-    },
+    /// Change settings.
+    Set(Change),
+    /// Read the configuration file again.
+    Reload {},
     /// Make all merged pages of a guest private again, and leave them so.
     Unmerge {
         /// Its name or process id.
@@ -78,8 +76,8 @@ pub enum Answer {
         /// In order of their names.
         guests: Vec<GuestStatus>,
     },
-    /// To `Set`: the settings as they are now.
-    Settings(Settings),
+    /// To `Set` and `Reload`: the settings as they are now.
+    Settings(Box<Settings>),
     /// To `Unmerge`, `Merge` and `Unmanage`: done.
     Done {
         /// The guest's name.
@@ -137,6 +135,10 @@ pub enum FailureKind {
     Version,
     /// There is no guest of that name or process id.
     NoSuchGuest,
+    /// A setting is out of its range, or does not go with another one.
+    BadSetting,
+    /// The configuration file is wrong, or there is none.
+    BadFile,
     /// The peer may not ask this.
     Refused,
     /// Too many operators at once; try again.
@@ -212,7 +214,7 @@ mod tests {
     fn requests_come_back_as_they_went() {
         for request in [
             Request::Status {},
-            Request::Set { workers: Some(3), period_ms: None },
+            Request::Set(Change { workers: Some(3), ..Change::default() }),
             Request::Unmerge { guest: "web \"1\"".into() },
             Request::Stop { unmerge: true },
         ] {

@@ -99,6 +99,17 @@ pub(crate) fn status_bytes(process: &str, field: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
+/// Every state that the daemon can be in.
+pub(crate) const DAEMON_STATES: [&str; 3] = ["running", "idle", "short-of-resources"];
+
+/// Every state that a guest can be in.
+pub(crate) const GUEST_STATES: [&str; 7] =
+    ["new", "merging", "unmerged", "stalled", "mappings-short", "failing", "disconnected"];
+
+/// Every state that a domain can be in.
+pub(crate) const DOMAIN_STATES: [&str; 5] =
+    ["merging", "storm", "store-full", "index-full", "memory-short"];
+
 fn guest_state(state: GuestState) -> State {
     let (name, advice) = match state {
         GuestState::Merging => ("merging", None),
@@ -162,4 +173,32 @@ fn domain_state(state: DomainState) -> State {
         ),
     };
     State { name: name.into(), advice: advice.map(Into::into) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lists_of_states_have_them_all() {
+        for state in [
+            GuestState::Merging,
+            GuestState::Stalled,
+            GuestState::MappingsShort,
+            GuestState::Unmerged,
+            GuestState::Failing,
+            GuestState::Disconnected,
+        ] {
+            assert!(GUEST_STATES.contains(&&*guest_state(state).name), "{state:?}");
+        }
+        for state in [
+            DomainState::Merging,
+            DomainState::Storm,
+            DomainState::StoreFull,
+            DomainState::IndexFull,
+            DomainState::MemoryShort,
+        ] {
+            assert!(DOMAIN_STATES.contains(&&*domain_state(state).name), "{state:?}");
+        }
+    }
 }

@@ -3,17 +3,12 @@
 //! Part of the operators' [protocol](crate::protocol). Counters that mean what KSM's mean have
 //! KSM's names (Documentation/admin-guide/mm/ksm.rst), so that existing dashboards fit.
 
-pub use bindery_merge::status::Counts;
+use std::net::SocketAddr;
+
+pub use bindery_merge::status::{AdvisorStatus, Counts};
 use serde::{Deserialize, Serialize};
 
-/// What can be changed while the daemon runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// Workers that merge.
-    pub workers: u32,
-    /// Length of a merge period, in milliseconds.
-    pub period_ms: u64,
-}
+pub use crate::settings::Settings;
 
 /// Something's state, and what an operator can do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,14 +30,21 @@ pub struct HostStatus {
     pub program_version: String,
     /// Seconds since it started.
     pub uptime_s: u64,
-    /// Workers and period.
-    #[serde(flatten)]
+    /// What can be changed.
     pub settings: Settings,
+    /// What pacing reaches.
+    pub advisor: AdvisorStatus,
     /// CPU time of the daemon's process so far, in milliseconds. What merging costs in guests'
     /// processes is with their domains.
     pub cpu_ms: u64,
+    /// CPU time of what the advisor's ceiling holds for so far, in microseconds: workers, and guests'
+    /// threads that work for them.
+    pub merge_cpu_us: u64,
     /// Resident memory of the daemon itself, stores excluded, in bytes: tables, index, code.
     pub resident_bytes: u64,
+    /// Where it can be looked at over HTTP; `None` if it cannot.
+    #[serde(default)]
+    pub http: Option<SocketAddr>,
     /// How the daemon is.
     pub state: State,
     /// In order of user and name.

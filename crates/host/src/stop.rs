@@ -1,4 +1,5 @@
-//! How the daemon is told to end: by `SIGTERM`, `SIGINT`, an operator, or its own program.
+//! How the daemon is told to end: by `SIGTERM`, `SIGINT`, an operator, or its own program; and, the
+//! same way, by `SIGHUP` to read its settings again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,7 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 use signal_hook::low_level::pipe;
 
 /// Whether the daemon ends. Shared by all of its threads.
@@ -29,17 +31,29 @@ impl Stopping {
 #[derive(Clone, Debug)]
 pub struct Stopper {
     sender: Arc<UnixStream>,
+    /// `SIGTERM` or `SIGINT` came, or the daemon is to end for another reason.
+    is_told: Arc<AtomicBool>,
 }
 
 impl Stopper {
     /// Makes [`Daemon::run`](crate::Daemon::run) return. May be called any number of times.
     pub fn stop(&self) {
-        // Full means that the daemon was told often enough; gone, that it ended.
+        // Before the byte: any byte that is there already will do. Gone: the daemon has ended.
+        self.is_told.store(true, Ordering::Relaxed);
         let _ = io::Write::write(&mut &*self.sender, b"s");
     }
 }
 
-/// The daemon's end of all the ways to stop it: readable once one was used.
+/// What the daemon is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// To end.
+    Stop,
+    /// To read its settings again.
+    Reload,
+}
+
+/// The daemon's end of all the ways to tell it something: readable once one was used.
 #[derive(Debug)]
 pub(crate) struct StopReceiver {
     receiver: UnixStream,
@@ -52,15 +66,32 @@ impl StopReceiver {
     pub(crate) fn new() -> io::Result<Self> {
         let (sender, receiver) = UnixStream::pair()?;
         sender.set_nonblocking(true)?;
-        Ok(Self { receiver, stopper: Stopper { sender: Arc::new(sender) } })
+        let stopper = Stopper { sender: Arc::new(sender), is_told: Arc::default() };
+        Ok(Self { receiver, stopper })
     }
 
-    /// Takes `SIGTERM` and `SIGINT`, which would otherwise kill the process, as orders to stop.
+    /// What was told first of what was not taken yet. Blocks until something was.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn take(&self) -> io::Result<Order> {
+        let mut byte = [0];
+        io::Read::read_exact(&mut &self.receiver, &mut byte)?;
+        // The flag is set before a byte is written; without it the byte is a SIGHUP's.
+        let is_end = self.stopper.is_told.load(Ordering::Relaxed);
+        Ok(if is_end { Order::Stop } else { Order::Reload })
+    }
+
+    /// Takes `SIGTERM` and `SIGINT`, which would otherwise kill the process, as orders to stop, and
+    /// `SIGHUP` as one to reload.
     ///
     /// # Errors
     /// The kernel's, when descriptors are short.
     pub(crate) fn take_signals(&self) -> io::Result<()> {
         for signal in [SIGTERM, SIGINT] {
+            flag::register(signal, Arc::clone(&self.stopper.is_told))?;
+        }
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
             pipe::register(signal, self.stopper.sender.try_clone()?)?;
         }
         Ok(())

@@ -9,25 +9,30 @@ use std::sync::atomic::Ordering;
 
 use super::Shared;
 use super::watch::{Watch, WatchError};
+use crate::access::Rights;
 use crate::engine::EngineError;
 use crate::operator::Control;
 use crate::protocol::{Answer, Failure, FailureKind, Request};
 use crate::report::status_bytes;
+use crate::settings::Change;
 use crate::status::{HostStatus, State};
 
 /// How long a guest may take to give everything back.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(300);
 
 impl Shared {
-    fn status(&self) -> HostStatus {
+    pub(super) fn status(&self) -> HostStatus {
         HostStatus {
             pid: std::process::id(),
-            uid: self.uid,
+            uid: self.access.uid(),
             program_version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: self.started.elapsed().as_secs(),
             settings: self.engine.settings(),
+            advisor: self.engine.advisor(),
             cpu_ms: process_cpu_time().as_millis() as u64,
+            merge_cpu_us: self.engine.merge_cpu_us(),
             resident_bytes: own_bytes("RssAnon:") + own_bytes("RssFile:"),
+            http: self.http,
             state: self.state(),
             domains: self.engine.domains(),
         }
@@ -38,6 +43,11 @@ impl Shared {
             let advice = "connections wait: descriptors, threads or memory are short. Raise the \
                           limits of the daemon (LimitNOFILE=, TasksMax=), or run fewer guests";
             return State { name: "short-of-resources".into(), advice: Some(advice.into()) };
+        }
+        if self.engine.is_idle() {
+            let advice = "memory is not short: merging waits until it is. Have it merge all the same \
+                          with `bindery set run_when=always`";
+            return State { name: "idle".into(), advice: Some(advice.into()) };
         }
         State { name: "running".into(), advice: None }
     }
@@ -51,20 +61,13 @@ impl Shared {
         })
     }
 
-    /// Finds a guest and has something done to it.
-    fn with_guest(
-        &self,
-        guest: &str,
-        act: impl FnOnce(u32) -> Result<u64, Failure>,
-    ) -> Result<Answer, Failure> {
-        let (name, id) = self.find(guest)?;
-        act(id).map(|pages| Answer::Done { guest: name, pages })
-    }
-
     /// Tells what was written to a guest since it was asked for last.
-    fn watch(&self, watch: &mut Option<Watch>, guest: &str) -> Result<Answer, Failure> {
+    fn watch(
+        &self,
+        watch: &mut Option<Watch>,
+        (name, id): (String, u32),
+    ) -> Result<Answer, Failure> {
         let failed = |error: WatchError| Failure::new(FailureKind::Failed, error.to_string());
-        let (name, id) = self.find(guest)?;
         let guest = self.engine.guest(id).ok_or_else(|| failed(WatchError::Gone))?;
         // A guest of the same name that came meanwhile is another one.
         if watch.as_ref().is_none_or(|watch| !watch.is_of(&guest)) {
@@ -107,32 +110,94 @@ fn own_bytes(field: &str) -> u64 {
     status_bytes("self", field).unwrap_or(0)
 }
 
-impl Control for Shared {
+/// Where one operator is served.
+pub(super) struct Desk<'a> {
+    pub(super) shared: &'a Shared,
+    /// What the operator may do.
+    pub(super) rights: Rights,
+}
+
+impl Desk<'_> {
+    /// Refuses whoever may not do what concerns all guests.
+    fn require_owner(&self, what: &str) -> Result<(), Failure> {
+        match self.rights {
+            Rights::Owner => Ok(()),
+            _ => Err(refused(format!(
+                "{what} concerns the guests of all users: only root and the daemon's user may, \
+                 members of its group may look and handle guests of their own"
+            ))),
+        }
+    }
+
+    /// Finds a guest that the operator may handle: its name and number.
+    fn find(&self, guest: &str) -> Result<(String, u32), Failure> {
+        let (name, id) = self.shared.find(guest)?;
+        if self.rights == Rights::Owner {
+            return Ok((name, id));
+        }
+        // Numbers are never given twice: whose guest it is cannot change after this.
+        let uid = self.shared.engine.guest(id).map(|guest| guest.identity().uid);
+        match uid.is_some_and(|uid| self.rights.cover_guests_of(uid)) {
+            true => Ok((name, id)),
+            false => Err(refused(format!("{name} is another user's guest: ask root"))),
+        }
+    }
+
+    /// Finds a guest and has something done to it.
+    fn with_guest(
+        &self,
+        guest: &str,
+        act: impl FnOnce(u32) -> Result<u64, Failure>,
+    ) -> Result<Answer, Failure> {
+        let (name, id) = self.find(guest)?;
+        act(id).map(|pages| Answer::Done { guest: name, pages })
+    }
+
+    fn stop(&self, unmerge: bool) -> Answer {
+        self.shared.unmerge_at_exit.fetch_or(unmerge, Ordering::Relaxed);
+        self.shared.stopper.stop();
+        Answer::Stopping {}
+    }
+}
+
+fn refused(message: String) -> Failure {
+    Failure::new(FailureKind::Refused, message)
+}
+
+impl Control for Desk<'_> {
     type Session = Option<Watch>;
 
     fn perform(&self, watch: &mut Option<Watch>, request: Request) -> Answer {
         let failed = |error: EngineError| Failure::new(FailureKind::Failed, error.to_string());
+        let settings = |settings| Answer::Settings(Box::new(settings));
+        let Self { shared, .. } = self;
         let done = match request {
-            Request::Status {} => Ok(Answer::Status(Box::new(self.status()))),
-            Request::Guests {} => Ok(Answer::Guests { guests: self.engine.guests() }),
-            Request::Set { workers, period_ms } => {
-                crate::check_settings(workers, period_ms).map(|()| {
-                    self.engine.set(workers, period_ms.map(Duration::from_millis));
-                    Answer::Settings(self.engine.settings())
-                })
+            Request::Status {} => Ok(Answer::Status(Box::new(shared.status()))),
+            Request::Guests {} => Ok(Answer::Guests { guests: shared.engine.guests() }),
+            // Settings are shown by a change of nothing.
+            Request::Set(change) if change == Change::default() => {
+                Ok(settings(shared.engine.settings()))
             }
+            Request::Set(change) => self.require_owner("changing settings").and_then(|()| {
+                let set = shared.engine.set(&change).map(settings);
+                set.map_err(|refused| Failure::new(FailureKind::BadSetting, refused.message))
+            }),
+            Request::Reload {} => self.require_owner("reading settings again").and_then(|()| {
+                let read = shared.reload().map(settings);
+                read.map_err(|message| Failure::new(FailureKind::BadFile, message))
+            }),
             Request::Unmerge { guest } => {
-                self.with_guest(&guest, |id| self.engine.unmerge(id).map_err(failed))
+                self.with_guest(&guest, |id| shared.engine.unmerge(id).map_err(failed))
             }
             Request::Merge { guest } => {
-                self.with_guest(&guest, |id| self.engine.merge(id).map_err(failed))
+                self.with_guest(&guest, |id| shared.engine.merge(id).map_err(failed))
             }
-            Request::Unmanage { guest } => self.with_guest(&guest, |id| self.unmanage(id)),
-            Request::Dirty { guest } => self.watch(watch, &guest),
+            Request::Unmanage { guest } => self.with_guest(&guest, |id| shared.unmanage(id)),
+            Request::Dirty { guest } => {
+                self.find(&guest).and_then(|found| shared.watch(watch, found))
+            }
             Request::Stop { unmerge } => {
-                self.unmerge_at_exit.fetch_or(unmerge, Ordering::Relaxed);
-                self.stopper.stop();
-                Ok(Answer::Stopping {})
+                self.require_owner("ending the daemon").map(|()| self.stop(unmerge))
             }
         };
         done.unwrap_or_else(Answer::Error)

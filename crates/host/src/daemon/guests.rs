@@ -34,14 +34,11 @@ impl Shared {
 
     /// Takes a guest, or tells it why not.
     fn welcome(&self, stream: OwnedFd, peer: Peer) -> Result<Option<Arc<Guest>>, EngineError> {
+        let rights = self.access.rights(&stream, peer);
         let arrival = Guest::accept(stream)?;
-        if self.uid != 0 && peer.uid != self.uid {
+        if !self.access.takes_guest(peer, rights) {
             tracing::warn!(pid = peer.pid, uid = peer.uid, "refused a guest of another user");
-            arrival.refuse(format!(
-                "this daemon belongs to user {} and takes no guests of user {}: unset \
-                 BINDERY_SOCKET to use a daemon of your own",
-                self.uid, peer.uid
-            ));
+            arrival.refuse(self.access.refusal_of_guest(peer));
             return Ok(None);
         }
         let (pid, instance) = (arrival.peer.pid, arrival.instance);

@@ -82,11 +82,14 @@ impl Watch {
             return Err(WatchError::Stalled);
         }
         let mut lane = self.guest.lane()?;
-        if written.is_in_doubt() {
-            written.survey(&mut *lane, regions, doubt)?;
-            return Ok(());
-        }
-        regions.iter().try_for_each(|range| Ok(written.collect(&mut *lane, *range)?))
+        let asked = if written.is_in_doubt() {
+            written.survey(&mut *lane, regions, doubt)
+        } else {
+            regions.iter().try_for_each(|range| written.collect(&mut *lane, *range))
+        };
+        // What this cost is not merging's to pay, who has the lane next.
+        lane.gauges();
+        Ok(asked?)
     }
 
     fn take_written(&self, regions: &[PageRange], runs: &mut Runs) {
