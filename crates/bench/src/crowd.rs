@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
+    ops::Range,
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
@@ -16,7 +17,17 @@ pub(crate) struct Crowd(Vec<Guest>);
 impl Crowd {
     /// Starts the processes and waits until their memory is filled.
     pub(crate) fn start(merger: &Merger, dataset: &Dataset, program: &Path) -> Result<Self> {
-        let guests = (0..dataset.processes)
+        Self::start_some(merger, dataset, 0..dataset.processes, program)
+    }
+
+    /// As [`Self::start`], but some of the processes only.
+    pub(crate) fn start_some(
+        merger: &Merger,
+        dataset: &Dataset,
+        processes: Range<u32>,
+        program: &Path,
+    ) -> Result<Self> {
+        let guests = processes
             .map(|process| Guest::start(merger, dataset, process, program))
             .collect::<Result<_>>()?;
         let mut crowd = Self(guests);

@@ -15,11 +15,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use bindery_advisor::Mode;
 use bindery_host::{
     PERIODS,
     client::Client,
     protocol::{Answer, Request},
-    status::{GuestStatus, HostStatus},
+    settings::Change,
+    status::{AdvisorStatus, GuestStatus, HostStatus},
 };
 use bindery_sys::thread::CpuClock;
 use bindery_testkit::machine::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
@@ -32,12 +34,14 @@ use crate::crowd::Crowd;
 pub(crate) enum KsmPace {
     /// As fast as it goes.
     FullSpeed,
+    /// As it is set here.
+    Set(KsmSettings),
     /// Fast enough to look at so many pages once each period: as often as Bindery looks.
     EveryPeriod { pages: u64, period: Duration },
 }
 
 /// The rest between two batches of a KSM that does not run at full speed: the kernel's default.
-const KSM_SLEEP: Duration = Duration::from_millis(20);
+pub(crate) const KSM_SLEEP: Duration = Duration::from_millis(20);
 
 impl KsmPace {
     /// Zero pages go to the kernel's zero page either way: that costs KSM less than a chain of
@@ -46,6 +50,7 @@ impl KsmPace {
         let full_speed = KsmSettings { use_zero_pages: Some(true), ..KsmSettings::full_speed() };
         match self {
             Self::FullSpeed => full_speed,
+            Self::Set(settings) => settings,
             Self::EveryPeriod { pages, period } => {
                 let batches = (period.as_millis() / KSM_SLEEP.as_millis()).max(1) as u64;
                 KsmSettings {
@@ -74,18 +79,30 @@ pub(crate) enum Engine {
         /// The program.
         program: PathBuf,
     },
+    /// A daemon that is paced.
+    Paced {
+        /// How many workers it has.
+        workers: u32,
+        /// Its merge period.
+        period: Duration,
+        /// What paces it.
+        pace: Change,
+        /// The program.
+        program: PathBuf,
+    },
 }
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Neither => f.write_str("neither"),
-            Self::Ksm(KsmPace::FullSpeed) => f.write_str("KSM"),
+            Self::Ksm(KsmPace::FullSpeed | KsmPace::Set(_)) => f.write_str("KSM"),
             Self::Ksm(KsmPace::EveryPeriod { period, .. }) => {
                 write!(f, "KSM every {} s", period.as_secs_f64())
             }
             Self::Bindery { workers: 1, .. } => f.write_str("Bindery, 1 worker"),
             Self::Bindery { workers, .. } => write!(f, "Bindery, {workers} workers"),
+            Self::Paced { workers, .. } => write!(f, "Bindery, {workers} workers, paced"),
         }
     }
 }
@@ -103,11 +120,12 @@ pub(crate) struct Daemon {
     program: PathBuf,
     socket: PathBuf,
     period: Duration,
+    pace: Change,
     _stopped: KsmGuard,
     _directory: tempfile::TempDir,
 }
 
-fn process_cpu_time(pid: u32) -> Result<Duration> {
+pub(crate) fn process_cpu_time(pid: u32) -> Result<Duration> {
     Ok(CpuClock::of_process(pid.cast_signed())?.time()?)
 }
 
@@ -129,7 +147,14 @@ impl Merger {
                 Ok(Self::Ksm(guard))
             }
             Engine::Bindery { workers, period, program } => {
-                Ok(Self::Bindery(Box::new(Daemon::start(*workers, *period, program.clone())?)))
+                // As fast as it goes, as KSM is set.
+                let pace = Change { advisor_mode: Some(Mode::None), ..Change::default() };
+                let daemon = Daemon::start(*workers, *period, pace, program.clone())?;
+                Ok(Self::Bindery(Box::new(daemon)))
+            }
+            Engine::Paced { workers, period, pace, program } => {
+                let daemon = Daemon::start(*workers, *period, *pace, program.clone())?;
+                Ok(Self::Bindery(Box::new(daemon)))
             }
         }
     }
@@ -141,7 +166,7 @@ impl Merger {
             Self::Ksm(guard) => Ok(guard.resume()?),
             Self::Bindery(daemon) => {
                 let period_ms = Some(daemon.period.as_millis() as u64);
-                daemon.ask(&Request::Set { workers: None, period_ms }).map(drop)
+                daemon.ask(&Request::Set(Change { period_ms, ..daemon.pace })).map(drop)
             }
         }
     }
@@ -168,13 +193,15 @@ impl Merger {
     /// CPU time spent on merging so far: its own, and all that happens in the processes of a crowd,
     /// which do nothing else meanwhile.
     pub(crate) fn cpu_time(&self, crowd: &Crowd) -> Result<Duration> {
-        let mut sum = self.own_cpu_time()?;
-        if let Self::Bindery(_) = self {
-            for pid in crowd.pids() {
-                sum += process_cpu_time(pid)?;
-            }
+        Ok(self.own_cpu_time()? + self.guests_cpu_time(crowd)?)
+    }
+
+    /// What of that is spent in the processes of a crowd.
+    pub(crate) fn guests_cpu_time(&self, crowd: &Crowd) -> Result<Duration> {
+        match self {
+            Self::Bindery(_) => crowd.pids().map(process_cpu_time).sum(),
+            Self::Neither { .. } | Self::Ksm(_) => Ok(Duration::ZERO),
         }
-        Ok(sum)
     }
 
     /// Pages saved now, zero pages among them.
@@ -203,6 +230,14 @@ impl Merger {
             Self::Bindery(daemon) => {
                 Ok(daemon.status()?.domains.iter().map(|domain| domain.full_scans).sum())
             }
+        }
+    }
+
+    /// What pacing has reached, where that can be asked for.
+    pub(crate) fn reached(&self) -> Result<Option<AdvisorStatus>> {
+        match self {
+            Self::Neither { .. } | Self::Ksm(_) => Ok(None),
+            Self::Bindery(daemon) => Ok(Some(daemon.status()?.advisor)),
         }
     }
 
@@ -242,7 +277,7 @@ impl Merger {
 }
 
 impl Daemon {
-    fn start(workers: u32, period: Duration, program: PathBuf) -> Result<Self> {
+    fn start(workers: u32, period: Duration, pace: Change, program: PathBuf) -> Result<Self> {
         let stopped = KsmGuard::stopped()?;
         let directory = tempfile::tempdir()?;
         let socket = directory.path().join("bindery.sock");
@@ -258,8 +293,15 @@ impl Daemon {
             .stdout(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
-        let mut daemon =
-            Self { process, program, socket, period, _stopped: stopped, _directory: directory };
+        let mut daemon = Self {
+            process,
+            program,
+            socket,
+            period,
+            pace,
+            _stopped: stopped,
+            _directory: directory,
+        };
         let started = Instant::now();
         while Client::connect(&daemon.socket).is_err() {
             ensure!(daemon.process.try_wait()?.is_none(), "the daemon has ended by itself");

@@ -1,5 +1,6 @@
 //! Benchmarks beside their rivals
 
+pub mod advisor;
 mod crowd;
 pub mod dirty;
 mod engine;

@@ -1,18 +1,24 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bindery_host::access::Group;
 use bindery_host::{NAME_BYTES_MAX, PERIODS, WORKERS, is_name};
 use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 use bindery_space::wire::control::default_socket;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::advisor::AdvisorCommand;
 use crate::bench::BenchCommand;
+use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
+use crate::ksm::KsmCommand;
+use crate::settings::{SETTINGS, Setting};
 
 /// Merges identical pages of running virtual machines.
 #[derive(Debug, Parser)]
@@ -63,9 +69,15 @@ Examples:
   bindery daemon                             in the foreground, until SIGTERM or SIGINT
   bindery daemon --background                return once it listens
   bindery daemon --workers 4 --period 500ms
+  bindery daemon --set advisor_max_cpu=20 --set advisor_target_scan_time=60s
+  bindery daemon --group kvm                 members of that group may use it
+  bindery daemon --print-config > /etc/bindery/bindery.toml
+  bindery daemon --http 127.0.0.1:9480       metrics, an API and a dashboard for this machine's users
+  bindery daemon --http 0.0.0.0:9480 --http-token-file /etc/bindery/token
 
-A daemon that ends, however it ends, leaves its guests running with their merged pages; the next
-daemon takes them over. With --unmerge-at-exit they get private pages back first.")]
+Flags go before the configuration file. SIGHUP, or `bindery reload`, has it read again. A daemon
+that ends, however it ends, leaves its guests running with their merged pages; the next daemon
+takes them over. With --unmerge-at-exit they get private pages back first.")]
     Daemon(DaemonArgs),
     /// Run a VMM with its guest's memory managed
     #[command(after_help = "\
@@ -97,13 +109,22 @@ Examples:
   bindery status
   bindery status --json | jq '.domains[].general_profit'")]
     Status,
-    /// Change settings of the running daemon
+    /// Change settings of the running daemon, or show them
+    #[command(after_help = set_help("\
+Examples:
+  bindery set                                        show all
+  bindery set workers=1 period=5s
+  bindery set advisor_target_scan_time=60s advisor_max_cpu=20
+  bindery set advisor_mode=none pages_to_scan=0      as fast as it goes
+  bindery set run_when=pressure                      merge only while memory is short"))]
+    Set(SetArgs),
+    /// Have the daemon read its configuration file again
     #[command(after_help = "\
 Examples:
-  bindery set workers=4
-  bindery set workers=1 period=5s
-  bindery set period=500ms")]
-    Set(SetArgs),
+  bindery reload
+
+Settings that take a restart are named. If a line of the file is wrong, nothing is changed.")]
+    Reload,
     /// Make all merged pages of a guest private again, and stop merging it
     #[command(after_help = "\
 Examples:
@@ -167,6 +188,26 @@ Examples:
         #[command(subcommand)]
         command: BenchCommand,
     },
+    /// Try out how fast memory would be scanned, without scanning any
+    #[command(after_help = "\
+Examples:
+  bindery advisor simulate
+  bindery advisor simulate --target-scan-time 60s --max-cpu 20 --png laws.png")]
+    Advisor {
+        #[command(subcommand)]
+        command: AdvisorCommand,
+    },
+    /// Pace the kernel's own page merging (KSM), and see what it saves and costs
+    #[command(after_help = "\
+Examples:
+  bindery ksm run --target-scan-time 60s --max-cpu 20    pace ksmd until ^C
+  bindery ksm status                                     what it saves, what it costs, for whom
+  bindery ksm enable -- redis-server                     offer all of a program's memory
+  bindery ksm restore                                    after a pilot was killed")]
+    Ksm {
+        #[command(subcommand)]
+        command: KsmCommand,
+    },
     /// Check whether this machine is ready, and say what to change
     #[command(after_help = "\
 Examples:
@@ -193,6 +234,11 @@ Examples:
     ExitCodes,
 }
 
+/// What `bindery set` says behind its options.
+fn set_help(examples: &str) -> String {
+    format!("{examples}\n\n{SETTINGS}\n\nChanges last until the daemon ends, or `bindery reload`.")
+}
+
 /// The exit codes, one a line.
 pub(crate) fn exit_code_table() -> String {
     let lines = exit_codes().map(|(code, meaning)| format!("  {code}  {meaning}"));
@@ -201,15 +247,34 @@ pub(crate) fn exit_code_table() -> String {
 
 #[derive(Debug, Args)]
 pub(crate) struct DaemonArgs {
+    /// Let the members of this group use the daemon, too: look, and run and handle guests of their own
+    #[arg(long, value_name = "NAME", value_parser = parse_group)]
+    pub(crate) group: Option<Group>,
+    /// Read settings from this file [default: /etc/bindery/bindery.toml for root, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print a configuration file with every setting and its default, and end
+    #[arg(long)]
+    pub(crate) print_config: bool,
     /// How many workers merge [default: 2, or 1 on a machine with one CPU]
     #[arg(long, value_parser = parse_workers)]
     pub(crate) workers: Option<u32>,
-    /// How long a merge period is
-    #[arg(long, default_value = "1s", value_parser = parse_period)]
-    pub(crate) period: Duration,
+    /// How long a merge period is [default: 1s]
+    #[arg(long, value_parser = parse_period)]
+    pub(crate) period: Option<Duration>,
+    /// Any other setting; may be repeated. They are listed in `bindery set --help`
+    #[arg(long, value_name = "SETTING=VALUE")]
+    pub(crate) set: Vec<Setting>,
     /// The most memory that the canonical pages of each domain may take [default: no limit]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(STORES_MIB))]
     pub(crate) store_mib: Option<u64>,
+    /// Serve metrics, a JSON API and a dashboard at this address and port, for looking only; port 0
+    /// takes a free one
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) http: Option<SocketAddr>,
+    /// Have HTTP clients show the secret in this file; needed where other machines can reach ADDR
+    #[arg(long, value_name = "FILE", requires = "http")]
+    pub(crate) http_token_file: Option<PathBuf>,
     /// Detach from the terminal and return once the daemon listens
     #[arg(long)]
     pub(crate) background: bool,
@@ -291,16 +356,9 @@ pub(crate) enum Column {
 
 #[derive(Debug, Args)]
 pub(crate) struct SetArgs {
-    /// workers=N or period=TIME (500ms, 1s, 2m)
-    #[arg(required = true, value_parser = parse_setting, value_name = "SETTING=VALUE")]
+    /// What to change
+    #[arg(value_name = "SETTING=VALUE")]
     pub(crate) settings: Vec<Setting>,
-}
-
-/// One setting, as given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Setting {
-    Workers(u32),
-    Period(Duration),
 }
 
 #[derive(Debug, Args)]
@@ -339,12 +397,8 @@ pub(crate) struct ManArgs {
     pub(crate) directory: Option<PathBuf>,
 }
 
-fn parse_setting(text: &str) -> Result<Setting, String> {
-    match text.split_once('=') {
-        Some(("workers", value)) => parse_workers(value).map(Setting::Workers),
-        Some(("period", value)) => parse_period(value).map(Setting::Period),
-        _ => Err("settings are workers=N and period=TIME".into()),
-    }
+fn parse_group(name: &str) -> Result<Group, String> {
+    Group::find(name).map_err(|error| error.to_string())
 }
 
 fn parse_workers(text: &str) -> Result<u32, String> {
@@ -352,7 +406,7 @@ fn parse_workers(text: &str) -> Result<u32, String> {
     workers.ok_or_else(|| format!("a number from {} to {}", WORKERS.start(), WORKERS.end()))
 }
 
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit_ms: u64 = match unit {
@@ -436,14 +490,6 @@ mod tests {
         assert_eq!(parse_period("2m"), Ok(Duration::from_secs(120)));
         for wrong in ["", "1", "s", "-1s", "1.5s", "0ms", "1h", "99999999999999999999s", "1000m"] {
             assert!(parse_period(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn settings_are_known_ones() {
-        assert_eq!(parse_setting("workers=2"), Ok(Setting::Workers(2)));
-        for wrong in ["workers=0", "workers=257", "workers=", "worker=2", "period=5", "workers"] {
-            assert!(parse_setting(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bindery_bench::index::{self, Content as IndexContent};
 use bindery_bench::merge::dataset::{Content, Dataset};
-use bindery_bench::{dirty, guests, merge, overhead, page, steady};
+use bindery_bench::{advisor, dirty, guests, merge, overhead, page, steady};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
@@ -62,6 +62,16 @@ Examples:
 Boots QEMU guests from the kit that `cargo xtask setup` fetches, once for each contender and round.
 Sets and restores KSM's settings: run it as root, on a machine that does nothing else.")]
     Overhead(OverheadArgs),
+    /// Pace scans: Bindery's advisor, on kernel KSM and on its own engine, beside the kernel's
+    #[command(after_help = "\
+Examples:
+  bindery bench advisor --rounds 1
+  bindery bench advisor --target-scan-time 10 --max-cpu 20 --json
+
+Each contender goes through a start-up, a steady state, a shrink to a quarter and a fourfold growth of
+the same memory. Sets and restores KSM's settings: run it as root, on a machine where KSM does nothing
+else.")]
+    Advisor(AdvisorArgs),
     /// A guest's process for the benchmarks
     #[command(hide = true)]
     GuestProcess(GuestProcessArgs),
@@ -267,6 +277,73 @@ pub(crate) struct OverheadArgs {
     period_ms: u64,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ContenderName {
+    /// KSM at a rate fixed by hand
+    Fixed,
+    /// KSM, paced by the kernel
+    Kernel,
+    /// KSM, paced by `bindery ksm run`
+    Pilot,
+    /// Bindery
+    Engine,
+}
+
+impl From<ContenderName> for advisor::Contender {
+    fn from(name: ContenderName) -> Self {
+        match name {
+            ContenderName::Fixed => Self::Fixed,
+            ContenderName::Kernel => Self::Kernel,
+            ContenderName::Pilot => Self::Pilot,
+            ContenderName::Engine => Self::Engine,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AdvisorArgs {
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Processes that stay; three times as many more come and go
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=250))]
+    processes: u32,
+    /// Memory of each process, in MiB
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    process_mib: u32,
+    /// How long a scan should take, in seconds
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    target_scan_time: u64,
+    /// The ceiling, in percent of one CPU
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(10..=100))]
+    max_cpu: u64,
+    /// How long each phase is, in target scan times
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    phase_scans: u32,
+    /// Have KSM pass over pages that did not merge before (smart_scan)
+    #[arg(long)]
+    smart_scan: bool,
+    /// Who takes part
+    #[arg(long, value_delimiter = ',', default_value = "fixed,kernel,pilot,engine")]
+    contenders: Vec<ContenderName>,
+}
+
+impl AdvisorArgs {
+    fn options(&self) -> Result<advisor::Options, Failure> {
+        Ok(advisor::Options {
+            rounds: self.rounds,
+            processes: self.processes,
+            process_mib: self.process_mib,
+            target_scan_time_s: self.target_scan_time,
+            max_cpu_percent: self.max_cpu,
+            phase_scans: self.phase_scans,
+            smart_scan: self.smart_scan,
+            contenders: self.contenders.iter().copied().map(Into::into).collect(),
+            program: program()?,
+        })
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct GuestProcessArgs {
     #[arg(long)]
@@ -293,6 +370,7 @@ pub(crate) fn run(command: &BenchCommand, json: bool) -> Result<(), Failure> {
         BenchCommand::Steady(arguments) => show(steady::run(&arguments.options()?), json),
         BenchCommand::Guests(arguments) => show(guests::run(&arguments.options()?), json),
         BenchCommand::Overhead(arguments) => show(overhead::run(&arguments.options()?), json),
+        BenchCommand::Advisor(arguments) => show(advisor::run(&arguments.options()?), json),
         BenchCommand::GuestProcess(arguments) => {
             merge::process::run(&arguments.dataset(), arguments.process).map_err(failed)
         }

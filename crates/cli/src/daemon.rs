@@ -2,18 +2,23 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, IsTerminal};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use bindery_host::access::Group;
 use bindery_host::endpoint::prepare_directory;
-use bindery_host::{Config, Daemon};
+use bindery_host::settings::{Change, Refused, Settings};
+use bindery_host::{Config, Daemon, HttpConfig, Reload};
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{DaemonArgs, Global};
+use crate::config::{self, ConfigFile, Start};
 use crate::exit::{Failure, Reason};
 use crate::output::{print, print_json};
+use crate::settings::{self, Setting};
 
 /// Allocations of this size and more are given back when they are freed: what a period plans in may
 /// be megabytes, and most periods need next to none of it.
@@ -26,21 +31,30 @@ pub(crate) struct Started {
     pub(crate) pid: u32,
     /// Where it listens.
     pub(crate) socket: PathBuf,
+    /// Where it can be looked at over HTTP.
+    pub(crate) http: Option<SocketAddr>,
 }
 
 /// Runs the daemon until it is told to end, or starts one in the background.
 pub(crate) fn run(global: &Global, arguments: &DaemonArgs) -> Result<(), Failure> {
-    let socket = global.socket();
+    if arguments.print_config {
+        return print(|out| write!(out, "{}", config::example()));
+    }
+    let path = config::locate(arguments.config.as_deref());
+    let file = path.as_deref().map(config::read).transpose()?.unwrap_or_default();
+    let socket = global.socket.clone().or(file.start.socket.clone());
+    let socket = socket.unwrap_or_else(|| global.socket());
     if arguments.background {
         let started = start_in_background(&socket, arguments)?;
         return if global.json {
             print_json(&started)
         } else {
-            let Started { pid, socket } = started;
-            print(|out| writeln!(out, "daemon {pid} listens on {}", socket.display()))
+            let Started { pid, socket, http } = started;
+            let http = http.map(|http| format!(" and http://{http}/")).unwrap_or_default();
+            print(|out| writeln!(out, "daemon {pid} listens on {}{http}", socket.display()))
         };
     }
-    let served = serve(&socket, arguments, global.json);
+    let served = serve(&socket, arguments, path, &file, global.json);
     if let Err(failure) = &served
         && arguments.detached
     {
@@ -50,33 +64,76 @@ pub(crate) fn run(global: &Global, arguments: &DaemonArgs) -> Result<(), Failure
     served
 }
 
-fn serve(socket: &Path, arguments: &DaemonArgs, json: bool) -> Result<(), Failure> {
+fn serve(
+    socket: &Path,
+    arguments: &DaemonArgs,
+    path: Option<PathBuf>,
+    file: &ConfigFile,
+    json: bool,
+) -> Result<(), Failure> {
     bindery_sys::heap::give_back_from(LARGE_BYTES);
-    start_log(arguments)?;
+    start_log(arguments.log.as_deref().or(file.start.log.as_deref()))?;
     if arguments.detached {
         bindery_sys::process::start_session()
             .map_err(|error| Failure::of_io("cannot leave the terminal's session", &error))?;
     }
-    let daemon = Daemon::bind(&Config {
+    let flags = flags(arguments)?;
+    let usage = |refused: Refused| Failure::new(Reason::Usage, refused.message);
+    let settings = settings_of(file, &flags).map_err(usage)?;
+    let daemon = Daemon::bind(Config {
         socket: socket.into(),
-        workers: arguments.workers,
-        period: arguments.period,
-        store_bytes_max: arguments.store_mib.map(|mib| mib << 20),
-        unmerge_at_exit: arguments.unmerge_at_exit,
+        group: arguments.group.clone().or(file.start.group.clone()),
+        settings,
+        store_bytes_max: arguments.store_mib.or(file.start.store_mib).map(|mib| mib << 20),
+        unmerge_at_exit: arguments.unmerge_at_exit || file.start.unmerge_at_exit == Some(true),
+        reload: path.map(|path| reloading(path, file.start.clone(), flags)),
+        http: arguments.http.or(file.start.http).map(|address| {
+            let token_file = arguments.http_token_file.clone();
+            HttpConfig { address, token_file: token_file.or(file.start.http_token_file.clone()) }
+        }),
     })?;
     let of_io = |error| Failure::of_io("the daemon failed", &error);
     daemon.take_signals().map_err(of_io)?;
-    let started = Started { pid: std::process::id(), socket: socket.into() };
+    let (pid, http) = (std::process::id(), daemon.http_address());
+    let started = Started { pid, socket: socket.into(), http };
     if arguments.detached || json {
         print(|out| writeln!(out, "{}", serde_json::to_string(&started)?))?;
     }
     daemon.run().map_err(of_io)
 }
 
-fn start_log(arguments: &DaemonArgs) -> Result<(), Failure> {
+/// What the flags say of what can be changed later.
+fn flags(arguments: &DaemonArgs) -> Result<Change, Failure> {
+    let mut flags =
+        settings::change(&arguments.set).map_err(|message| Failure::new(Reason::Usage, message))?;
+    flags.workers = arguments.workers.or(flags.workers);
+    flags.period_ms = arguments.period.map(|time| time.as_millis() as u64).or(flags.period_ms);
+    Ok(flags)
+}
+
+/// Defaults, changed by the file, changed by flags.
+fn settings_of(file: &ConfigFile, flags: &Change) -> Result<Settings, Refused> {
+    file.change.apply(&Settings::of_machine()).and_then(|settings| flags.apply(&settings))
+}
+
+/// Reads the file again for a running daemon; flags still go before it.
+fn reloading(path: PathBuf, start: Start, flags: Change) -> Reload {
+    Reload::new(move || {
+        let file = config::read(&path).map_err(|failure| failure.to_string())?;
+        if file.start != start {
+            tracing::warn!(
+                "{}: settings that take a restart have changed (see --print-config)",
+                path.display()
+            );
+        }
+        settings_of(&file, &flags).map_err(|refused| refused.message)
+    })
+}
+
+fn start_log(log: Option<&Path>) -> Result<(), Failure> {
     let filter = EnvFilter::try_from_env("BINDERY_LOG").unwrap_or_else(|_| "info".into());
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
-    match &arguments.log {
+    match log {
         Some(path) => builder.with_ansi(false).with_writer(open_log(path)?).init(),
         None => builder.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).init(),
     }
@@ -98,7 +155,7 @@ pub(crate) fn start_in_background(
             .map_err(|error| Failure::of_io(format_args!("{}", path.display()), &error))
     };
     let socket = absolute(socket)?;
-    prepare_directory(&socket)?;
+    prepare_directory(&socket, group_of(arguments)?.as_ref())?;
     let log = match &arguments.log {
         Some(path) => absolute(path)?,
         // In the socket's directory, which is known by now to be safe.
@@ -108,12 +165,33 @@ pub(crate) fn start_in_background(
         .map_err(|error| Failure::of_io("cannot find my own program", &error))?;
     let mut command = Command::new(program);
     command.arg("daemon").arg("--detached").arg("--socket").arg(&socket);
-    command.arg("--period").arg(format!("{}ms", arguments.period.as_millis()));
+    if let Some(path) = &arguments.config {
+        command.arg("--config").arg(absolute(path)?);
+    }
+    if let Some(group) = &arguments.group {
+        command.arg("--group").arg(group.name());
+    }
+    if let Some(period) = arguments.period {
+        command.arg("--period").arg(format!("{}ms", period.as_millis()));
+    }
+    for Setting { name, value } in &arguments.set {
+        let value = value.as_str().map_or_else(|| value.to_string(), Into::into);
+        command.arg("--set").arg(match name.as_str() {
+            "period_ms" => format!("period={value}ms"),
+            name => format!("{name}={value}"),
+        });
+    }
     if let Some(workers) = arguments.workers {
         command.arg("--workers").arg(workers.to_string());
     }
     if let Some(mib) = arguments.store_mib {
         command.arg("--store-mib").arg(mib.to_string());
+    }
+    if let Some(address) = arguments.http {
+        command.arg("--http").arg(address.to_string());
+    }
+    if let Some(path) = &arguments.http_token_file {
+        command.arg("--http-token-file").arg(absolute(path)?);
     }
     if arguments.unmerge_at_exit {
         command.arg("--unmerge-at-exit");
@@ -124,6 +202,16 @@ pub(crate) fn start_in_background(
     let child = command.spawn();
     let child = child.map_err(|error| Failure::of_io("cannot start the daemon", &error))?;
     await_start(child, &log)
+}
+
+/// The group that a daemon with these arguments has.
+fn group_of(arguments: &DaemonArgs) -> Result<Option<Group>, Failure> {
+    if arguments.group.is_some() {
+        return Ok(arguments.group.clone());
+    }
+    let path = config::locate(arguments.config.as_deref());
+    let file = path.as_deref().map(config::read).transpose()?;
+    Ok(file.and_then(|file| file.start.group))
 }
 
 /// Its first line says that it listens, or why not.

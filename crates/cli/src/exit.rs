@@ -5,10 +5,10 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
-use bindery_host::BindError;
 use bindery_host::client::ClientError;
 use bindery_host::endpoint::EndpointError;
 use bindery_host::protocol::FailureKind;
+use bindery_host::{BindError, HttpError};
 
 /// Why the command failed. The discriminant is the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) enum Reason {
     NotFound = 4,
     /// Another user's process or daemon, or a missing right.
     Refused = 5,
-    /// The guest's name is taken, or a daemon runs already.
+    /// The guest's name is taken, or a daemon or pilot runs already.
     Taken = 6,
     /// This kernel, or its settings, lack something.
     Unsupported = 7,
@@ -52,9 +52,11 @@ impl Reason {
             Self::NoDaemon => "no daemon listens on the socket",
             Self::NotFound => "no such guest, process or file",
             Self::Refused => "not permitted: another user's process or daemon, or a missing right",
-            Self::Taken => "the guest's name is taken, or a daemon runs on the socket already",
+            Self::Taken => {
+                "the guest's name, the socket (a daemon runs) or the HTTP address is taken, or a pilot paces KSM"
+            }
             Self::Unsupported => "this kernel, its settings or this VMM lack something needed",
-            Self::BadInput => "an input file is not a memory image",
+            Self::BadInput => "a memory image, configuration, token or saved state is wrong",
         }
     }
 }
@@ -134,6 +136,8 @@ impl From<ClientError> for Failure {
             ClientError::Failed(failure) => match failure.kind {
                 FailureKind::NoSuchGuest => Reason::NotFound,
                 FailureKind::Refused => Reason::Refused,
+                FailureKind::BadSetting => Reason::Usage,
+                FailureKind::BadFile => Reason::BadInput,
                 _ => Reason::Failed,
             },
             _ => Reason::Failed,
@@ -146,8 +150,29 @@ impl From<BindError> for Failure {
     fn from(error: BindError) -> Self {
         match error {
             BindError::Endpoint(error) => error.into(),
+            BindError::Settings(refused) => Self::new(Reason::Usage, refused.message),
+            BindError::Http(error) => error.into(),
             error => Self::new(Reason::Failed, error.to_string()),
         }
+    }
+}
+
+impl From<HttpError> for Failure {
+    fn from(error: HttpError) -> Self {
+        let reason = match &error {
+            HttpError::NeedsToken(_) => Reason::Usage,
+            HttpError::Token { .. } => Reason::BadInput,
+            HttpError::TokenFile { source, .. } | HttpError::Listen { source, .. } => {
+                match source.kind() {
+                    io::ErrorKind::NotFound => Reason::NotFound,
+                    io::ErrorKind::PermissionDenied => Reason::Refused,
+                    io::ErrorKind::AddrInUse => Reason::Taken,
+                    _ => Reason::Failed,
+                }
+            }
+            _ => Reason::Failed,
+        };
+        Self::new(reason, error.to_string())
     }
 }
 
@@ -155,7 +180,7 @@ impl From<EndpointError> for Failure {
     fn from(error: EndpointError) -> Self {
         let reason = match &error {
             EndpointError::AlreadyRunning { .. } => Reason::Taken,
-            EndpointError::UnsafeDirectory { .. } => Reason::Refused,
+            EndpointError::UnsafeDirectory { .. } | EndpointError::Group { .. } => Reason::Refused,
             EndpointError::Io { source, .. }
                 if source.kind() == io::ErrorKind::PermissionDenied =>
             {

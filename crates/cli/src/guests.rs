@@ -1,13 +1,14 @@
-//! `bindery ps`, `unmerge`, `merge`, `unmanage`, `set` and `stop`.
+//! `bindery ps`, `unmerge`, `merge`, `unmanage`, `set`, `reload` and `stop`.
 
 use bindery_host::protocol::{Answer, Request};
-use bindery_host::status::{GuestStatus, Settings};
+use bindery_host::status::GuestStatus;
 use bindery_units::PageCount;
 
-use crate::args::{Global, GuestArgs, SetArgs, Setting, StopArgs};
+use crate::args::{Global, GuestArgs, SetArgs, StopArgs};
 use crate::connect::{ask, ask_guests, connect, misplaced};
-use crate::exit::Failure;
+use crate::exit::{Failure, Reason};
 use crate::output::{Table, human_bytes, print, print_json};
+use crate::settings;
 
 /// Lists the guests.
 pub(crate) fn ps(global: &Global) -> Result<(), Failure> {
@@ -90,20 +91,24 @@ fn print_done(global: &Global, answer: Answer, what: &str, next: &str) -> Result
     print(|out| writeln!(out, "{guest} {what}{given_back}{next}"))
 }
 
-/// Changes settings.
+/// Changes settings, or shows them.
 pub(crate) fn set(global: &Global, arguments: &SetArgs) -> Result<(), Failure> {
-    let (mut workers, mut period_ms) = (None, None);
-    for setting in &arguments.settings {
-        match setting {
-            Setting::Workers(count) => workers = Some(*count),
-            Setting::Period(period) => period_ms = Some(period.as_millis() as u64),
-        }
-    }
-    match ask(global, &Request::Set { workers, period_ms })? {
+    let change = settings::change(&arguments.settings)
+        .map_err(|message| Failure::new(Reason::Usage, message))?;
+    print_settings(global, ask(global, &Request::Set(change))?)
+}
+
+/// Has the configuration file read again.
+pub(crate) fn reload(global: &Global) -> Result<(), Failure> {
+    print_settings(global, ask(global, &Request::Reload {})?)
+}
+
+fn print_settings(global: &Global, answer: Answer) -> Result<(), Failure> {
+    match answer {
         Answer::Settings(settings) if global.json => print_json(&settings),
-        Answer::Settings(Settings { workers, period_ms }) => {
-            print(|out| writeln!(out, "workers={workers} period={period_ms}ms"))
-        }
+        Answer::Settings(settings) => print(|out| {
+            settings::lines(&settings).iter().try_for_each(|line| writeln!(out, "{line}"))
+        }),
         answer => Err(misplaced(&answer)),
     }
 }

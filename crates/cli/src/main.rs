@@ -2,20 +2,25 @@
 
 #![forbid(unsafe_code)]
 
+mod advisor;
 mod args;
 mod bench;
+mod config;
 mod connect;
 mod daemon;
 mod dirty;
 mod doctor;
 mod exit;
 mod guests;
+mod ksm;
 mod manual;
 mod output;
 mod run;
 mod scan;
 mod screen;
+mod settings;
 mod status;
+mod target_scan_time;
 mod top;
 
 use std::process::ExitCode;
@@ -42,6 +47,7 @@ fn perform(arguments: &Arguments) -> Result<(), Failure> {
         Command::Top(arguments) => top::run(global, arguments),
         Command::Status => status::run(global),
         Command::Set(arguments) => guests::set(global, arguments),
+        Command::Reload => guests::reload(global),
         Command::Unmerge(arguments) => guests::unmerge(global, arguments),
         Command::Merge(arguments) => guests::merge(global, arguments),
         Command::Unmanage(arguments) => guests::unmanage(global, arguments),
@@ -49,6 +55,8 @@ fn perform(arguments: &Arguments) -> Result<(), Failure> {
         Command::Stop(arguments) => guests::stop(global, arguments),
         Command::Scan(arguments) => scan::run(arguments, global.json),
         Command::Bench { command } => bench::run(command, global.json),
+        Command::Advisor { command } => advisor::run(command, global.json),
+        Command::Ksm { command } => ksm::run(command, global.json),
         Command::Doctor => doctor::run(global),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::Man(arguments) => manual::man(arguments),

@@ -107,8 +107,8 @@ pub(crate) fn find_shim() -> Result<PathBuf, Failure> {
     }
     shim_beside_program().ok_or_else(|| {
         let message = format!(
-            "{SHIM} is neither beside this program nor in ../lib/bindery/; install it there, or \
-             name it in BINDERY_SHIM"
+            "{SHIM} is neither beside this program nor in ../lib/bindery/ from there; install it \
+             there, or name it in BINDERY_SHIM"
         );
         Failure::new(Reason::NotFound, message)
     })
@@ -117,9 +117,11 @@ pub(crate) fn find_shim() -> Result<PathBuf, Failure> {
 fn shim_beside_program() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let directory = program.parent()?;
-    [directory.join(SHIM), directory.join("../lib/bindery").join(SHIM)]
+    // Debian has a directory of libraries for each kind of machine, called after GNU's name for it.
+    let multiarch = format!("../lib/{}-linux-gnu/bindery", std::env::consts::ARCH);
+    ["", "../lib/bindery", &multiarch]
         .into_iter()
-        .find_map(|path| fs::canonicalize(path).ok())
+        .find_map(|place| fs::canonicalize(directory.join(place).join(SHIM)).ok())
 }
 
 /// The list of libraries to preload: the shim first, so that it sees calls before others do.

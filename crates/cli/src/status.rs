@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use bindery_advisor::Mode;
 use bindery_host::status::{DomainStatus, HostStatus, State};
 use bindery_units::PageCount;
 
@@ -29,6 +30,10 @@ fn write_host(out: &mut dyn Write, status: &HostStatus) -> io::Result<()> {
         status.cpu_ms as f64 / 1000.0,
         human_bytes(status.resident_bytes),
     )?;
+    write_advisor(out, status)?;
+    if let Some(http) = status.http {
+        writeln!(out, "dashboard: http://{http}/")?;
+    }
     write_state(out, "state", &status.state)?;
     if status.domains.is_empty() {
         writeln!(out, "no guests; start one with `bindery run -- <vmm …>`")?;
@@ -37,6 +42,30 @@ fn write_host(out: &mut dyn Write, status: &HostStatus) -> io::Result<()> {
         writeln!(out)?;
         write_domain(out, domain)
     })
+}
+
+fn write_advisor(out: &mut dyn Write, status: &HostStatus) -> io::Result<()> {
+    let (advisor, reached) = (&status.settings.advisor, &status.advisor);
+    let rest_ms = reached.rest_us / 1000;
+    write!(out, "advisor {}: ", advisor.mode)?;
+    match (advisor.mode, reached.pages_to_scan) {
+        (Mode::None, None) => write!(out, "as fast as it goes")?,
+        (Mode::None, Some(pages)) => write!(out, "{pages} pages in {rest_ms} ms")?,
+        (_, pages) => write!(
+            out,
+            "target {} s, at most {}% of a CPU; {} pages in {rest_ms} ms",
+            advisor.target_scan_time_s,
+            advisor.max_cpu_percent,
+            pages.unwrap_or_default(),
+        )?,
+    }
+    writeln!(
+        out,
+        "; last scan {} pages in {:.1} s at {}%",
+        reached.scan_pages,
+        reached.scan_time_us as f64 / 1e6,
+        reached.scan_cpu_percent,
+    )
 }
 
 fn write_domain(out: &mut dyn Write, domain: &DomainStatus) -> io::Result<()> {
@@ -49,6 +78,7 @@ fn write_domain(out: &mut dyn Write, domain: &DomainStatus) -> io::Result<()> {
         ("pages_sharing", domain.pages_sharing, pages(domain.pages_sharing)),
         ("pages_unshared", counts.pages_unshared, pages(counts.pages_unshared)),
         ("pages_volatile", counts.pages_volatile, pages(counts.pages_volatile)),
+        ("pages_pending", counts.pages_pending, pages(counts.pages_pending)),
         ("zero_pages", counts.zero_pages, pages(counts.zero_pages)),
         ("pages_foreign", counts.pages_foreign, pages(counts.pages_foreign)),
         ("pages_scanned", counts.pages_scanned, pages(counts.pages_scanned)),

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::{
     PATIENCE, TestDaemon, as_nobody, bindery, can_change_user, daemon_command, program_for_all, run,
@@ -42,14 +42,16 @@ fn status_and_settings_go_round() {
     let daemon = TestDaemon::start(&["--workers", "3", "--period", "250ms"]);
     let status = daemon.ask(&["status", "--json"]).json();
     assert_eq!(status["pid"], daemon.pid());
-    assert_eq!(status["workers"], 3);
-    assert_eq!(status["period_ms"], 250);
+    assert_eq!(status["settings"]["workers"], 3);
+    assert_eq!(status["settings"]["period_ms"], 250);
     assert_eq!(status["domains"], Value::Array(Vec::new()));
     assert_eq!(daemon.ask(&["ps", "--json"]).json(), Value::Array(Vec::new()));
 
-    let set = daemon.ask(&["set", "workers=1", "period=2s", "--json"]);
-    assert_eq!(set.json(), serde_json::json!({ "workers": 1, "period_ms": 2000 }));
-    assert_eq!(daemon.ask(&["set", "period=500ms"]).out, "workers=1 period=500ms\n");
+    let set = daemon.ask(&["set", "workers=1", "period=2s", "--json"]).json();
+    assert_eq!((&set["workers"], &set["period_ms"]), (&1.into(), &2000.into()));
+    assert!(daemon.ask(&["set", "period=500ms"]).out.contains("period=500ms\n"));
+    let shown = daemon.ask(&["set"]).out;
+    assert!(shown.contains("workers=1\n") && shown.contains("advisor_mode=steady\n"), "{shown}");
     assert_eq!(daemon.ask(&["set", "period=500"]).code, Some(2));
     assert_eq!(daemon.ask(&["set", "workers=0"]).code, Some(2));
 
@@ -59,6 +61,112 @@ fn status_and_settings_go_round() {
     }
     assert!(daemon.ask(&["status"]).out.contains("no guests"));
     assert!(daemon.ask(&["top"]).out.contains("0 guests"));
+}
+
+#[test]
+fn settings_that_cannot_be_change_nothing() {
+    let daemon = TestDaemon::start(&[]);
+    let before = daemon.ask(&["set"]).out;
+    for (setting, word) in [
+        ("advisor_max_cpu=0", "1 to 25600"),
+        ("advisor_target_scan_time=0", "1 to 86400"),
+        ("advisor_min_pages_to_scan=200000", "advisor_max_pages_to_scan"),
+        ("advisor_mode=fast", "steady"),
+        ("pressure_available_low=101", "0 to 100"),
+        // As the kernel does (EINVAL).
+        ("pages_to_scan=100", "advisor_mode=none"),
+    ] {
+        let ended = daemon.ask(&["set", "workers=1", setting]);
+        assert_eq!(ended.code, Some(2), "{setting}: {}", ended.err);
+        let name = setting.split('=').next().unwrap();
+        assert!(ended.err.contains(name) && ended.err.contains(word), "{setting}: {}", ended.err);
+    }
+    assert_eq!(daemon.ask(&["set"]).out, before);
+    let by_hand = daemon.ask(&["set", "advisor_mode=none", "pages_to_scan=100"]);
+    assert!(by_hand.out.contains("pages_to_scan=100\n"), "{}{}", by_hand.out, by_hand.err);
+}
+
+#[test]
+fn a_configuration_file_is_read_again_and_flags_go_before_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("bindery.toml");
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    write("workers = 7\nperiod = \"3s\"\nadvisor_max_cpu = 11\n");
+    let daemon = TestDaemon::start(&["--config", file.to_str().unwrap(), "--workers", "2"]);
+    let settings = || daemon.ask(&["set", "--json"]).json();
+    let of = |settings: &Value| {
+        ["workers", "period_ms", "advisor_max_cpu"].map(|name| settings[name].as_u64().unwrap())
+    };
+    assert_eq!(of(&settings()), [2, 3000, 11]);
+
+    write("workers = 7\nadvisor_max_cpu = 12\n");
+    assert_eq!(of(&daemon.ask(&["reload", "--json"]).json()), [2, 1000, 12]);
+
+    write("workers = 7\nadvisor_max_cpu = 12\nperiod = \"never\"\n");
+    let ended = daemon.ask(&["reload"]);
+    assert_eq!(ended.code, Some(8), "{}", ended.err);
+    assert!(ended.err.contains("bindery.toml:3:"), "{}", ended.err);
+    assert_eq!(of(&settings()), [2, 1000, 12]);
+
+    write("advisor_max_cpu = 13\n");
+    let pid = rustix::process::Pid::from_raw(daemon.pid().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while of(&settings()) != [2, 1000, 13] {
+        assert!(Instant::now() < deadline, "SIGHUP changed nothing: {:?}", settings());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let none = TestDaemon::start(&[]).ask(&["reload"]);
+    assert_eq!(none.code, Some(8), "{}", none.err);
+    assert!(none.err.contains("--config"), "{}", none.err);
+}
+
+#[test]
+fn a_wrong_configuration_file_starts_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("bindery.toml");
+    std::fs::write(&file, "# settings\nworkers = 1000\n").unwrap();
+    let socket = directory.path().join("b.sock");
+    for more in [&[][..], &["--background"]] {
+        let mut command = bindery(["daemon", "--config"]);
+        command.arg(&file).arg("--socket").arg(&socket).args(more);
+        let ended = run(command);
+        assert_eq!(ended.code, Some(8), "{}", ended.err);
+        assert!(ended.err.contains("bindery.toml:2: workers is 1 to 256"), "{}", ended.err);
+    }
+    let missing = run(bindery(["daemon", "--config", "/nonexistent/bindery.toml"]));
+    assert_eq!(missing.code, Some(4), "{}", missing.err);
+    let example = run(bindery(["daemon", "--print-config"])).out;
+    std::fs::write(&file, &example).unwrap();
+    assert!(example.contains("# advisor_max_cpu = 50\n"), "{example}");
+}
+
+#[test]
+fn merging_waits_for_memory_to_be_short_where_it_is_told_to() {
+    // Not short at any time, then always short.
+    let plenty = ["run_when=pressure", "pressure_available_low=0", "pressure_available_high=0"];
+    let daemon = TestDaemon::start(&["--period", "50ms"]);
+    let state = |name: &str| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let status = daemon.ask(&["status", "--json"]).json();
+            if status["state"]["name"] == name {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{name} never came: {}", status["state"]);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    state("running");
+    let mut set = vec!["set", "pressure_stall_high=100", "pressure_hold=0"];
+    set.extend(plenty);
+    assert_eq!(daemon.ask(&set).code, Some(0));
+    state("idle");
+    let short = ["set", "pressure_available_low=100", "pressure_available_high=100"];
+    assert_eq!(daemon.ask(&short).code, Some(0));
+    state("running");
+    assert_eq!(daemon.ask(&["set", "run_when=always"]).code, Some(0));
+    state("running");
 }
 
 #[test]
@@ -213,7 +321,7 @@ fn operators_by_hand_get_an_answer_for_every_line() {
         (r#"{"version":1,"request":"dance"}"#, r#""kind":"unknown-request""#),
         (r#"{"version":9,"request":"guests"}"#, r#""kind":"version""#),
         ("nonsense", r#""kind":"bad-request""#),
-        (r#"{"version":1,"request":"set","workers":100000}"#, r#""kind":"bad-request""#),
+        (r#"{"version":1,"request":"set","workers":100000}"#, r#""kind":"bad-setting""#),
         (r#"{"version":1,"request":"status"}"#, r#""answer":"status""#),
     ] {
         writeln!(&stream, "{line}").unwrap();

@@ -11,17 +11,25 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use bindery_sys::group::group_id;
 use bindery_testkit::bindery::{Bindery, Daemon};
 use bindery_testkit::machine::{FrameError, SettingGuard, physical_frames};
 use bindery_testkit::process::{ProcessGuest, serve_if_started};
 use bindery_testkit::skipped;
-use fire::{await_guest, await_some, bindery, eager_daemon, figure, store_descriptors};
+use fire::{
+    await_guest, await_some, bindery, daemon_with, eager_daemon, figure, store_descriptors,
+};
 
 /// Every fourth page is the same in all guests, every fourth is zero.
 const PAGES: usize = 4096;
 
+const SHIM: &str = "libbindery_shim.so";
+
 /// A user that owns nothing here.
 const NOBODY: u32 = 65534;
+
+/// A group of theirs that every machine has (`games` is the other one of the Linux Standard Base).
+const GROUP: (&str, u32) = ("users", 100);
 
 const UNPRIVILEGED_USERFAULTFD: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 
@@ -134,26 +142,63 @@ fn guests_of_two_domains_share_no_page_and_no_store() {
 fn programs_for_all(bindery: &Bindery, directory: &Path) {
     let all = PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(directory, all).unwrap();
-    let shim = bindery.program().with_file_name("libbindery_shim.so");
+    let shim = bindery.program().with_file_name(SHIM);
     let test = std::env::current_exe().unwrap();
-    for (from, to) in [(&shim, "libbindery_shim.so"), (&test, "test")] {
+    let programs = [(shim.as_path(), SHIM), (&test, "test"), (bindery.program(), "bindery")];
+    for (from, to) in programs {
         let copied = Command::new("cp").arg(from).arg(directory.join(to)).status();
         assert!(copied.unwrap().success());
     }
 }
 
-/// A guest of [`NOBODY`], in a domain of this name among those of that user. Started without `bindery
-/// run`, which asks the daemon as an operator would: operators are its own user's alone.
-fn start_as_nobody(daemon: &Daemon, directory: &Path, name: &str, domain: &str) -> ProcessGuest {
+/// A guest of [`NOBODY`] and this group, in a domain of this name among those of that user. Started
+/// without `bindery run`, which would start a daemon where it is refused.
+fn start_as_nobody(
+    daemon: &Daemon,
+    directory: &Path,
+    (name, domain): (&str, &str),
+    gid: u32,
+) -> ProcessGuest {
     let program: OsString = directory.join("test").into_os_string();
     let mut guest = ProcessGuest::start_program(&[], program, PAGES, 9, |command| {
-        command.env("LD_PRELOAD", directory.join("libbindery_shim.so"));
+        command.env("LD_PRELOAD", directory.join(SHIM));
         command.env("BINDERY_SOCKET", daemon.socket()).env("BINDERY_NAME", name);
-        command.env("BINDERY_DOMAIN", domain).uid(NOBODY).gid(NOBODY).current_dir("/");
+        command.env("BINDERY_DOMAIN", domain).uid(NOBODY).gid(gid).current_dir("/");
     })
     .unwrap();
     guest.offer().unwrap();
     guest
+}
+
+/// A member of the group gives its own guest's memory back, and nobody else's.
+fn handling_is_each_users_own(daemon: &Daemon, directory: &Path) {
+    let ask_as_nobody = |arguments: [&str; 2]| {
+        let mut command = Command::new(directory.join("bindery"));
+        command.args(arguments).env("BINDERY_SOCKET", daemon.socket()).current_dir("/");
+        command.uid(NOBODY).gid(GROUP.1).output().unwrap()
+    };
+    for command in ["unmerge", "dirty", "unmanage"] {
+        let refused = ask_as_nobody([command, "ours"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(5), "{command}: {said}");
+        assert!(said.contains("another user's guest"), "{command}: {said}");
+    }
+    let unmerged = ask_as_nobody(["unmerge", "theirs"]);
+    assert_eq!(unmerged.status.code(), Some(0), "{}", String::from_utf8_lossy(&unmerged.stderr));
+}
+
+/// The kernel's word counts, not the socket's mode: who is no member is no guest.
+fn a_stranger_is_refused(daemon: &Daemon, directory: &Path) {
+    std::fs::set_permissions(daemon.socket(), PermissionsExt::from_mode(0o666)).unwrap();
+    let stranger = start_as_nobody(daemon, directory, ("stranger", "web"), NOBODY);
+    await_some(
+        "a guest of no member to be refused",
+        fire::PATIENCE,
+        || daemon.log().contains("refused a guest of another user").then_some(()),
+        || daemon.log(),
+    );
+    assert!(!daemon.command(&["ps"]).unwrap().contains("stranger"));
+    drop(stranger);
 }
 
 #[test]
@@ -169,14 +214,15 @@ fn a_guest_of_another_user_shares_nothing_and_opens_no_store() {
     };
     let directory = tempfile::tempdir().unwrap();
     programs_for_all(&bindery, directory.path());
-    let daemon = eager_daemon(&bindery);
+    if group_id(GROUP.0).unwrap() != Some(GROUP.1) {
+        return skipped!("group {} is not {}", GROUP.0, GROUP.1);
+    }
+    let daemon = daemon_with(&bindery, &["--group", GROUP.0]);
     let mut ours = start(&daemon, "ours", "web", 1);
     let twin = start(&daemon, "twin", "web", 2);
-    // The daemon keeps others out by the socket's mode; an operator lets them in.
     let socket = daemon.socket();
     std::fs::set_permissions(socket.parent().unwrap(), PermissionsExt::from_mode(0o755)).unwrap();
-    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
-    let mut theirs = start_as_nobody(&daemon, directory.path(), "theirs", "web");
+    let mut theirs = start_as_nobody(&daemon, directory.path(), ("theirs", "web"), GROUP.1);
     await_merged(&daemon, "ours");
     await_guest(&daemon, "theirs", "its zero pages are merged", |status| {
         figure(status, "zero_pages") >= PAGES as u64 / 5
@@ -209,6 +255,8 @@ fn a_guest_of_another_user_shares_nothing_and_opens_no_store() {
         let path = format!("/proc/{pid}/fd/{descriptor}");
         assert!(!theirs.try_to_open(&path, false).unwrap(), "{path} was opened");
     }
+    handling_is_each_users_own(&daemon, directory.path());
+    a_stranger_is_refused(&daemon, directory.path());
     assert_eq!(theirs.verify().unwrap().bad, 0);
     assert_eq!(ours.verify().unwrap().bad, 0);
     drop(twin);

@@ -16,7 +16,7 @@ fn wrong_flags_are_a_usage_error() {
         &["--wrong"],
         &["dance"],
         &["scan"],
-        &["set"],
+        &["set", "workers"],
         &["daemon", "--period", "fast"],
         &["run", "--name", "a b", "--", "true"],
     ];

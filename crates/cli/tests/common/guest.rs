@@ -57,11 +57,13 @@ impl TestGuest {
     }
 
     /// Has the guest write to its first `pages` pages.
+    #[allow(dead_code, reason = "not every test program asks")]
     pub(crate) fn write(&mut self, pages: usize) {
         assert_eq!(self.order(&format!("write {pages}")), "done");
     }
 
     /// Has the guest compare all of its memory with what it wrote.
+    #[allow(dead_code, reason = "not every test program asks")]
     pub(crate) fn check(&mut self) {
         assert_eq!(self.order("check"), "0 pages are wrong");
     }

@@ -34,9 +34,13 @@ pub(crate) fn bindery_and_kit() -> Option<(Bindery, Kit)> {
 
 /// A daemon that merges as fast as it may.
 pub(crate) fn eager_daemon(bindery: &Bindery) -> Daemon {
-    bindery
-        .daemon(&["--period", "100ms", "--workers", "2"])
-        .unwrap_or_else(|error| panic!("{error}"))
+    daemon_with(bindery, &[])
+}
+
+/// [`eager_daemon`] with more arguments.
+pub(crate) fn daemon_with(bindery: &Bindery, more: &[&str]) -> Daemon {
+    let arguments = [&["--period", "100ms", "--workers", "2"], more].concat();
+    bindery.daemon(&arguments).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// How often something is done: what the environment says, or `short`.

@@ -5,7 +5,7 @@ use std::arch::x86_64::{
     _mm256_set1_epi32, _mm256_setr_epi32, _mm256_storeu_si256, _mm256_stream_si256,
 };
 
-use super::Words;
+use super::{Words, few_or_many};
 
 pub(super) fn is_detected() -> bool {
     is_x86_feature_detected!("avx2")
@@ -34,47 +34,12 @@ static PLACES: [u64; 256] = {
     places
 };
 
-/// Bits that are looked for whether they are there or not, one after the other; words that have more go
-/// by the table.
-const FEW: usize = 4;
-
-/// Bits beyond so few a word from which on words are not sparse any more.
-const TOO_MANY: usize = 32;
-
 /// # Safety
 /// The features are there; and as `Decoder::words` says.
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 pub(super) unsafe fn words(words: impl Words, enough: usize, end: *mut u32) -> (usize, usize) {
-    let (mut gone_through, mut len) = (0, 0);
-    // SAFETY: what is written lies within the 64 numbers from where a word's first one goes.
-    unsafe {
-        while gone_through < words.len() && len < enough {
-            let (word, first) = (words.bits(gone_through), words.first(gone_through));
-            gone_through += 1;
-            let (end, count) = (end.add(len), word.count_ones() as usize);
-            len += count;
-            if count <= FEW {
-                let mut rest = word;
-                for at in 0..FEW {
-                    end.add(at).write(first.wrapping_add(rest.trailing_zeros()));
-                    rest &= rest.wrapping_sub(1);
-                }
-                continue;
-            }
-            one(word, first, end);
-            if len > FEW * gone_through + TOO_MANY {
-                // Whether a word has few bits would be guessed wrong from here on.
-                break;
-            }
-        }
-        while gone_through < words.len() && len < enough {
-            let (word, first) = (words.bits(gone_through), words.first(gone_through));
-            gone_through += 1;
-            one(word, first, end.add(len));
-            len += word.count_ones() as usize;
-        }
-    }
-    (gone_through, len)
+    // SAFETY: the room is the caller's promise.
+    unsafe { few_or_many(words, enough, end, |word, first, end| one(word, first, end)) }
 }
 
 /// Writes what the bits of a word are called.

@@ -6,7 +6,7 @@ use std::arch::x86_64::{
     _mm512_store_si512, _mm512_storeu_si512, _mm512_stream_si512,
 };
 
-use super::Words;
+use super::{Words, few_or_many};
 
 pub(super) fn is_detected() -> bool {
     is_x86_feature_detected!("avx512f")
@@ -18,13 +18,6 @@ pub(super) fn is_detected() -> bool {
 
 /// Indices that one vector holds.
 const LANES: usize = 16;
-
-/// Bits that are looked for whether they are there or not, one after the other: in sparse words, a
-/// vector's store takes longer, and whoever reads a list that vectors wrote waits for it to be written.
-const FEW: usize = 4;
-
-/// Bits beyond so few a word from which on words are not sparse any more.
-const TOO_MANY: usize = 32;
 
 /// 0 to 63, a byte each.
 const BYTES: [u8; 64] = {
@@ -41,36 +34,8 @@ const BYTES: [u8; 64] = {
 /// The features are there; and as `Decoder::words` says.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,bmi1,popcnt")]
 pub(super) unsafe fn words(words: impl Words, enough: usize, end: *mut u32) -> (usize, usize) {
-    let (mut gone_through, mut len) = (0, 0);
-    // SAFETY: what is written lies within the 64 numbers from where a word's first one goes.
-    unsafe {
-        while gone_through < words.len() && len < enough {
-            let (word, first) = (words.bits(gone_through), words.first(gone_through));
-            gone_through += 1;
-            let (end, count) = (end.add(len), word.count_ones() as usize);
-            len += count;
-            if count <= FEW {
-                let mut rest = word;
-                for at in 0..FEW {
-                    end.add(at).write(first.wrapping_add(rest.trailing_zeros()));
-                    rest &= rest.wrapping_sub(1);
-                }
-                continue;
-            }
-            one(word, first, end);
-            if len > FEW * gone_through + TOO_MANY {
-                // Whether a word has few bits would be guessed wrong from here on.
-                break;
-            }
-        }
-        while gone_through < words.len() && len < enough {
-            let (word, first) = (words.bits(gone_through), words.first(gone_through));
-            gone_through += 1;
-            one(word, first, end.add(len));
-            len += word.count_ones() as usize;
-        }
-    }
-    (gone_through, len)
+    // SAFETY: the room is the caller's promise.
+    unsafe { few_or_many(words, enough, end, |word, first, end| one(word, first, end)) }
 }
 
 /// Writes what the bits of a word are called.

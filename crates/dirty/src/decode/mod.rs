@@ -36,6 +36,61 @@ pub(crate) trait Words: Copy {
     fn bits(&self, at: usize) -> u64;
 }
 
+/// Bits that are looked for whether they are there or not, one after the other: in sparse words, a
+/// vector's store takes longer, and whoever reads a list that vectors wrote waits for it to be written.
+#[cfg(target_arch = "x86_64")]
+const FEW: usize = 4;
+
+/// Bits beyond so few a word from which on words are not sparse any more.
+#[cfg(target_arch = "x86_64")]
+const TOO_MANY: usize = 32;
+
+/// Writes what the bits of words are called, as [`Decoder::words`] does: by `many` where a word has more
+/// than a few, and every word once words prove dense. Inlined into functions that have instructions
+/// which `many` and the counting of bits need.
+///
+/// # Safety
+/// As for [`Decoder::words`]; `many` writes within the 64 numbers from where a word's first one goes.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn few_or_many(
+    words: impl Words,
+    enough: usize,
+    end: *mut u32,
+    many: impl Fn(u64, u32, *mut u32),
+) -> (usize, usize) {
+    let (mut gone_through, mut len) = (0, 0);
+    // SAFETY: what is written lies within the 64 numbers from where a word's first one goes.
+    unsafe {
+        while gone_through < words.len() && len < enough {
+            let (word, first) = (words.bits(gone_through), words.first(gone_through));
+            gone_through += 1;
+            let (end, count) = (end.add(len), word.count_ones() as usize);
+            len += count;
+            if count <= FEW {
+                let mut rest = word;
+                for at in 0..FEW {
+                    end.add(at).write(first.wrapping_add(rest.trailing_zeros()));
+                    rest &= rest.wrapping_sub(1);
+                }
+                continue;
+            }
+            many(word, first, end);
+            if len > FEW * gone_through + TOO_MANY {
+                // Whether a word has few bits would be guessed wrong from here on.
+                break;
+            }
+        }
+        while gone_through < words.len() && len < enough {
+            let (word, first) = (words.bits(gone_through), words.first(gone_through));
+            gone_through += 1;
+            many(word, first, end.add(len));
+            len += word.count_ones() as usize;
+        }
+    }
+    (gone_through, len)
+}
+
 /// The decoders of one instruction set.
 ///
 /// Invariant: one that [`active`](Self::active) or [`available`](Self::available) gives was detected

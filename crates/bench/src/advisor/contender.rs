@@ -1,0 +1,207 @@
+//! Who paces.
+
+use std::{
+    fmt,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use bindery_advisor::Mode;
+use bindery_host::settings::Change;
+use bindery_testkit::machine::{KsmSettings, SettingGuard};
+use serde::Serialize;
+
+use super::{Crowds, Options};
+use crate::{
+    engine::{Engine, KSM_SLEEP, KsmPace, Merger, process_cpu_time},
+    interrupt,
+};
+
+/// Who paces whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Contender {
+    /// Nobody: KSM at the rate that the most memory asks for.
+    Fixed,
+    /// The kernel's advisor paces KSM.
+    Kernel,
+    /// Bindery paces KSM.
+    Pilot,
+    /// Bindery paces its own engine.
+    Engine,
+}
+
+impl Contender {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Fixed, Self::Kernel, Self::Pilot, Self::Engine];
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fixed => "KSM, fixed",
+            Self::Kernel => "KSM, its advisor",
+            Self::Pilot => "KSM, Bindery's pilot",
+            Self::Engine => "Bindery",
+        })
+    }
+}
+
+const KSM_DIRECTORY: &str = "/sys/kernel/mm/ksm";
+
+/// The bounds on a batch: the same for all three that pace.
+const MIN_PAGES_TO_SCAN: u64 = 300;
+const MAX_PAGES_TO_SCAN: u64 = 30_000;
+
+/// A contender at work.
+pub(crate) struct Running {
+    // Ended before KSM is put back.
+    pilot: Option<Pilot>,
+    _advisor: Vec<SettingGuard>,
+    merger: Merger,
+}
+
+impl Running {
+    /// Starts all that it takes, but scans nothing until [`begin`](Self::begin).
+    pub(crate) fn hold(contender: Contender, options: &Options) -> Result<Self> {
+        let merger = Merger::hold(&engine(contender, options))?;
+        let advisor = match contender {
+            Contender::Kernel => start_kernels(options)?,
+            _ => Vec::new(),
+        };
+        let pilot = match contender {
+            Contender::Pilot => Some(Pilot::start(options)?),
+            _ => None,
+        };
+        Ok(Self { pilot, _advisor: advisor, merger })
+    }
+
+    /// Starts to scan.
+    pub(crate) fn begin(&self) -> Result<()> {
+        self.merger.begin()
+    }
+
+    pub(crate) fn merger(&self) -> &Merger {
+        &self.merger
+    }
+
+    /// CPU time of all that scans and paces so far.
+    pub(crate) fn cpu_time(&self, crowds: &Crowds) -> Result<Duration> {
+        let mut sum = self.merger.own_cpu_time()?;
+        for crowd in crowds.all() {
+            sum += self.merger.guests_cpu_time(crowd)?;
+        }
+        if let Some(pilot) = &self.pilot {
+            sum += process_cpu_time(pilot.process.id())?;
+        }
+        Ok(sum)
+    }
+
+    pub(crate) fn pause(&self) -> Result<()> {
+        self.merger.pause()
+    }
+
+    pub(crate) fn stop(self) -> Result<()> {
+        let Self { pilot, _advisor: advisor, merger } = self;
+        drop((pilot, advisor));
+        merger.stop()
+    }
+}
+
+fn engine(contender: Contender, options: &Options) -> Engine {
+    let batch = |pages: u64| (pages as f64 * KSM_SLEEP.as_secs_f64()) as u64;
+    // What must be scanned in 20 ms if scanning took no time: less than is really needed.
+    let fixed = batch(options.pages_max() / options.target_scan_time_s);
+    let smart_scan = options.smart_scan;
+    let paced = |pages_to_scan| {
+        Engine::Ksm(KsmPace::Set(KsmSettings {
+            sleep_millisecs: Some(KSM_SLEEP.as_millis() as u64),
+            pages_to_scan: Some(pages_to_scan),
+            smart_scan: Some(smart_scan),
+            use_zero_pages: Some(true),
+        }))
+    };
+    match contender {
+        Contender::Fixed => paced(fixed),
+        Contender::Kernel | Contender::Pilot => paced(MIN_PAGES_TO_SCAN),
+        Contender::Engine => Engine::Paced {
+            // The ceiling is for both together.
+            workers: 2,
+            period: Duration::from_secs(1),
+            pace: Change {
+                advisor_mode: Some(Mode::Steady),
+                advisor_target_scan_time: Some(options.target_scan_time_s),
+                advisor_max_cpu: Some(options.max_cpu_percent),
+                advisor_min_pages_to_scan: Some(MIN_PAGES_TO_SCAN),
+                advisor_max_pages_to_scan: Some(MAX_PAGES_TO_SCAN),
+                ..Change::default()
+            },
+            program: options.program.clone(),
+        },
+    }
+}
+
+/// The kernel's advisor, on until the guards are dropped.
+fn start_kernels(options: &Options) -> Result<Vec<SettingGuard>> {
+    let values = [
+        ("advisor_target_scan_time", options.target_scan_time_s.to_string()),
+        ("advisor_max_cpu", options.max_cpu_percent.to_string()),
+        ("advisor_min_pages_to_scan", MIN_PAGES_TO_SCAN.to_string()),
+        ("advisor_max_pages_to_scan", MAX_PAGES_TO_SCAN.to_string()),
+        // Last: it begins with the others, and is the first to be put back.
+        ("advisor_mode", "scan-time".to_owned()),
+    ];
+    let mut guards: Vec<SettingGuard> = Vec::new();
+    for (name, value) in values {
+        guards.insert(0, SettingGuard::set(Path::new(KSM_DIRECTORY).join(name), value)?);
+    }
+    Ok(guards)
+}
+
+/// `bindery ksm run`, as a process of its own.
+struct Pilot {
+    process: Child,
+    _directory: tempfile::TempDir,
+}
+
+impl Pilot {
+    fn start(options: &Options) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let process = Command::new(&options.program)
+            .args(["ksm", "run", "--mode", "steady"])
+            .args(["--target-scan-time", &format!("{}s", options.target_scan_time_s)])
+            .args(["--max-cpu", &options.max_cpu_percent.to_string()])
+            .args(["--min-pages", &MIN_PAGES_TO_SCAN.to_string()])
+            .args(["--max-pages", &MAX_PAGES_TO_SCAN.to_string()])
+            .arg("--state")
+            .arg(directory.path().join("ksm.json"))
+            .env("BINDERY_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {}", options.program.display()))?;
+        let mut pilot = Self { process, _directory: directory };
+        interrupt::rest(Duration::from_millis(300))?;
+        ensure!(pilot.process.try_wait()?.is_none(), "the pilot has ended by itself");
+        Ok(pilot)
+    }
+}
+
+/// How long the pilot may take to put KSM back.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+impl Drop for Pilot {
+    fn drop(&mut self) {
+        // It is ours, and puts KSM's settings back when it is told to end.
+        let pid = rustix::process::Pid::from_child(&self.process);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let deadline = Instant::now() + FAREWELL;
+        while Instant::now() < deadline && matches!(self.process.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
