@@ -4,11 +4,15 @@
 //! cargo xtask setup         fetch what tests and the demo need, and stop
 //! cargo xtask test          every test; --long for the long forms
 //! cargo xtask demo          boot guests and watch their memory shrink
+//! cargo xtask deb           build the programs and a Debian package of them
+//! cargo xtask record-advisor   record what the kernel's own KSM advisor does
 //! ```
 #![forbid(unsafe_code)]
 
 mod cargo;
+mod deb;
 mod demo;
+mod record_advisor;
 mod setup;
 mod steps;
 mod test;
@@ -29,6 +33,21 @@ enum Task {
     },
     /// Boot guests and watch their memory shrink, under kernel KSM and under Bindery
     Demo(demo::DemoArgs),
+    /// Build the programs and a Debian package of them
+    #[command(after_help = "\
+Examples:
+  cargo xtask deb                                    target/debian/bindery_VERSION_ARCH.deb
+  cargo xtask deb --programs target/debug --out /tmp  of programs that are built already
+
+Takes dpkg-deb, dpkg-shlibdeps, strip and gzip: `apt install dpkg-dev binutils`. The same programs give
+the same package: its files are as old as SOURCE_DATE_EPOCH says, or as the last commit.")]
+    Deb(deb::DebArgs),
+    /// Record what the kernel's own KSM advisor does, for the tests of its law; needs root and takes
+    /// three minutes
+    RecordAdvisor(record_advisor::RecordArgs),
+    /// A program whose memory grows and shrinks as it is told to
+    #[command(hide = true)]
+    Candidates,
 }
 
 fn main() -> Result<()> {
@@ -36,5 +55,8 @@ fn main() -> Result<()> {
         Task::Setup => setup::run().map(drop),
         Task::Test { long } => test::run(long),
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::Deb(arguments) => deb::run(&arguments),
+        Task::RecordAdvisor(arguments) => record_advisor::run(&arguments),
+        Task::Candidates => record_advisor::candidates::serve(),
     }
 }

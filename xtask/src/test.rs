@@ -18,7 +18,7 @@ struct LongForm {
     amount: (&'static str, &'static str),
 }
 
-const LONG_FORMS: [LongForm; 6] = [
+const LONG_FORMS: [LongForm; 8] = [
     LongForm {
         name: "torture, 10^8 operations",
         package: "bindery-space",
@@ -48,6 +48,18 @@ const LONG_FORMS: [LongForm; 6] = [
         package: "bindery-cli",
         test: "fire_kvm",
         amount: ("BINDERY_KVM_ROUNDS", "50"),
+    },
+    LongForm {
+        name: "strangers on the socket, five minutes",
+        package: "bindery-cli",
+        test: "hostile",
+        amount: ("BINDERY_HOSTILE_SECONDS", "300"),
+    },
+    LongForm {
+        name: "HTTP while merging at full rate, a minute",
+        package: "bindery-cli",
+        test: "http_load",
+        amount: ("BINDERY_HTTP_SECONDS", "60"),
     },
     LongForm {
         name: "the shim's storm, ten minutes",

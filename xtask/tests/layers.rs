@@ -12,7 +12,7 @@ const LAYERS: &[&[&str]] = &[
     &["cli"],
     &["shim"],
     &["host"],
-    &["merge", "checkpoint", "migrate"],
+    &["merge", "checkpoint", "migrate", "ksm"],
     &["guest"],
     &["space"],
     &["pool", "advisor", "dirty", "index", "page"],

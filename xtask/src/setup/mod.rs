@@ -1,4 +1,5 @@
-//! Fetches what guests need: two versions of QEMU, two kernels, busybox, two userlands.
+//! Fetches what tests need: two versions of QEMU, two kernels, busybox, two userlands; a browser and
+//! promtool for what the daemon serves over HTTP.
 //!
 //! Packages come from Debian by the host's own apt, are verified by it, and are *unpacked* below
 //! `target/kit`: nothing is installed, nothing of the host's apt is changed, root is not needed,

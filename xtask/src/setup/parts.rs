@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use bindery_testkit::guest::{COMPLETE_MARK, ImageKind, Kernel, Kit, Qemu};
+use bindery_testkit::guest::{BROWSER, COMPLETE_MARK, ImageKind, Kernel, Kit, PROMTOOL, Qemu};
 
 use super::apt::PrivateApt;
 
@@ -16,6 +16,9 @@ const KERNEL: &str = "linux-image-cloud-amd64";
 /// The system emulator, and `qemu-img` for disks with snapshots.
 const QEMU: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
 
+/// The browser without its window, and letters for it to draw.
+const BROWSER_PACKAGES: [&str; 2] = ["chromium-headless-shell", "fonts-dejavu-core"];
+
 /// One directory of the kit.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Part {
@@ -23,6 +26,8 @@ pub(super) enum Part {
     Kernel(Kernel),
     Qemu(Qemu),
     Userland(ImageKind),
+    Promtool,
+    Browser,
 }
 
 impl Part {
@@ -31,6 +36,7 @@ impl Part {
         parts.extend([Kernel::Stable, Kernel::Backports].map(Self::Kernel));
         parts.extend(Qemu::ALL.map(Self::Qemu));
         parts.extend(ImageKind::ALL.map(Self::Userland));
+        parts.extend([Self::Promtool, Self::Browser]);
         parts
     }
 
@@ -40,6 +46,8 @@ impl Part {
             Self::Kernel(kernel) => kernel.directory(),
             Self::Qemu(qemu) => qemu.directory(),
             Self::Userland(kind) => kind.userland(),
+            Self::Promtool => PROMTOOL,
+            Self::Browser => BROWSER,
         }
     }
 
@@ -51,6 +59,8 @@ impl Part {
             Self::Qemu(Qemu::V7) => "QEMU 7.2 with its libraries",
             Self::Qemu(Qemu::V10) => "QEMU 10 with its libraries, from backports",
             Self::Userland(ImageKind::Server) => "a guest's userland: coreutils, bash, Python",
+            Self::Promtool => "promtool, which checks metrics",
+            Self::Browser => "Chromium without a window, which looks at the dashboard",
             Self::Userland(ImageKind::Database) => "a guest's userland: Perl, SQLite, Lua, vim",
         }
     }
@@ -92,6 +102,13 @@ impl Part {
             Self::Qemu(Qemu::V7) => apt.unpack_closure(&QEMU, None, into),
             Self::Qemu(Qemu::V10) => apt.unpack_closure(&QEMU, Some(BACKPORTS), into),
             Self::Userland(kind) => apt.unpack(&kind.packages(), None, into),
+            Self::Promtool => {
+                let packages = apt.unpack(&["prometheus"], None, into)?;
+                // The server itself is twice the size of all else, and is not run.
+                std::fs::remove_file(into.join("usr/bin/prometheus"))?;
+                Ok(packages)
+            }
+            Self::Browser => apt.unpack_closure(&BROWSER_PACKAGES, None, into),
         }
     }
 }
