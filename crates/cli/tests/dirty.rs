@@ -122,6 +122,8 @@ fn it_says_how_fast_where_and_whether_it_can_move() {
     }
     let daemon = TestDaemon::start(&QUIET);
     let _guest = TestGuest::start(&daemon.socket(), "one", "web");
+    // The command asks once: the guest must have joined, and told of its memory.
+    Operator::connect(&daemon.socket()).begin("one");
     let directory = tempfile::tempdir().unwrap();
     let picture = directory.path().join("one.png");
     let path = picture.to_str().unwrap();
@@ -156,7 +158,7 @@ fn a_guest_that_leaves_is_an_error_and_the_operator_may_go_on() {
     let leaving = TestGuest::start(&daemon.socket(), "leaving", "web");
     let mut staying = TestGuest::start(&daemon.socket(), "staying", "web");
     let mut operator = Operator::connect(&daemon.socket());
-    operator.ask("leaving").unwrap();
+    operator.begin("leaving");
     drop(leaving);
     let error = operator.ask("leaving").unwrap_err().to_string();
     assert!(error.contains("guest"), "{error}");

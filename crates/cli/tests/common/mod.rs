@@ -32,7 +32,8 @@ pub(crate) struct Ended {
 impl Ended {
     /// What was printed, as JSON.
     pub(crate) fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
+        serde_json::from_str(&self.out)
+            .unwrap_or_else(|error| panic!("{error}: {}{}", self.out, self.err))
     }
 }
 
