@@ -1,0 +1,95 @@
+//! What objects are stored on: blocks that are read, written, and made durable.
+//!
+//! Everything above speaks to devices through [`Device`] alone, so that a device which loses, tears
+//! and reorders what was not synced can stand in for a real one.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use bindery_sys::direct::Buffer;
+
+/// A read of whole blocks.
+#[derive(Debug)]
+pub struct Read<'a> {
+    /// From where; a multiple of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
+    pub offset_bytes: u64,
+    /// All of it is filled.
+    pub into: &'a mut Buffer,
+}
+
+/// A write of whole blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Write<'a> {
+    /// To where; a multiple of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
+    pub offset_bytes: u64,
+    /// All of it is written.
+    pub from: &'a Buffer,
+}
+
+/// A block device, a file, or something that behaves like one.
+///
+/// Offsets and lengths are multiples of [`BLOCK_BYTES`](crate::BLOCK_BYTES), within
+/// [`bytes`](Self::bytes); implementations panic otherwise, for the caller miscounted. Calls block,
+/// and come from any number of threads.
+///
+/// What a write has written is durable after a [`sync`](Self::sync) that began after it ended; until
+/// then any part of it may be lost or torn by a crash, in any order.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// How long it is now.
+    fn bytes(&self) -> u64;
+
+    /// Reads blocks. What was never written reads as anything.
+    ///
+    /// # Errors
+    /// The device's. A device that ends early is `UnexpectedEof`.
+    fn read(&self, offset_bytes: u64, into: &mut Buffer) -> io::Result<()>;
+
+    /// Writes blocks, all or an error after which their content is unknown.
+    ///
+    /// # Errors
+    /// The device's; `StorageFull` where the file system has no room.
+    fn write(&self, offset_bytes: u64, from: &Buffer) -> io::Result<()>;
+
+    /// Makes all that was written durable, the length of a file included.
+    ///
+    /// # Errors
+    /// The device's. After one, what had not been synced before may be lost, whatever a later call
+    /// says (fsync(2)).
+    fn sync(&self) -> io::Result<()>;
+
+    /// Says that a range is not needed any more. What it reads as afterwards is anything; a device
+    /// that cannot do it does nothing.
+    ///
+    /// # Errors
+    /// The device's.
+    fn discard(&self, offset_bytes: u64, bytes: u64) -> io::Result<()>;
+
+    /// Makes a file longer, or learns that a block device has become so. The new length, which may be
+    /// less than asked for where a block device has no more.
+    ///
+    /// # Errors
+    /// The device's; `StorageFull` where the file system has no room.
+    fn grow(&self, bytes: u64) -> io::Result<u64>;
+
+    /// Reads many ranges, as many at once as the device takes.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), of the first that failed; the others may have been read.
+    fn read_many(&self, reads: &mut [Read<'_>]) -> io::Result<()> {
+        reads.iter_mut().try_for_each(|read| self.read(read.offset_bytes, read.into))
+    }
+
+    /// Writes many ranges, as many at once as the device takes, in any order.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), of the first that failed; the others may have been written.
+    fn write_many(&self, writes: &[Write<'_>]) -> io::Result<()> {
+        writes.iter().try_for_each(|write| self.write(write.offset_bytes, write.from))
+    }
+
+    /// The file behind it, opened for cached reading, for those who map it; none where there is none.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

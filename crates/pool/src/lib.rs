@@ -1,0 +1,21 @@
+//! mpool in user space: immutable objects in a pool of media classes.
+//!
+//! A **pool** is a set of devices (block devices, or files in file systems), each of one **media
+//! class**: `capacity` for the bulk, `staging` for what must be fast, and `archive`, which is an
+//! S3-compatible store. It holds **mblocks**, which are written once, committed, and never change
+//! again; and **mlogs**, which are appended to, and of which pairs (**MDCs**) hold what changes. A
+//! list of mblocks, whatever their age or medium, is mapped as one range (**mcache map**); its pages
+//! come on demand, and the **reaper** takes them away by temperature before the kernel must.
+//!
+//! After Micron's mpool (linux-kernel, October 2020) and what became of it in HSE; the format is this
+//! crate's own and stands in `docs/formats/pool.md`.
+#![forbid(unsafe_code)]
+
+pub mod device;
+mod id;
+
+pub use id::{DeviceIndex, MediaClass, ObjectId, UnknownClass};
+
+/// What devices are read and written in, and what all their structures are aligned to, in bytes: the
+/// least that O_DIRECT takes on every device of today, and a page.
+pub const BLOCK_BYTES: usize = 4096;
