@@ -13,6 +13,7 @@
 
 pub mod device;
 mod id;
+pub mod object;
 
 pub use id::{DeviceIndex, MediaClass, ObjectId, UnknownClass};
 

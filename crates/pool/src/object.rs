@@ -1,0 +1,129 @@
+//! What is mapped, moved and read: a committed object, whatever keeps it.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use bindery_sys::direct::Buffer;
+use thiserror::Error;
+
+use crate::device::Device;
+use crate::{BLOCK_BYTES, MediaClass, ObjectId};
+
+/// What one checksum covers, in bytes.
+pub const UNIT_BYTES: usize = BLOCK_BYTES;
+
+/// A committed object. Its bytes never change, and its place on the device is not given to another
+/// one while anybody holds this: to hold it is to keep it readable, deleted or not.
+pub trait Object: Send + Sync + fmt::Debug {
+    /// Its name.
+    fn id(&self) -> ObjectId;
+
+    /// The media class that it is in.
+    fn class(&self) -> MediaClass;
+
+    /// How many bytes it has; what the last unit has behind them is zero.
+    fn length_bytes(&self) -> u64;
+
+    /// Where it is.
+    fn device(&self) -> &Arc<dyn Device>;
+
+    /// Where on the device it begins; a multiple of [`BLOCK_BYTES`].
+    fn offset_bytes(&self) -> u64;
+
+    /// Reads whole units from the device, past every cache, and verifies them. Blocks.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    ///
+    /// # Panics
+    /// If `offset_bytes` is no multiple of [`UNIT_BYTES`].
+    fn read(&self, offset_bytes: u64, into: &mut Buffer) -> Result<(), ReadError>;
+
+    /// Verifies a whole unit of it that was read by other means.
+    ///
+    /// May be called in a signal handler, in the thread that touched the memory: once
+    /// [`load_checksums`](Self::load_checksums) has succeeded it takes no lock, allocates nothing,
+    /// does no I/O and does not panic for a unit that the object has. Costs one checksum.
+    ///
+    /// # Errors
+    /// [`Damage`], if those are not the bytes that were committed.
+    fn verify_unit(&self, unit: u64, bytes: &[u8]) -> Result<(), Damage>;
+
+    /// Has at hand what [`verify_unit`](Self::verify_unit) needs. Blocks if that must be read.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    fn load_checksums(&self) -> Result<(), ReadError> {
+        Ok(())
+    }
+}
+
+/// How many units an object has, the last of them perhaps in part.
+#[must_use]
+pub fn units_of(object: &dyn Object) -> u64 {
+    object.length_bytes().div_ceil(UNIT_BYTES as u64)
+}
+
+/// Bytes that are not those that were committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "object {object} is damaged at byte {offset_bytes}: its checksum is {found:#010x}, \
+     not {expected:#010x}"
+)]
+pub struct Damage {
+    /// Whose bytes.
+    pub object: ObjectId,
+    /// The first byte of the damaged unit, from the object's beginning.
+    pub offset_bytes: u64,
+    /// The checksum that was committed.
+    pub expected: u32,
+    /// The checksum of what is there.
+    pub found: u32,
+}
+
+/// Why an object could not be read. Other objects, and other units of this one, may be readable.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// The device holds something else than what was written.
+    #[error(transparent)]
+    Damaged(#[from] Damage),
+    /// The device gave an error.
+    #[error("object {object} cannot be read at byte {offset_bytes}: {source}")]
+    Device {
+        /// Which object.
+        object: ObjectId,
+        /// From where it was to be read, from the object's beginning.
+        offset_bytes: u64,
+        /// What the device says.
+        source: io::Error,
+    },
+    /// The object is shorter than that.
+    #[error(
+        "object {object} has {length_bytes} bytes: there are no {bytes} bytes at {offset_bytes}"
+    )]
+    BeyondEnd {
+        /// Which object.
+        object: ObjectId,
+        /// From where it was to be read.
+        offset_bytes: u64,
+        /// How much was to be read.
+        bytes: u64,
+        /// How long it is.
+        length_bytes: u64,
+    },
+}
+
+/// Refuses a range that the object does not have.
+#[expect(dead_code, reason = "maps come next")]
+pub(crate) fn check_range(
+    object: &dyn Object,
+    offset_bytes: u64,
+    bytes: u64,
+) -> Result<(), ReadError> {
+    let length_bytes = object.length_bytes();
+    match offset_bytes.checked_add(bytes) {
+        Some(end) if end <= length_bytes => Ok(()),
+        _ => Err(ReadError::BeyondEnd { object: object.id(), offset_bytes, bytes, length_bytes }),
+    }
+}
