@@ -12,9 +12,13 @@
 #![forbid(unsafe_code)]
 
 pub mod device;
+mod extent;
 mod id;
+pub mod log;
+pub mod mdc;
 pub mod object;
 
+pub use extent::Extent;
 pub use id::{DeviceIndex, MediaClass, ObjectId, UnknownClass};
 
 /// What devices are read and written in, and what all their structures are aligned to, in bytes: the

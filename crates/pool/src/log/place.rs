@@ -1,0 +1,15 @@
+//! Where a log lies.
+
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::extent::Extent;
+
+/// One copy of a log: blocks of a device.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The device that `extent` names.
+    pub device: Arc<dyn Device>,
+    /// The blocks, all of them the log's.
+    pub extent: Extent,
+}
