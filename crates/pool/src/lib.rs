@@ -13,6 +13,7 @@
 
 pub mod device;
 mod extent;
+mod format;
 mod id;
 pub mod log;
 pub mod mdc;

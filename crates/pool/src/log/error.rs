@@ -24,10 +24,12 @@ pub struct DeviceError {
 
 /// A block of a log that is not what was written there.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("log {log}: block {block}, at {offset_bytes} of device {device}, {what}")]
+#[error("log {log}: block {block} of copy {copy}, at {offset_bytes} of device {device}, {what}")]
 pub struct Damage {
     /// Which log.
     pub log: ObjectId,
+    /// Which of its copies, from 0.
+    pub copy: usize,
     /// Which block of its extent, from 0.
     pub block: u64,
     /// The device of the log's copy.
@@ -48,15 +50,11 @@ pub enum OpenError {
     #[error("{0}; no other copy of it is good: restore the pool, or delete what the log holds")]
     Damaged(Damage),
     /// No copy begins as a log does.
-    #[error("there is no log {log} at {offset_bytes} of device {device}")]
-    NoLog {
-        /// Which log was looked for.
-        log: ObjectId,
-        /// The device of its first copy.
-        device: DeviceIndex,
-        /// Where on it.
-        offset_bytes: u64,
-    },
+    #[error("{0}: there is no such log")]
+    NoLog(Damage),
+    /// The log was erased while it was read.
+    #[error("log {0} was erased while it was read: read it again")]
+    Erased(ObjectId),
     /// A later Bindery wrote it.
     #[error(
         "log {log} has format {found}, and this Bindery knows {known} at most: use a newer one"

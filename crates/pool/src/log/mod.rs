@@ -1,11 +1,40 @@
-//! mlogs (skeleton).
+//! mlogs: records that are appended, made durable, read back in order, and erased all at once.
+//!
+//! A log lies in one or more **copies** of the same blocks, each a run of blocks of a device. With two, a
+//! block that is damaged in one is named, read from the other, and written anew; with one, damage is
+//! named. Each sync ends its block, and a block that was synced is not written again until the log is
+//! erased, so that a torn write hurts nothing that was durable.
+//!
+//! A log ends at the first block that is not there ([`Reader::torn`] says what lies there instead). A
+//! block that is not there, though a later one says that it was durable, is damage. Only of the very
+//! last block nobody says so, until one more is written: so [`Log::open`] and [`Log::close`] write a
+//! **mark** behind it.
+//!
+//! What a crash left behind the end is not taken for what comes next, because every block holds the
+//! checksum of the block before it and the number of the opening that wrote it, and those never fall.
+
+mod chain;
+mod copies;
 mod error;
+mod find;
+mod heads;
 mod place;
+mod reader;
+mod records;
+mod repair;
+mod window;
+mod writer;
 
 pub use error::{Damage, DeviceError, OpenError, WriteError};
 pub use place::Place;
+pub use reader::Reader;
+pub use records::Records;
+pub use writer::Log;
 
 use crate::id::ObjectId;
+
+/// The least blocks that a log lies in: two heads, one of records, one mark.
+pub const LEAST_BLOCKS: u64 = 4;
 
 /// Whose a log is; every block of it says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,83 +43,4 @@ pub struct Identity {
     pub pool: u128,
     /// The log's id in it.
     pub log: ObjectId,
-}
-
-/// A log, open for writing.
-#[derive(Debug)]
-pub struct Log {}
-
-/// A log, open for reading, as it was when it was opened.
-#[derive(Debug)]
-pub struct Reader {}
-
-/// The records of a log, in order.
-#[derive(Debug)]
-pub struct Records<'a>(std::marker::PhantomData<&'a ()>);
-
-impl Iterator for Records<'_> {
-    type Item = Result<Vec<u8>, OpenError>;
-    fn next(&mut self) -> Option<Self::Item> {
-        todo!()
-    }
-}
-
-/// The least blocks that a log lies in.
-pub const LEAST_BLOCKS: u64 = 4;
-
-#[expect(missing_docs, unused_variables, reason = "signatures, for those who build on them")]
-impl Log {
-    pub fn create(identity: Identity, places: Vec<Place>, session: u64) -> Result<Self, OpenError> {
-        todo!()
-    }
-    pub fn open(identity: Identity, places: Vec<Place>, session: u64) -> Result<Self, OpenError> {
-        todo!()
-    }
-    /// Copies of blocks that opening found damaged or left behind by a crash, and has made good.
-    pub fn healed(&self) -> &[Damage] {
-        todo!()
-    }
-    pub fn append(&mut self, record: &[u8]) -> Result<(), WriteError> {
-        todo!()
-    }
-    pub fn sync(&mut self) -> Result<(), WriteError> {
-        todo!()
-    }
-    pub fn erase(&mut self) -> Result<(), WriteError> {
-        todo!()
-    }
-    pub fn close(self) -> Result<(), WriteError> {
-        todo!()
-    }
-    /// What was synced.
-    pub fn records(&self) -> Records<'_> {
-        todo!()
-    }
-    pub fn used_bytes(&self) -> u64 {
-        todo!()
-    }
-    pub fn capacity_bytes(&self) -> u64 {
-        todo!()
-    }
-    /// Reads all copies of what is durable.
-    pub fn scrub(&self) -> Result<Vec<Damage>, OpenError> {
-        todo!()
-    }
-    /// Scrubs, and writes good copies over damaged ones. What was repaired.
-    pub fn repair(&mut self) -> Result<Vec<Damage>, OpenError> {
-        todo!()
-    }
-}
-
-#[expect(missing_docs, unused_variables, reason = "signatures, for those who build on them")]
-impl Reader {
-    pub fn open(identity: Identity, places: Vec<Place>) -> Result<Self, OpenError> {
-        todo!()
-    }
-    pub fn damaged(&self) -> &[Damage] {
-        todo!()
-    }
-    pub fn records(&self) -> Records<'_> {
-        todo!()
-    }
 }

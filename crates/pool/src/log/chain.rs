@@ -1,0 +1,138 @@
+//! The blocks of a log one after the other, each from a copy that has it.
+
+use super::copies::Copies;
+use super::error::Damage;
+use super::heads::HEADS;
+use super::window::Window;
+use crate::format::log_block::{self, Block, Header, Kind, NotABlock};
+
+/// A block of a copy that is not what it should be.
+#[derive(Debug)]
+pub(super) struct Defect {
+    pub(super) damage: Damage,
+    /// A copy that has it; none of a head, which is made anew.
+    pub(super) good: Option<usize>,
+}
+
+/// Where a log's blocks have been followed to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub(super) generation: u64,
+    /// How many blocks there were.
+    pub(super) sequence: u64,
+    /// The opening that wrote the last one, or the heads.
+    pub(super) session: u64,
+    /// The checksum of the last one.
+    pub(super) previous: u32,
+    /// What the last one was for; [`Kind::Head`] of none.
+    pub(super) last: Kind,
+    /// The most blocks that any of them says were durable before it.
+    pub(super) durable: u64,
+}
+
+impl Position {
+    /// Before the first block.
+    pub(super) const fn start(generation: u64, session: u64) -> Self {
+        Self { generation, sequence: 0, session, previous: 0, last: Kind::Head, durable: 0 }
+    }
+
+    /// Behind one more block.
+    pub(super) fn step(&mut self, header: &Header, checksum: u32) {
+        self.sequence += 1;
+        self.session = header.session;
+        self.previous = checksum;
+        self.last = header.kind;
+        self.durable = self.durable.max(header.durable);
+    }
+}
+
+/// Why a block does not come next.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Wrong {
+    #[error("cannot be read: {0}")]
+    Unreadable(String),
+    #[error(transparent)]
+    NotABlock(#[from] NotABlock),
+    #[error("belongs to log {} of pool {:#x}", .0.log, .0.pool)]
+    Foreign(super::Identity),
+    #[error("is number {sequence} of generation {generation}")]
+    Elsewhere { sequence: u64, generation: u64 },
+    #[error("was written by opening {session}, after which the one before it was written")]
+    Stale { session: u64 },
+    #[error("does not follow the block before it")]
+    Unchained,
+    #[error("differs from its copy")]
+    Differs,
+}
+
+/// Follows a log's blocks.
+#[derive(Debug)]
+pub(super) struct Chain<'a> {
+    pub(super) copies: &'a Copies,
+    pub(super) window: Window<'a>,
+    pub(super) position: Position,
+    /// Blocks that some copies have, and these do not.
+    pub(super) defects: Vec<Defect>,
+}
+
+impl<'a> Chain<'a> {
+    pub(super) const fn new(copies: &'a Copies, generation: u64) -> Self {
+        let position = Position::start(generation, 0);
+        Self { copies, window: Window::new(copies), position, defects: Vec::new() }
+    }
+
+    /// Where the next block lies in the extent; none if there is no room for one.
+    pub(super) fn next_block(&self) -> Option<u64> {
+        let block = HEADS + self.position.sequence;
+        (block < self.copies.blocks()).then_some(block)
+    }
+
+    /// The next block, if any copy has it.
+    pub(super) fn next(&mut self) -> Option<Block<'_>> {
+        let block = self.next_block()?;
+        let position = self.position;
+        let found: Vec<Result<(Header, u32), Wrong>> = (0..self.copies.count())
+            .map(|copy| self.examine(copy, block).map(|found| (found.header, found.checksum)))
+            .collect();
+        // Copies differ where one was away while the other went on: the later opening's counts.
+        let good = (0..found.len()).rev().filter(|&copy| found[copy].is_ok());
+        let good = good.max_by_key(|&copy| found[copy].as_ref().map_or(0, |it| it.0.session))?;
+        let (header, checksum) = *found[good].as_ref().ok()?;
+        for (copy, found) in found.into_iter().enumerate() {
+            let wrong = match found {
+                Ok((_, same)) if same == checksum => continue,
+                Ok(_) => Wrong::Differs,
+                Err(wrong) => wrong,
+            };
+            let damage = self.copies.damage(copy, block, wrong);
+            self.defects.push(Defect { damage, good: Some(good) });
+        }
+        self.position.step(&header, checksum);
+        debug_assert_eq!(self.position.sequence, position.sequence + 1);
+        let bytes = self.window.block(good, block).ok()?;
+        log_block::decode(bytes).ok()
+    }
+
+    /// The block of one copy, if it comes next.
+    pub(super) fn examine(&mut self, copy: usize, block: u64) -> Result<Block<'_>, Wrong> {
+        let Position { generation, sequence, session, previous, .. } = self.position;
+        let bytes = self.window.block(copy, block);
+        let bytes = bytes.map_err(|error| Wrong::Unreadable(error.source.to_string()))?;
+        let found = log_block::decode(bytes)?;
+        let header = &found.header;
+        if header.identity != self.copies.identity || header.kind == Kind::Head {
+            return Err(Wrong::Foreign(header.identity));
+        }
+        if (header.generation, header.sequence) != (generation, sequence) {
+            let Header { sequence, generation, .. } = *header;
+            return Err(Wrong::Elsewhere { sequence, generation });
+        }
+        if header.session < session {
+            return Err(Wrong::Stale { session: header.session });
+        }
+        if header.previous != previous {
+            return Err(Wrong::Unchained);
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,55 @@
+//! A log for those who only read it.
+
+use super::Identity;
+use super::copies::Copies;
+use super::error::{Damage, OpenError};
+use super::find::{Found, find};
+use super::place::Place;
+use super::records::Records;
+
+/// A log as it was when it was opened, for reading. Others may read it, and one write it, meanwhile.
+#[derive(Debug)]
+pub struct Reader {
+    copies: Copies,
+    found: Found,
+    damaged: Vec<Damage>,
+}
+
+impl Reader {
+    /// Opens a log. Blocks; reads all copies of all of it.
+    ///
+    /// # Errors
+    /// If there is no such log, or if what was synced is damaged in all copies.
+    pub fn open(identity: Identity, places: Vec<Place>) -> Result<Self, OpenError> {
+        let copies = Copies::new(identity, places)?;
+        let mut found = find(&copies)?;
+        let damaged = std::mem::take(&mut found.defects).into_iter().map(|it| it.damage).collect();
+        Ok(Self { copies, found, damaged })
+    }
+
+    /// Blocks that one copy has and another has not: because of damage, or because a crash left the
+    /// last ones so, or because they are being written.
+    #[must_use]
+    pub fn damaged(&self) -> &[Damage] {
+        &self.damaged
+    }
+
+    /// What lies where the log ends and is not whole: the block that a crash tore, or the last one
+    /// that was synced before it, damaged. With one copy, nobody can tell.
+    #[must_use]
+    pub const fn torn(&self) -> Option<&Damage> {
+        self.found.torn.as_ref()
+    }
+
+    /// How often it was erased, and one.
+    #[must_use]
+    pub const fn generation(&self) -> u64 {
+        self.found.end.generation
+    }
+
+    /// The records that were there when it was opened. Reads as it goes.
+    #[must_use]
+    pub fn records(&self) -> Records<'_> {
+        Records::new(&self.copies, &self.found.end)
+    }
+}

@@ -1,0 +1,63 @@
+//! Making copies of a log equal again.
+
+use bindery_sys::direct::Buffer;
+
+use super::chain::{Chain, Defect, Position};
+use super::copies::Copies;
+use super::error::OpenError;
+use super::heads::{self, HEADS};
+use crate::BLOCK_BYTES;
+use crate::format::log_block;
+
+/// What some copies do not have of a log whose end is known.
+///
+/// # Errors
+/// If no copy has it.
+pub(super) fn scrub(copies: &Copies, end: &Position) -> Result<Vec<Defect>, OpenError> {
+    let mut defects = heads::read(copies)?.defects;
+    let mut chain = Chain::new(copies, end.generation);
+    while chain.position.sequence < end.sequence {
+        if chain.next().is_none() {
+            let block = HEADS + chain.position.sequence;
+            let wrong = chain.examine(0, block).err();
+            let what = wrong.map_or_else(String::new, |wrong| wrong.to_string());
+            return Err(OpenError::Damaged(copies.damage(0, block, what)));
+        }
+    }
+    defects.append(&mut chain.defects);
+    Ok(defects)
+}
+
+/// Writes what copies do not have, and makes it durable.
+///
+/// # Errors
+/// If a device fails, or if what was good is not any more.
+pub(super) fn heal(
+    copies: &Copies,
+    end: &Position,
+    session: u64,
+    defects: &[Defect],
+) -> Result<(), OpenError> {
+    if defects.is_empty() {
+        return Ok(());
+    }
+    for Defect { damage, good } in defects {
+        if let Some(good) = *good {
+            copy(copies, damage.block, good, damage.copy)?;
+        }
+    }
+    copies.sync()?;
+    if defects.iter().any(|defect| defect.good.is_none()) {
+        heads::write(copies, end.generation, session)?;
+    }
+    Ok(())
+}
+
+fn copy(copies: &Copies, block: u64, from: usize, to: usize) -> Result<(), OpenError> {
+    let mut bytes = Buffer::zeroed(BLOCK_BYTES);
+    copies.read(from, block, &mut bytes)?;
+    if let Err(wrong) = log_block::decode(&bytes) {
+        return Err(OpenError::Damaged(copies.damage(from, block, wrong)));
+    }
+    Ok(copies.write(to, block, &bytes)?)
+}

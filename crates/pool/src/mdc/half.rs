@@ -1,0 +1,76 @@
+//! One of the two logs of an MDC.
+
+use super::error::MdcError;
+use crate::format::mdc_record::{self, Entry};
+use crate::id::ObjectId;
+use crate::log::{Identity, Place, Records};
+
+/// Whose one of the two logs is, and where its copies lie.
+#[derive(Clone, Debug)]
+pub struct Half {
+    /// Whose it is.
+    pub identity: Identity,
+    /// Its copies.
+    pub places: Vec<Place>,
+}
+
+/// What a log holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// No record.
+    Empty,
+    /// A compaction that did not end.
+    Incomplete,
+    /// All that counted at the compaction of this number, and what came after.
+    Complete(u64),
+}
+
+/// Reads a log's records, gives those that are the client's, and says what it holds.
+///
+/// # Errors
+/// If the log cannot be read, or is no MDC's.
+pub(super) fn read(
+    log: ObjectId,
+    records: Records<'_>,
+    mut each: impl FnMut(&[u8]),
+) -> Result<State, MdcError> {
+    let (mut begun, mut state) = (None, State::Empty);
+    for record in records {
+        let record = record?;
+        let entry = mdc_record::decode(&record).map_err(|tag| MdcError::Foreign { log, tag })?;
+        state = match (entry, begun, state) {
+            (Entry::Begin(number), None, State::Empty) => {
+                begun = Some(number);
+                State::Incomplete
+            }
+            (Entry::End(number), Some(same), State::Incomplete) if number == same => {
+                State::Complete(number)
+            }
+            (Entry::Client(bytes), Some(_), state) => {
+                each(bytes);
+                state
+            }
+            _ => {
+                let tag = record.first().copied();
+                return Err(MdcError::Foreign { log, tag });
+            }
+        };
+    }
+    Ok(state)
+}
+
+/// Which of two logs counts, and its number.
+///
+/// # Errors
+/// If that cannot be said.
+pub(super) fn which(logs: [ObjectId; 2], states: [State; 2]) -> Result<(usize, u64), MdcError> {
+    match states {
+        [State::Complete(first), State::Complete(second)] if first == second => {
+            Err(MdcError::Both(logs[0], logs[1], first))
+        }
+        [State::Complete(first), State::Complete(second)] if first < second => Ok((1, second)),
+        [State::Complete(number), _] => Ok((0, number)),
+        [_, State::Complete(number)] => Ok((1, number)),
+        _ => Err(MdcError::Neither(logs[0], logs[1])),
+    }
+}
