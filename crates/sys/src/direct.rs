@@ -5,6 +5,10 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+mod transfer;
+
+pub use self::transfer::Transfer;
+
 /// What every device of today takes as the alignment of memory, offset and length, in bytes.
 pub const ALIGNMENT: usize = 4096;
 

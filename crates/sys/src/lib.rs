@@ -5,6 +5,7 @@
 //! does not own through Rust's rules are `unsafe` and say what the caller must hold; everything
 //! else is safe. No policy lives here, no logging, no retry.
 
+pub mod block;
 pub mod direct;
 pub mod event;
 pub mod group;
@@ -22,5 +23,6 @@ pub mod process;
 pub mod socket;
 pub mod stderr;
 pub mod thread;
+pub mod uring;
 pub mod userfault;
 pub mod watch;

@@ -1,8 +1,9 @@
-//! Lock files: at most one process at a time, and the name of the one that is there.
+//! Lock files: at most one process at a time, and the name of the one that is there. Locks on ranges of
+//! a file, which are shared or exclude others.
 //!
-//! The lock is flock(2)'s on a file that stays where it is: a lock file that is removed on the way
-//! out lets two processes hold "the" lock, one on the removed file and one on its successor. The
-//! kernel drops the lock when its holder ends, however it ends, so there is no stale lock.
+//! A lock file's lock is flock(2)'s on a file that stays where it is: a lock file that is removed on
+//! the way out lets two processes hold "the" lock, one on the removed file and one on its successor.
+//! The kernel drops the lock when its holder ends, however it ends, so there is no stale lock.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -10,6 +11,11 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
+
+mod holders;
+mod range;
+
+pub use self::range::{RangeLock, RangeLocks};
 
 /// Locks one file for as long as it lives.
 #[derive(Debug)]
