@@ -11,16 +11,24 @@
 //! crate's own and stands in `docs/formats/pool.md`.
 #![forbid(unsafe_code)]
 
+pub mod catalogue;
 pub mod device;
 mod extent;
-mod format;
+pub mod format;
 mod id;
 pub mod log;
+pub mod mblock;
 pub mod mdc;
+mod name;
 pub mod object;
+pub mod pool;
+pub mod space;
 
 pub use extent::Extent;
 pub use id::{DeviceIndex, MediaClass, ObjectId, UnknownClass};
+pub use name::{BadName, LONGEST_NAME, PoolName};
+pub use object::UNIT_BYTES;
+pub use pool::Pool;
 
 /// What devices are read and written in, and what all their structures are aligned to, in bytes: the
 /// least that O_DIRECT takes on every device of today, and a page.

@@ -98,6 +98,19 @@ pub enum ReadError {
         /// What the device says.
         source: io::Error,
     },
+    /// The object's checksums are damaged, so that none of its bytes can be told to be right.
+    #[error(
+        "the checksums of object {object} are damaged, at {offset_bytes} of {device}: nothing of the \
+         object can be verified; delete it, or restore the device"
+    )]
+    Checksums {
+        /// Which object.
+        object: ObjectId,
+        /// The device that they are on.
+        device: String,
+        /// Where on it.
+        offset_bytes: u64,
+    },
     /// The object is shorter than that.
     #[error(
         "object {object} has {length_bytes} bytes: there are no {bytes} bytes at {offset_bytes}"

@@ -88,8 +88,34 @@ pub trait Device: Send + Sync + fmt::Debug {
         writes.iter().try_for_each(|write| self.write(write.offset_bytes, write.from))
     }
 
+    /// Keeps the owner of the device, another process, from using a range for something else as long as
+    /// the hold lives. None where the owner has the range for itself at this moment. What this process
+    /// owns it need not hold.
+    ///
+    /// # Errors
+    /// The device's, when locks are short; `InvalidInput` if part of the range is held already as part
+    /// of another one.
+    fn hold(&self, _offset_bytes: u64, _bytes: u64) -> io::Result<Option<Hold>> {
+        Ok(Some(Hold { _lock: None }))
+    }
+
+    /// Whether another process holds any part of a range.
+    ///
+    /// # Errors
+    /// The device's.
+    fn is_held(&self, _offset_bytes: u64, _bytes: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+
     /// The file behind it, opened for cached reading, for those who map it; none where there is none.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+}
+
+/// A range that its owner leaves alone for as long as this lives. Ends with the process at the latest.
+#[derive(Debug)]
+#[must_use = "the range is let go when this is dropped"]
+pub struct Hold {
+    _lock: Option<std::convert::Infallible>,
 }

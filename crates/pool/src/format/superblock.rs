@@ -1,0 +1,250 @@
+//! Superblocks: what a device says about itself, and where the catalogue of its pool is.
+//!
+//! Each device has two, at [`SUPERBLOCK_OFFSETS`], written one after the other with a sync between, so
+//! that one of them is whole at any time. The one with the higher revision counts.
+
+use thiserror::Error;
+
+use super::fields::Fields;
+use crate::name::{LONGEST_NAME, PoolName};
+use crate::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass};
+
+/// Where the two copies are, in bytes from the device's start.
+pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
+
+/// What no object uses at the start of each device, in bytes.
+pub const HEAD_BYTES: u64 = 128 << 10;
+
+/// The format that this code writes, and the newest that it reads.
+pub const VERSION: u32 = 1;
+
+/// The most devices of a pool.
+pub const MOST_DEVICES: usize = 64;
+
+const MAGIC: [u8; 8] = *b"BNDRPOOL";
+const CHECKSUM_AT: usize = 12;
+const USED_BYTES: usize = 256 + MOST_DEVICES * 32;
+
+/// A device as its pool knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceEntry {
+    /// Its place in the pool's table.
+    pub index: DeviceIndex,
+    /// What it is, wherever it is attached.
+    pub id: u128,
+    /// What it is used for.
+    pub class: MediaClass,
+    /// How much of it the pool uses, in bytes.
+    pub bytes: u64,
+}
+
+/// Whether a pool waits to be taken elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residence {
+    /// It is used where it is.
+    Here,
+    /// It was exported, and is to be imported before it is used again.
+    Exported,
+}
+
+/// What a superblock holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Which of the two it is.
+    pub copy: u8,
+    /// Higher each time that this device's superblocks are written.
+    pub revision: u64,
+    /// The pool.
+    pub pool: u128,
+    /// What the pool is called.
+    pub name: PoolName,
+    /// Whether it is exported.
+    pub residence: Residence,
+    /// The device that it is on.
+    pub device: DeviceIndex,
+    /// The last opening for writing that this device took part in.
+    pub opening: u64,
+    /// What tells that opening from another of the same number, of a copy of the pool.
+    pub nonce: u64,
+    /// The catalogue: two logs in two copies each.
+    pub catalogue: [[Extent; 2]; 2],
+    /// All devices of the pool, this one among them.
+    pub devices: Vec<DeviceEntry>,
+}
+
+/// A block that is no superblock that can be used.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum NoSuperblock {
+    /// It does not begin like one.
+    #[error("there is no superblock")]
+    Absent,
+    /// It is not as it was written.
+    #[error("the superblock is damaged")]
+    Damaged,
+    /// It was written by later code.
+    #[error("its format is version {version}, and this program knows {VERSION} and older")]
+    Newer {
+        /// The version that it has.
+        version: u32,
+    },
+}
+
+impl Superblock {
+    /// The device that it is on, in its own table.
+    #[must_use]
+    pub fn entry(&self) -> Option<&DeviceEntry> {
+        self.devices.iter().find(|entry| entry.index == self.device)
+    }
+
+    /// Writes it into a block.
+    ///
+    /// # Panics
+    /// If the block is none, or there are more devices than [`MOST_DEVICES`].
+    pub fn encode(&self, block: &mut [u8]) {
+        assert!(block.len() == BLOCK_BYTES && self.devices.len() <= MOST_DEVICES);
+        let mut bytes = Vec::with_capacity(USED_BYTES);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(0_u32.to_le_bytes());
+        bytes.extend(self.revision.to_le_bytes());
+        bytes.extend(self.pool.to_le_bytes());
+        bytes.extend(self.opening.to_le_bytes());
+        bytes.extend(self.nonce.to_le_bytes());
+        bytes.extend(self.device.0.to_le_bytes());
+        bytes.push(self.copy);
+        bytes.push(u8::from(self.residence == Residence::Exported));
+        bytes.extend((self.devices.len() as u32).to_le_bytes());
+        self.catalogue.iter().flatten().for_each(|extent| encode_extent(extent, &mut bytes));
+        bytes.push(self.name.as_str().len() as u8);
+        bytes.extend(self.name.as_str().bytes());
+        bytes.resize(256, 0);
+        for entry in &self.devices {
+            bytes.extend(entry.id.to_le_bytes());
+            bytes.extend(entry.bytes.to_le_bytes());
+            bytes.extend(entry.index.0.to_le_bytes());
+            bytes.extend([class_number(entry.class), 0, 0, 0, 0, 0]);
+        }
+        block.fill(0);
+        block[..bytes.len()].copy_from_slice(&bytes);
+        let checksum = crc32c::crc32c(block);
+        block[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
+    }
+
+    /// Reads copy `copy` from a block.
+    ///
+    /// The checksum of every version covers the whole block and stands where it stands here, so that a
+    /// newer version is told from damage.
+    ///
+    /// # Errors
+    /// [`NoSuperblock`].
+    ///
+    /// # Panics
+    /// If the block is none.
+    pub fn decode(copy: u8, block: &[u8]) -> Result<Self, NoSuperblock> {
+        assert_eq!(block.len(), BLOCK_BYTES);
+        if block[..MAGIC.len()] != MAGIC {
+            return Err(NoSuperblock::Absent);
+        }
+        let mut fields = Fields::new(&block[MAGIC.len()..]);
+        let version = fields.u32().ok_or(NoSuperblock::Damaged)?;
+        if fields.u32() != Some(checksum_of(block)) {
+            return Err(NoSuperblock::Damaged);
+        }
+        if version > VERSION {
+            return Err(NoSuperblock::Newer { version });
+        }
+        let superblock = decode_fields(fields).filter(|found| found.copy == copy);
+        superblock.filter(|found| found.entry().is_some()).ok_or(NoSuperblock::Damaged)
+    }
+}
+
+/// The checksum of a block in whose checksum field there is nothing.
+fn checksum_of(block: &[u8]) -> u32 {
+    let before = crc32c::crc32c(&block[..CHECKSUM_AT]);
+    let nothing = crc32c::crc32c_append(before, &[0; 4]);
+    crc32c::crc32c_append(nothing, &block[CHECKSUM_AT + 4..])
+}
+
+fn decode_fields(mut fields: Fields<'_>) -> Option<Superblock> {
+    let revision = fields.u64()?;
+    let pool = fields.u128()?;
+    let (opening, nonce) = (fields.u64()?, fields.u64()?);
+    let device = DeviceIndex(fields.u16()?);
+    let copy = fields.u8()?;
+    let residence = match fields.u8()? {
+        0 => Residence::Here,
+        1 => Residence::Exported,
+        _ => return None,
+    };
+    let count = fields.u32()? as usize;
+    let mut extent = || decode_extent(&mut fields);
+    let catalogue = [[extent()?, extent()?], [extent()?, extent()?]];
+    let length = usize::from(fields.u8()?);
+    let letters = fields.bytes(LONGEST_NAME)?.get(..length)?;
+    let name = std::str::from_utf8(letters).ok()?.parse().ok()?;
+    // Up to where the table begins.
+    fields.bytes(256 - 64 - 4 * EXTENT_BYTES - 1 - LONGEST_NAME)?;
+    if count > MOST_DEVICES {
+        return None;
+    }
+    let devices = (0..count).map(|_| decode_device(&mut fields)).collect::<Option<_>>()?;
+    Some(Superblock {
+        copy,
+        revision,
+        pool,
+        name,
+        residence,
+        device,
+        opening,
+        nonce,
+        catalogue,
+        devices,
+    })
+}
+
+fn decode_device(fields: &mut Fields<'_>) -> Option<DeviceEntry> {
+    let (id, bytes) = (fields.u128()?, fields.u64()?);
+    let index = DeviceIndex(fields.u16()?);
+    let class = class_of(fields.u8()?)?;
+    fields.bytes(5)?;
+    Some(DeviceEntry { index, id, class, bytes })
+}
+
+/// How many bytes an extent takes.
+pub(crate) const EXTENT_BYTES: usize = 18;
+
+pub(crate) fn encode_extent(extent: &Extent, bytes: &mut Vec<u8>) {
+    bytes.extend(extent.device.0.to_le_bytes());
+    bytes.extend(extent.offset_bytes.to_le_bytes());
+    bytes.extend(extent.bytes.to_le_bytes());
+}
+
+pub(crate) fn decode_extent(fields: &mut Fields<'_>) -> Option<Extent> {
+    let device = DeviceIndex(fields.u16()?);
+    let (offset_bytes, bytes) = (fields.u64()?, fields.u64()?);
+    let is_whole = |count: u64| count.is_multiple_of(BLOCK_BYTES as u64);
+    let is_sane = is_whole(offset_bytes) && is_whole(bytes);
+    (is_sane && offset_bytes.checked_add(bytes).is_some()).then_some(Extent {
+        device,
+        offset_bytes,
+        bytes,
+    })
+}
+
+/// The number of a class in the format.
+pub(crate) const fn class_number(class: MediaClass) -> u8 {
+    match class {
+        MediaClass::Capacity => 0,
+        MediaClass::Staging => 1,
+        MediaClass::Archive => 2,
+    }
+}
+
+pub(crate) const fn class_of(number: u8) -> Option<MediaClass> {
+    match number {
+        0 => Some(MediaClass::Capacity),
+        1 => Some(MediaClass::Staging),
+        2 => Some(MediaClass::Archive),
+        _ => None,
+    }
+}

@@ -1,0 +1,230 @@
+//! What everything that belongs to an open pool shares.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
+
+use super::error::{AllocateError, FindError};
+use super::member::Member;
+use crate::catalogue::{Catalogue, CatalogueError, Contents, FIRST_ID};
+use crate::format::record::{MblockEntry, ObjectEntry, Record};
+use crate::mblock::Committed;
+use crate::{DeviceIndex, Extent, MediaClass, ObjectId};
+
+/// Ids are set aside in the catalogue so many at a time.
+const IDS_AT_ONCE: u64 = 256;
+
+/// What is shared by all that belongs to a pool open for writing.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) pool: u128,
+    pub(crate) opening: u64,
+    pub(crate) nonce: u64,
+    /// Where the catalogue is, for superblocks.
+    pub(crate) places: [[Extent; 2]; 2],
+    pub(crate) catalogue: Catalogue,
+    pub(crate) counters: Counters,
+    members: RwLock<Vec<Arc<Member>>>,
+    handles: Mutex<Handles>,
+    ids: Mutex<Ids>,
+}
+
+/// Which objects somebody has.
+#[derive(Debug, Default)]
+pub(crate) struct Handles {
+    pub(crate) mblocks: HashMap<ObjectId, Weak<Committed>>,
+    /// How many of them there may be before those that are gone are taken out.
+    most: usize,
+    /// Objects whose deletion is being written.
+    pub(crate) leaving: HashSet<ObjectId>,
+    /// Logs and MDCs that are open.
+    pub(crate) logs: HashSet<ObjectId>,
+}
+
+impl Handles {
+    pub(crate) fn insert(&mut self, object: &Arc<Committed>) {
+        if self.mblocks.len() >= self.most {
+            self.mblocks.retain(|_, object| object.strong_count() > 0);
+            self.most = (2 * self.mblocks.len()).max(64);
+        }
+        self.mblocks.insert(object.entry().id, Arc::downgrade(object));
+    }
+}
+
+/// Ids that were set aside and not given yet.
+#[derive(Debug)]
+struct Ids {
+    next: u64,
+    below: u64,
+}
+
+impl Core {
+    pub(crate) fn new(
+        pool: u128,
+        (opening, nonce): (u64, u64),
+        places: [[Extent; 2]; 2],
+        catalogue: Catalogue,
+        members: Vec<Arc<Member>>,
+    ) -> Self {
+        let below = catalogue.contents().ids_below().max(FIRST_ID);
+        Self {
+            pool,
+            opening,
+            nonce,
+            places,
+            catalogue,
+            counters: Counters::default(),
+            members: RwLock::new(members),
+            handles: Mutex::default(),
+            ids: Mutex::new(Ids { next: below, below }),
+        }
+    }
+
+    pub(crate) fn members(&self) -> Vec<Arc<Member>> {
+        self.members.read().expect("the list is whole at any time").clone()
+    }
+
+    pub(crate) fn add_member(&self, member: Arc<Member>) {
+        self.members.write().expect("the list is whole at any time").push(member);
+    }
+
+    /// # Panics
+    /// If the pool has no such device: the catalogue names only those that it has.
+    pub(crate) fn member(&self, index: DeviceIndex) -> Arc<Member> {
+        let members = self.members.read().expect("the list is whole at any time");
+        let found = members.iter().find(|member| member.index == index);
+        Arc::clone(found.expect("the devices that objects lie on were there when it was opened"))
+    }
+
+    /// The devices of a class, those with the most room first.
+    pub(crate) fn members_of(&self, class: MediaClass) -> Vec<Arc<Member>> {
+        let mut members = self.members();
+        members.retain(|member| member.class == class);
+        members.sort_by_key(|member| std::cmp::Reverse(member.free_bytes()));
+        members
+    }
+
+    /// Finds room on a device of a class; where there is none, makes what was deleted free first.
+    ///
+    /// # Errors
+    /// See [`AllocateError`].
+    pub(crate) fn find_room<T>(
+        &self,
+        class: MediaClass,
+        bytes: u64,
+        mut hold: impl FnMut(&Arc<Member>) -> Option<T>,
+    ) -> Result<(Arc<Member>, T), AllocateError> {
+        let members = self.members_of(class);
+        if members.is_empty() {
+            return Err(AllocateError::NoClass { class });
+        }
+        let mut find = || {
+            let found = members.iter().find_map(|member| Some((member, hold(member)?)));
+            found.map(|(member, held)| (Arc::clone(member), held))
+        };
+        if let Some(found) = find() {
+            return Ok(found);
+        }
+        members.iter().for_each(|member| {
+            member.reclaim();
+        });
+        find().ok_or_else(|| AllocateError::NoSpace {
+            class,
+            bytes,
+            free_bytes: members.iter().map(|member| member.free_bytes()).sum(),
+            longest_bytes: members.iter().map(|member| member.longest_bytes()).max().unwrap_or(0),
+        })
+    }
+
+    /// Ids that were never given before; the first of `count` that follow each other.
+    pub(crate) fn new_ids(&self, count: u64) -> Result<ObjectId, CatalogueError> {
+        let mut ids = self.ids.lock().expect("ids are set aside before they are given");
+        if ids.next + count > ids.below {
+            let below = ids.below + IDS_AT_ONCE;
+            self.catalogue.submit(Record::Ids { below })?;
+            ids.below = below;
+        }
+        let id = ids.next;
+        ids.next += count;
+        Ok(ObjectId(id))
+    }
+
+    pub(crate) fn handles(&self) -> MutexGuard<'_, Handles> {
+        self.handles.lock().expect("the handles are whole at any time")
+    }
+
+    /// An object, the one that others have if there are others.
+    pub(crate) fn find(&self, id: ObjectId) -> Result<Arc<Committed>, FindError> {
+        let mut handles = self.handles();
+        // Under both locks: what is deleted meanwhile finds the handle that is made here.
+        let entry = mblock_in(&self.catalogue.contents(), id)?;
+        if let Some(object) = handles.mblocks.get(&id).and_then(Weak::upgrade) {
+            return Ok(object);
+        }
+        let object = Arc::new(Committed::new(entry, self.member(entry.data.device), None));
+        handles.insert(&object);
+        Ok(object)
+    }
+
+    /// Has an object found by all as the one that its writer holds, once it is committed.
+    pub(crate) fn expect(&self, object: &Arc<Committed>) {
+        self.handles().insert(object);
+    }
+
+    /// An object that was expected is not to come.
+    pub(crate) fn forget(&self, id: ObjectId) {
+        self.handles().mblocks.remove(&id);
+    }
+
+    pub(crate) fn commit(&self, entry: ObjectEntry) -> Result<(), CatalogueError> {
+        self.catalogue.submit(Record::Commit(entry))
+    }
+}
+
+/// What was done since the pool was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    committed: AtomicU64,
+    committed_bytes: AtomicU64,
+    aborted: AtomicU64,
+    deleted: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn committed(&self, bytes: u64) {
+        self.committed.fetch_add(1, Ordering::Relaxed);
+        self.committed_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn aborted(&self) {
+        self.aborted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn deleted(&self) {
+        self.deleted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Committed objects and bytes, aborted and deleted objects.
+    pub(crate) fn read(&self) -> [u64; 4] {
+        [&self.committed, &self.committed_bytes, &self.aborted, &self.deleted]
+            .map(|counter| counter.load(Ordering::Relaxed))
+    }
+}
+
+/// What the catalogue says of an mblock.
+pub(crate) fn mblock_in(contents: &Contents, id: ObjectId) -> Result<MblockEntry, FindError> {
+    match contents.object(id) {
+        Some(ObjectEntry::Mblock(entry)) => Ok(*entry),
+        Some(other) => Err(wrong_kind(other, "an mblock")),
+        None => Err(FindError::NotFound(id)),
+    }
+}
+
+pub(crate) fn wrong_kind(found: &ObjectEntry, wanted: &'static str) -> FindError {
+    let kind = match found {
+        ObjectEntry::Mblock(_) => "an mblock",
+        ObjectEntry::Log(_) => "an mlog",
+        ObjectEntry::Mdc(_) => "an MDC",
+    };
+    FindError::Kind { id: found.id(), found: kind, wanted }
+}

@@ -1,0 +1,182 @@
+//! Making a pool, and unmaking it.
+
+use std::sync::Arc;
+
+use bindery_sys::direct::Buffer;
+use uuid::Uuid;
+
+use super::Pool;
+use super::core::Core;
+use super::error::{ChangeError, CreateError, JoinError};
+use super::member::{Attached, Member};
+use super::open::{new_nonce, superblock_of, write_superblocks};
+use super::superblocks;
+use crate::catalogue::{CATALOGUE_LOGS, Catalogue, Contents};
+use crate::device::Device;
+use crate::format::record::Record;
+use crate::format::superblock::{DeviceEntry, HEAD_BYTES, MOST_DEVICES, Superblock};
+use crate::log::{Identity, Place};
+use crate::mdc::{Half, Mdc};
+use crate::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass, PoolName};
+
+/// A device that is to become part of a pool.
+#[derive(Clone, Debug)]
+pub struct NewDevice {
+    /// It.
+    pub attached: Attached,
+    /// What it is to be used for: `capacity` or `staging`.
+    pub class: MediaClass,
+}
+
+/// How a pool is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateOptions {
+    /// Whether what is on the devices may be lost.
+    pub force: bool,
+    /// How long each log of the catalogue is; a thousandth of all devices, within
+    /// [`CATALOGUE_BYTES`], where it is not said.
+    pub catalogue_bytes: Option<u64>,
+}
+
+/// The least and the most that is set aside for each log of the catalogue, unless it is said, in
+/// bytes. About 100 take an object, there are two logs in two copies, and half of each log is for
+/// compacting less often.
+pub const CATALOGUE_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=256 << 20;
+
+/// The least that a log of the catalogue can be, in bytes.
+const LEAST_CATALOGUE_BYTES: u64 = 64 << 10;
+
+impl Pool {
+    /// Makes a pool on devices that this process alone has. Nothing of it is there before this
+    /// returns; a crash meanwhile leaves devices that have to be taken by force.
+    ///
+    /// # Errors
+    /// See [`CreateError`].
+    pub fn create_on(
+        name: PoolName,
+        devices: Vec<NewDevice>,
+        options: &CreateOptions,
+    ) -> Result<Self, CreateError> {
+        if !devices.iter().any(|device| device.class == MediaClass::Capacity) {
+            return Err(CreateError::NoCapacity);
+        }
+        if devices.len() > MOST_DEVICES {
+            return Err(JoinError::TooMany { most: MOST_DEVICES }.into());
+        }
+        let total_bytes = devices.iter().map(|device| device.attached.device.bytes()).sum::<u64>();
+        let chosen = total_bytes / 1024;
+        let chosen = chosen.clamp(*CATALOGUE_BYTES.start(), *CATALOGUE_BYTES.end());
+        let log_bytes = options.catalogue_bytes.unwrap_or(chosen).max(LEAST_CATALOGUE_BYTES);
+        let log_bytes = log_bytes.next_multiple_of(BLOCK_BYTES as u64);
+        for device in &devices {
+            check(device, HEAD_BYTES + 8 * log_bytes, options.force)?;
+        }
+        let mut members = Vec::with_capacity(devices.len());
+        for (index, NewDevice { attached, class }) in (0..).zip(devices) {
+            members.push(member(DeviceIndex(index), attached, class));
+        }
+        let core = make(name, members, log_bytes)?;
+        Ok(Self::of(core, Vec::new()))
+    }
+
+    /// Ends a pool: its devices belong to none any more. What objects held is not overwritten. Takes
+    /// whatever devices of the pool are there, also one alone.
+    ///
+    /// # Errors
+    /// [`ChangeError::Superblock`], of the first device that cannot be written.
+    pub fn destroy_on(devices: &[Attached]) -> Result<(), ChangeError> {
+        devices.iter().try_for_each(|attached| {
+            let wiped = superblocks::wipe(&*attached.device);
+            let device = attached.label.clone();
+            wiped.map_err(|source| ChangeError::Superblock { device, source })
+        })
+    }
+}
+
+/// A device that nothing is on yet.
+pub(super) fn member(index: DeviceIndex, attached: Attached, class: MediaClass) -> Arc<Member> {
+    let bytes = attached.device.bytes() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    let entry = DeviceEntry { index, id: Uuid::new_v4().as_u128(), class, bytes };
+    Arc::new(Member::new(&entry, attached))
+}
+
+/// Refuses a device that cannot be part of a pool, or that somebody may still need.
+pub(super) fn check(device: &NewDevice, least: u64, force: bool) -> Result<(), JoinError> {
+    let NewDevice { attached, class } = device;
+    let label = || attached.label.clone();
+    let bytes = attached.device.bytes();
+    if *class == MediaClass::Archive {
+        return Err(JoinError::Class { device: label(), class: *class });
+    }
+    if bytes < least {
+        return Err(JoinError::TooShort { device: label(), bytes, least });
+    }
+    if force {
+        return Ok(());
+    }
+    let failed = |source| JoinError::Read { device: label(), source };
+    if let Some(Superblock { name, .. }) = owner(&*attached.device).map_err(failed)? {
+        return Err(JoinError::InPool { device: label(), name });
+    }
+    let mut head = Buffer::zeroed(HEAD_BYTES as usize);
+    attached.device.read(0, &mut head).map_err(failed)?;
+    let is_empty = head.iter().all(|byte| *byte == 0);
+    if is_empty { Ok(()) } else { Err(JoinError::NotEmpty { device: label() }) }
+}
+
+fn owner(device: &dyn Device) -> std::io::Result<Option<Superblock>> {
+    let copies = superblocks::read(device)?;
+    Ok(superblocks::newest(&copies).ok().cloned())
+}
+
+/// Writes the catalogue first, then the superblocks, and then that all is there: what lacks the last is
+/// no pool.
+fn make(name: PoolName, members: Vec<Arc<Member>>, log_bytes: u64) -> Result<Core, CreateError> {
+    let places = place_catalogue(&members, log_bytes);
+    let pool = Uuid::new_v4().as_u128();
+    let (number, nonce) = (1, new_nonce());
+    let halves = [0, 1].map(|half| {
+        let place = |extent: Extent| {
+            let device = &members[usize::from(extent.device.0)].device;
+            Place { device: Arc::clone(device), extent }
+        };
+        let identity = Identity { pool, log: CATALOGUE_LOGS[half] };
+        Half { identity, places: places[half].into_iter().map(place).collect() }
+    });
+    let mdc = Mdc::create(halves, number)?;
+    let entries: Vec<_> = members.iter().map(|member| member.entry()).collect();
+    let catalogue = Catalogue::new(mdc, Contents::default());
+    let core = Core::new(pool, (number, nonce), places, catalogue, members);
+    let submit = |record| core.catalogue.submit(record).map_err(ChangeError::from);
+    submit(Record::Name(name))?;
+    entries.into_iter().try_for_each(|entry| submit(Record::Device(entry)))?;
+    submit(Record::Opening { number, nonce })?;
+    write_superblocks(&core)?;
+    submit(Record::Opened { number })?;
+    Ok(core)
+}
+
+/// Two copies of two logs, the copies on two devices, or at both ends of the only one.
+fn place_catalogue(members: &[Arc<Member>], log_bytes: u64) -> [[Extent; 2]; 2] {
+    let is_capacity = |member: &&Arc<Member>| member.class == MediaClass::Capacity;
+    let first = members.iter().find(is_capacity).expect("a pool has a device of class capacity");
+    let others = || members.iter().filter(|member| member.index != first.index);
+    let second = others().find(is_capacity).or_else(|| others().next()).unwrap_or(first);
+    let fits = "it was checked that all devices are long enough";
+    let place = || {
+        let extents =
+            [first.hold_low(log_bytes).expect(fits), second.hold_high(log_bytes).expect(fits)];
+        first.settle(log_bytes);
+        second.settle(log_bytes);
+        extents
+    };
+    [place(), place()]
+}
+
+/// As it is to be written on a device before it is part of the pool.
+pub(super) fn first_superblock(core: &Core, member: &Arc<Member>) -> Superblock {
+    let contents = core.catalogue.contents();
+    let mut superblock = superblock_of(core, &contents, member);
+    superblock.devices.push(member.entry());
+    superblock
+}

@@ -1,0 +1,258 @@
+//! A device of a pool that is open, and the space on it.
+//!
+//! A part of a device is free, or held by an object that is being written, or used by one that is
+//! committed, or in limbo: deleted, and not yet given out again because it is to be discarded first,
+//! or because another process still reads it.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::syncs::Syncs;
+use crate::device::Device;
+use crate::format::superblock::{DeviceEntry, HEAD_BYTES};
+use crate::space::FreeSpace;
+use crate::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass};
+
+/// How a device of a pool is reached.
+#[derive(Clone, Debug)]
+pub struct Attached {
+    /// What it is called in messages: its path.
+    pub label: String,
+    /// It.
+    pub device: Arc<dyn Device>,
+}
+
+/// A device of a pool that is open.
+pub(crate) struct Member {
+    pub(crate) index: DeviceIndex,
+    pub(crate) id: u128,
+    pub(crate) class: MediaClass,
+    pub(crate) label: String,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) syncs: Syncs,
+    space: Mutex<Space>,
+}
+
+#[derive(Debug)]
+struct Space {
+    free: FreeSpace,
+    /// How much of the device there is.
+    bytes: u64,
+    held_bytes: u64,
+    limbo: Vec<Extent>,
+    /// What somebody is just discarding.
+    leaving_bytes: u64,
+}
+
+/// What is on a device, or on all devices of a class, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What new objects can have.
+    pub free_bytes: u64,
+    /// What objects have that are being written.
+    pub held_bytes: u64,
+    /// What deleted objects had that are still read by somebody.
+    pub limbo_bytes: u64,
+    /// What committed objects, logs, and the pool itself have.
+    pub used_bytes: u64,
+}
+
+/// Two extents that overlap, or one that the device does not have.
+#[derive(Debug)]
+pub(crate) struct Misplaced;
+
+impl Member {
+    /// A device on which nothing is used but its head.
+    pub(crate) fn new(entry: &DeviceEntry, attached: Attached) -> Self {
+        let bytes = entry.bytes - entry.bytes % BLOCK_BYTES as u64;
+        let space = Space {
+            free: Self::unused(bytes),
+            bytes,
+            held_bytes: 0,
+            limbo: Vec::new(),
+            leaving_bytes: 0,
+        };
+        Self {
+            index: entry.index,
+            id: entry.id,
+            class: entry.class,
+            label: attached.label,
+            device: attached.device,
+            syncs: Syncs::default(),
+            space: Mutex::new(space),
+        }
+    }
+
+    /// What is free of so many bytes that nothing is on but the head.
+    pub(crate) fn unused(bytes: u64) -> FreeSpace {
+        let mut free = FreeSpace::new();
+        free.release(HEAD_BYTES, bytes.saturating_sub(HEAD_BYTES));
+        free
+    }
+
+    /// As the pool's table has it.
+    pub(crate) fn entry(&self) -> DeviceEntry {
+        let bytes = self.space().bytes;
+        DeviceEntry { index: self.index, id: self.id, class: self.class, bytes }
+    }
+
+    /// Marks as used what the catalogue names.
+    pub(crate) fn occupy(&self, extent: Extent) -> Result<(), Misplaced> {
+        let taken = self.space().free.take(extent.offset_bytes, extent.bytes);
+        if taken { Ok(()) } else { Err(Misplaced) }
+    }
+
+    /// Holds two parts or none: one of `data_bytes`, aligned, and one of `table_bytes` beside it.
+    pub(crate) fn hold(
+        &self,
+        data_bytes: u64,
+        align: u64,
+        table_bytes: u64,
+    ) -> Option<[Extent; 2]> {
+        let data = self.hold_with(data_bytes, |free| free.allocate(data_bytes, align))?;
+        let table = self.hold_high(table_bytes);
+        if table.is_none() {
+            self.give_back(data);
+        }
+        Some([data, table?])
+    }
+
+    /// Holds a part for a log.
+    pub(crate) fn hold_low(&self, bytes: u64) -> Option<Extent> {
+        self.hold_with(bytes, |free| free.allocate(bytes, BLOCK_BYTES as u64))
+    }
+
+    /// As [`hold_low`](Self::hold_low), as far from what that gives as can be.
+    pub(crate) fn hold_high(&self, bytes: u64) -> Option<Extent> {
+        self.hold_with(bytes, |free| free.allocate_high(bytes))
+    }
+
+    /// Holds what `allocate` finds, if nobody reads it. Somebody may: a reader of another process that
+    /// was there before this pool was opened, of an object that was deleted then.
+    fn hold_with(
+        &self,
+        bytes: u64,
+        allocate: impl Fn(&mut FreeSpace) -> Option<u64>,
+    ) -> Option<Extent> {
+        loop {
+            let extent = {
+                let mut space = self.space();
+                let offset = allocate(&mut space.free)?;
+                space.held_bytes += bytes;
+                self.extent(offset, bytes)
+            };
+            if !self.is_read_elsewhere(extent) {
+                return Some(extent);
+            }
+            self.settle(bytes);
+            self.retire(extent);
+        }
+    }
+
+    /// What was held is used from now on.
+    pub(crate) fn settle(&self, bytes: u64) {
+        self.space().held_bytes -= bytes;
+    }
+
+    /// Gives back a part that was held and never written.
+    pub(crate) fn give_back(&self, extent: Extent) {
+        let mut space = self.space();
+        space.held_bytes -= extent.bytes;
+        space.free.release(extent.offset_bytes, extent.bytes);
+    }
+
+    /// Gives back a part that was used: it becomes free by [`reclaim`](Self::reclaim).
+    pub(crate) fn retire(&self, extent: Extent) {
+        if extent.bytes > 0 {
+            self.space().limbo.push(extent);
+        }
+    }
+
+    /// Discards what is in limbo and frees it, but for what others still read. How much that was.
+    pub(crate) fn reclaim(&self) -> u64 {
+        let leaving = {
+            let mut space = self.space();
+            let leaving = std::mem::take(&mut space.limbo);
+            space.leaving_bytes += leaving.iter().map(|extent| extent.bytes).sum::<u64>();
+            leaving
+        };
+        let mut freed_bytes = 0;
+        for extent in leaving {
+            let is_free = !self.is_read_elsewhere(extent);
+            if is_free {
+                self.discard(extent);
+                freed_bytes += extent.bytes;
+            }
+            let mut space = self.space();
+            space.leaving_bytes -= extent.bytes;
+            if is_free {
+                space.free.release(extent.offset_bytes, extent.bytes);
+            } else {
+                space.limbo.push(extent);
+            }
+        }
+        freed_bytes
+    }
+
+    fn is_read_elsewhere(&self, extent: Extent) -> bool {
+        self.device.is_held(extent.offset_bytes, extent.bytes).unwrap_or_else(|error| {
+            tracing::warn!(device = self.label, %extent, %error, "cannot see who reads what was deleted");
+            true
+        })
+    }
+
+    /// Free space is free whether the device is told so or not.
+    fn discard(&self, extent: Extent) {
+        if let Err(error) = self.device.discard(extent.offset_bytes, extent.bytes) {
+            tracing::debug!(device = self.label, %extent, %error, "cannot discard what was deleted");
+        }
+    }
+
+    /// Takes note that the device is longer.
+    pub(crate) fn lengthen(&self, bytes: u64) {
+        let bytes = bytes - bytes % BLOCK_BYTES as u64;
+        let mut space = self.space();
+        let before = space.bytes;
+        space.free.release(before, bytes - before);
+        space.bytes = bytes;
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        let space = self.space();
+        let limbo_bytes =
+            space.leaving_bytes + space.limbo.iter().map(|extent| extent.bytes).sum::<u64>();
+        let (total_bytes, free_bytes) = (space.bytes, space.free.free_bytes());
+        let held_bytes = space.held_bytes;
+        let used_bytes = total_bytes - free_bytes - held_bytes - limbo_bytes;
+        Usage { total_bytes, free_bytes, held_bytes, limbo_bytes, used_bytes }
+    }
+
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.space().free.free_bytes()
+    }
+
+    pub(crate) fn longest_bytes(&self) -> u64 {
+        self.space().free.longest_bytes()
+    }
+
+    /// The parts that are free, for whoever compares them with the catalogue.
+    pub(crate) fn free_space(&self) -> FreeSpace {
+        self.space().free.clone()
+    }
+
+    fn extent(&self, offset_bytes: u64, bytes: u64) -> Extent {
+        Extent { device: self.index, offset_bytes, bytes }
+    }
+
+    fn space(&self) -> MutexGuard<'_, Space> {
+        self.space.lock().expect("space is accounted for at any time")
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "device {} ({}, {})", self.index, self.class, self.label)
+    }
+}

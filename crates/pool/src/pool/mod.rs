@@ -1,0 +1,222 @@
+//! Pools: made, opened, filled, grown, looked through, and ended.
+//!
+//! One process at a time has a pool open for writing ([`Pool`]); any number read it meanwhile
+//! ([`PoolReader`]). All methods take any number of threads.
+
+pub(crate) mod assemble;
+pub(crate) mod core;
+mod create;
+mod error;
+mod grow;
+mod logs;
+pub(crate) mod member;
+mod open;
+mod reader;
+mod statistics;
+mod superblocks;
+mod syncs;
+mod verify;
+
+pub use create::{CATALOGUE_BYTES, CreateOptions, NewDevice};
+pub use error::{
+    AllocateError, ChangeError, CreateError, DeleteError, FindError, GrowError, JoinError,
+    LogError, OpenError,
+};
+pub use logs::{OpenLog, OpenMdc};
+pub use member::{Attached, Usage};
+pub use reader::{PoolReader, ReaderError};
+pub use statistics::Statistics;
+pub use verify::{Finding, Report};
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use self::core::Core;
+use crate::catalogue::Contents;
+use crate::format::record::{ObjectEntry, Record};
+use crate::format::superblock::{DeviceEntry, Residence};
+use crate::log::Damage;
+use crate::mblock::{Committed, Writer, table_bytes};
+use crate::{BLOCK_BYTES, MediaClass, ObjectId, PoolName};
+
+/// What the largest objects are aligned to, in bytes: a large page, so that a file system can cache,
+/// and a map can map, such pages (kernel: `PMD_SIZE` of x86-64 and of arm64 with pages of 4 KiB).
+pub const LARGEST_ALIGNMENT: u64 = 2 << 20;
+
+/// A pool that is open for writing.
+///
+/// What was taken from it (objects, writers, logs) keeps its devices open, and so keeps others from
+/// opening it for writing, after this was dropped.
+#[derive(Debug)]
+pub struct Pool {
+    core: Arc<Core>,
+    /// What opening has found damaged, and made good.
+    healed: Vec<Damage>,
+    /// Held while the pool itself is changed: its name, its devices.
+    administration: Mutex<()>,
+}
+
+impl Pool {
+    fn of(core: Core, healed: Vec<Damage>) -> Self {
+        Self { core: Arc::new(core), healed, administration: Mutex::default() }
+    }
+
+    /// What it is, wherever it is and whatever it is called.
+    #[must_use]
+    pub fn id(&self) -> u128 {
+        self.core.pool
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> PoolName {
+        self.core.catalogue.contents().name().expect("a pool that is open has a name").clone()
+    }
+
+    /// The number of this opening, higher each time.
+    #[must_use]
+    pub fn opening(&self) -> u64 {
+        self.core.opening
+    }
+
+    /// Blocks of the catalogue that opening found damaged in one copy, and made good from the other.
+    #[must_use]
+    pub fn healed(&self) -> &[Damage] {
+        &self.healed
+    }
+
+    /// Its devices, by index.
+    #[must_use]
+    pub fn devices(&self) -> Vec<DeviceEntry> {
+        self.core.members().iter().map(|member| member.entry()).collect()
+    }
+
+    /// Begins an mblock of up to `capacity_bytes`, in one piece, aligned to the next power of two up
+    /// to [`LARGEST_ALIGNMENT`]. Blocks for a sync once in 256 objects.
+    ///
+    /// # Errors
+    /// See [`AllocateError`].
+    pub fn allocate_mblock(
+        &self,
+        class: MediaClass,
+        capacity_bytes: u64,
+    ) -> Result<Writer, AllocateError> {
+        if capacity_bytes == 0 {
+            return Err(AllocateError::Nothing);
+        }
+        let no_room = || AllocateError::NoSpace {
+            class,
+            bytes: capacity_bytes,
+            free_bytes: self.usage(class).free_bytes,
+            longest_bytes: self.usage(class).total_bytes,
+        };
+        let data_bytes = capacity_bytes.checked_next_multiple_of(BLOCK_BYTES as u64);
+        let data_bytes = data_bytes.filter(|bytes| *bytes < 1 << 62).ok_or_else(no_room)?;
+        let alignment = data_bytes.next_power_of_two().min(LARGEST_ALIGNMENT);
+        let table_bytes = table_bytes(capacity_bytes);
+        let hold = |member: &Arc<member::Member>| member.hold(data_bytes, alignment, table_bytes);
+        let (member, extents) = self.core.find_room(class, data_bytes, hold)?;
+        match self.core.new_ids(1) {
+            Ok(id) => Ok(Writer::new(Arc::clone(&self.core), member, id, extents, capacity_bytes)),
+            Err(error) => {
+                extents.into_iter().for_each(|extent| member.give_back(extent));
+                Err(error.into())
+            }
+        }
+    }
+
+    /// A committed mblock. Does no I/O.
+    ///
+    /// # Errors
+    /// See [`FindError`].
+    pub fn get(&self, id: ObjectId) -> Result<Arc<Committed>, FindError> {
+        self.core.find(id)
+    }
+
+    /// Everything that was committed, by id.
+    #[must_use]
+    pub fn list(&self) -> Vec<ObjectEntry> {
+        self.core.catalogue.contents().objects().cloned().collect()
+    }
+
+    /// Deletes an mblock, or a log or MDC that nobody has open. It is gone when this returns; its
+    /// space is free when the last one who has it lets it go. Blocks for a sync, which it shares with
+    /// others that change the pool at the same time.
+    ///
+    /// # Errors
+    /// See [`DeleteError`].
+    pub fn delete(&self, id: ObjectId) -> Result<(), DeleteError> {
+        let entry = self.announce_deletion(id)?;
+        let outcome = self.core.catalogue.submit(Record::Delete(id));
+        let mut handles = self.core.handles();
+        handles.leaving.remove(&id);
+        outcome.map_err(|source| DeleteError::Catalogue { id, source })?;
+        let holder = handles.mblocks.remove(&id).and_then(|object| object.upgrade());
+        drop(handles);
+        match holder {
+            Some(object) => object.delete(),
+            None => {
+                entry.extents().for_each(|extent| self.core.member(extent.device).retire(extent))
+            }
+        }
+        self.core.counters.deleted();
+        Ok(())
+    }
+
+    /// Makes sure that only one thread deletes it.
+    fn announce_deletion(&self, id: ObjectId) -> Result<ObjectEntry, DeleteError> {
+        let mut handles = self.core.handles();
+        let entry = self.core.catalogue.contents().object(id).cloned();
+        let entry = entry.ok_or(FindError::NotFound(id))?;
+        if handles.logs.contains(&id) {
+            return Err(DeleteError::Open(id));
+        }
+        if !handles.leaving.insert(id) {
+            return Err(FindError::NotFound(id).into());
+        }
+        Ok(entry)
+    }
+
+    /// Discards the space of deleted objects that nobody reads any more, and frees it. Allocation does
+    /// so by itself when it finds no room. How much became free, in bytes. Blocks.
+    pub fn reclaim(&self) -> u64 {
+        self.core.members().iter().map(|member| member.reclaim()).sum()
+    }
+
+    /// Calls it something else. Blocks for syncs of all devices.
+    ///
+    /// # Errors
+    /// See [`ChangeError`].
+    pub fn rename(&self, name: PoolName) -> Result<(), ChangeError> {
+        self.change(Record::Name(name))
+    }
+
+    /// Closes it, and marks it as one that is to be imported before it is used again.
+    ///
+    /// # Errors
+    /// See [`ChangeError`].
+    pub fn export(self) -> Result<(), ChangeError> {
+        self.change(Record::Residence(Residence::Exported))
+    }
+
+    /// Writes a change of the pool itself to the catalogue, and then to all superblocks.
+    fn change(&self, record: Record) -> Result<(), ChangeError> {
+        let _alone = self.administration();
+        self.core.catalogue.submit(record)?;
+        open::write_superblocks(&self.core)
+    }
+
+    fn administration(&self) -> MutexGuard<'_, ()> {
+        self.administration.lock().expect("nobody panics while the pool is changed")
+    }
+
+    /// What is on the devices of a class.
+    #[must_use]
+    pub fn usage(&self, class: MediaClass) -> Usage {
+        self.core.members_of(class).iter().map(|member| member.usage()).sum()
+    }
+
+    /// What the catalogue says. Nothing is committed or deleted while `look` runs.
+    pub fn with_contents<T>(&self, look: impl FnOnce(&Contents) -> T) -> T {
+        look(&self.core.catalogue.contents())
+    }
+}

@@ -1,0 +1,221 @@
+//! A pool for those who only read it, beside the one process that writes it.
+//!
+//! **Deleted meanwhile.** Whoever reads an object holds its place ([`Device::hold`]), which the writer
+//! does not give to another object while somebody does. The hold is taken first, and the catalogue is
+//! read again afterwards: the writer makes a deletion durable before it looks for holds, so either it
+//! sees the hold, or the deletion is seen here.
+//!
+//! [`Device::hold`]: crate::device::Device::hold
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, Weak};
+
+use thiserror::Error;
+
+use super::assemble::Assembly;
+use super::core::mblock_in;
+use super::error::{FindError, OpenError};
+use super::member::{Attached, Member, Usage};
+use crate::catalogue::Contents;
+use crate::format::record::{MblockEntry, ObjectEntry};
+use crate::mblock::Committed;
+use crate::object::{Object, ReadError};
+use crate::{MediaClass, ObjectId, PoolName};
+
+/// A pool as it was when it was opened, or last refreshed.
+#[derive(Debug)]
+pub struct PoolReader {
+    devices: Vec<Attached>,
+    id: u128,
+    view: RwLock<View>,
+    handles: Mutex<HashMap<ObjectId, Weak<Committed>>>,
+}
+
+#[derive(Debug)]
+struct View {
+    contents: Contents,
+    members: Vec<Arc<Member>>,
+}
+
+/// An object could not be had.
+#[derive(Debug, Error)]
+pub enum ReaderError {
+    /// It was not there when the pool was opened.
+    #[error(transparent)]
+    Find(#[from] FindError),
+    /// It was deleted meanwhile.
+    #[error("object {0} was deleted meanwhile: refresh, and look again")]
+    Deleted(ObjectId),
+    /// It could not be held.
+    #[error("object {object} cannot be held against the pool's writer: {source}")]
+    Hold {
+        /// Which.
+        object: ObjectId,
+        /// What the device said.
+        source: io::Error,
+    },
+    /// Its checksums could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The catalogue could not be read again.
+    #[error(transparent)]
+    Catalogue(#[from] OpenError),
+}
+
+impl PoolReader {
+    /// Reads the pool whose devices these are. Writes nothing, and disturbs nobody. Blocks.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_on(devices: Vec<Attached>) -> Result<Self, OpenError> {
+        let assembly = assemble(&devices)?;
+        let id = assembly.lead.pool;
+        let view = View { members: assembly.members()?, contents: assembly.contents };
+        Ok(Self { devices, id, view: RwLock::new(view), handles: Mutex::default() })
+    }
+
+    /// What it is, wherever it is and whatever it is called.
+    #[must_use]
+    pub const fn id(&self) -> u128 {
+        self.id
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> PoolName {
+        self.view().contents.name().expect("a pool that was finished has a name").clone()
+    }
+
+    /// Sees the pool as it is now. Blocks; reads the catalogue.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; then what was seen before still is.
+    pub fn refresh(&self) -> Result<(), OpenError> {
+        let assembly = assemble(&self.devices)?;
+        let members = assembly.members()?;
+        *self.view.write().expect("the view is whole") =
+            View { members, contents: assembly.contents };
+        Ok(())
+    }
+
+    /// An object, which stays readable while it is held. Blocks; reads the catalogue again.
+    ///
+    /// # Errors
+    /// See [`ReaderError`].
+    pub fn get(&self, id: ObjectId) -> Result<Arc<Committed>, ReaderError> {
+        let mut objects = self.get_many(&[id])?;
+        Ok(objects.pop().expect("as many objects as ids"))
+    }
+
+    /// Several objects, in the order of their ids; reads the catalogue once for all of them.
+    ///
+    /// # Errors
+    /// See [`ReaderError`], of the first that cannot be had.
+    pub fn get_many(&self, ids: &[ObjectId]) -> Result<Vec<Arc<Committed>>, ReaderError> {
+        let mut handles = self.handles();
+        let view = self.view();
+        let mut is_new = false;
+        let mut objects = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let entry = mblock_in(&view.contents, id)?;
+            let held = handles.get(&id).and_then(Weak::upgrade);
+            let object = if let Some(object) = held {
+                object
+            } else {
+                is_new = true;
+                let new = hold(&view.members, entry)?;
+                handles.insert(id, Arc::downgrade(&new));
+                new
+            };
+            objects.push(object);
+        }
+        drop(view);
+        if is_new {
+            let checked = self.check(&objects);
+            handles.retain(|_, object| object.strong_count() > 0);
+            if checked.is_err() {
+                ids.iter().for_each(|id| drop(handles.remove(id)));
+            }
+            checked?;
+        }
+        Ok(objects)
+    }
+
+    /// That objects which are held are those that they were: see the module's description.
+    fn check(&self, objects: &[Arc<Committed>]) -> Result<(), ReaderError> {
+        let loaded = objects.iter().try_for_each(|object| object.load_checksums());
+        let contents = assemble(&self.devices)?.contents;
+        for object in objects {
+            let id = object.id();
+            if mblock_in(&contents, id).ok() != Some(*object.entry()) {
+                return Err(ReaderError::Deleted(id));
+            }
+        }
+        Ok(loaded?)
+    }
+
+    /// Everything that was committed, by id.
+    #[must_use]
+    pub fn list(&self) -> Vec<ObjectEntry> {
+        self.view().contents.objects().cloned().collect()
+    }
+
+    /// The MDC that clients begin at.
+    #[must_use]
+    pub fn root(&self) -> Option<ObjectId> {
+        self.view().contents.root()
+    }
+
+    /// What is on the devices of a class.
+    #[must_use]
+    pub fn usage(&self, class: MediaClass) -> Usage {
+        let view = self.view();
+        let members = view.members.iter().filter(|member| member.class == class);
+        members.map(|member| member.usage()).sum()
+    }
+
+    fn view(&self) -> RwLockReadGuard<'_, View> {
+        self.view.read().expect("the view is whole")
+    }
+
+    fn handles(&self) -> MutexGuard<'_, HashMap<ObjectId, Weak<Committed>>> {
+        self.handles.lock().expect("the handles are whole at any time")
+    }
+}
+
+fn hold(members: &[Arc<Member>], entry: MblockEntry) -> Result<Arc<Committed>, ReaderError> {
+    let object = entry.id;
+    let member = members.iter().find(|member| member.index == entry.data.device);
+    let member = member.expect("the devices that objects lie on are there");
+    let held = member.device.hold(entry.data.offset_bytes, entry.data.bytes);
+    let held = held.map_err(|source| ReaderError::Hold { object, source })?;
+    let held = held.ok_or(ReaderError::Deleted(object))?;
+    Ok(Arc::new(Committed::new(entry, Arc::clone(member), Some(held))))
+}
+
+/// Reads what is there now. A writer may be in the middle of opening the pool, or of adding a device.
+fn assemble(devices: &[Attached]) -> Result<Assembly, OpenError> {
+    const ATTEMPTS: usize = 8;
+    let attempt = || {
+        let assembly = Assembly::of(devices.to_vec())?;
+        assembly.check_residence()?;
+        Ok(assembly)
+    };
+    let passes = |error: &OpenError| {
+        matches!(
+            error,
+            OpenError::OldCopy { .. }
+                | OpenError::Diverged { .. }
+                | OpenError::Superblocks { .. }
+                | OpenError::NoPool { .. }
+        )
+    };
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(error) if passes(&error) => {}
+            other => return other,
+        }
+    }
+    attempt()
+}

@@ -1,0 +1,61 @@
+//! Reading and writing the superblocks of one device.
+
+use std::io;
+
+use bindery_sys::direct::Buffer;
+
+use crate::BLOCK_BYTES;
+use crate::device::Device;
+use crate::format::superblock::{HEAD_BYTES, NoSuperblock, SUPERBLOCK_OFFSETS, Superblock};
+
+/// Both copies, as they are.
+pub(crate) type Copies = [Result<Superblock, NoSuperblock>; 2];
+
+/// Reads both. A device without room for them has none.
+pub(crate) fn read(device: &dyn Device) -> io::Result<Copies> {
+    if device.bytes() < HEAD_BYTES {
+        return Ok([Err(NoSuperblock::Absent), Err(NoSuperblock::Absent)]);
+    }
+    Ok([read_copy(device, 0)?, read_copy(device, 1)?])
+}
+
+fn read_copy(device: &dyn Device, copy: u8) -> io::Result<Result<Superblock, NoSuperblock>> {
+    let mut block = Buffer::zeroed(BLOCK_BYTES);
+    device.read(SUPERBLOCK_OFFSETS[usize::from(copy)], &mut block)?;
+    Ok(Superblock::decode(copy, &block))
+}
+
+/// The one that counts. A newer format counts more than all: this program would misread the rest.
+pub(crate) fn newest(copies: &Copies) -> Result<&Superblock, NoSuperblock> {
+    let errors = || copies.iter().filter_map(|copy| copy.as_ref().err());
+    if let Some(newer) = errors().find(|error| matches!(error, NoSuperblock::Newer { .. })) {
+        return Err(*newer);
+    }
+    let best = copies.iter().flatten().max_by_key(|superblock| superblock.revision);
+    // One that is damaged was a superblock once.
+    let error = || errors().find(|error| **error == NoSuperblock::Damaged);
+    best.ok_or_else(|| *error().unwrap_or(&NoSuperblock::Absent))
+}
+
+/// Writes both, as the next revision, the one that counts last: at any time the other, or it, is whole.
+pub(crate) fn write(device: &dyn Device, superblock: &Superblock) -> io::Result<()> {
+    let copies = read(device)?;
+    let revision_of = |copy: usize| copies[copy].as_ref().map_or(0, |found| found.revision);
+    let revision = revision_of(0).max(revision_of(1)) + 1;
+    let order = if revision_of(1) > revision_of(0) { [0, 1] } else { [1, 0] };
+    for copy in order {
+        let superblock = Superblock { copy, revision, ..superblock.clone() };
+        let mut block = Buffer::zeroed(BLOCK_BYTES);
+        superblock.encode(&mut block);
+        device.write(SUPERBLOCK_OFFSETS[usize::from(copy)], &block)?;
+        device.sync()?;
+    }
+    Ok(())
+}
+
+/// Overwrites both with nothing.
+pub(crate) fn wipe(device: &dyn Device) -> io::Result<()> {
+    let nothing = Buffer::zeroed(BLOCK_BYTES);
+    SUPERBLOCK_OFFSETS.iter().try_for_each(|&offset| device.write(offset, &nothing))?;
+    device.sync()
+}

@@ -1,0 +1,189 @@
+//! Reading everything that a pool has, and making good what can be.
+
+use std::fmt;
+
+use bindery_sys::direct::Buffer;
+
+use super::Pool;
+use super::assemble::occupied;
+use super::error::ChangeError;
+use super::member::Member;
+use super::open::write_superblocks;
+use super::superblocks;
+use crate::format::record::ObjectEntry;
+use crate::format::superblock::NoSuperblock;
+use crate::log;
+use crate::object::{Object, ReadError};
+use crate::{ObjectId, UNIT_BYTES};
+
+/// What is read at once, in bytes.
+const READ_BYTES: u64 = 1 << 20;
+
+/// Something that is not as it should be.
+#[derive(Debug)]
+pub enum Finding {
+    /// One of the two superblocks of a device.
+    Superblock {
+        /// The device.
+        device: String,
+        /// Which copy.
+        copy: usize,
+        /// What is wrong.
+        what: NoSuperblock,
+    },
+    /// A block of one copy of the catalogue.
+    Catalogue(log::Damage),
+    /// The catalogue, in all copies, or a device that holds it.
+    CatalogueUnreadable(log::OpenError),
+    /// A device that holds superblocks.
+    Device {
+        /// The device.
+        device: String,
+        /// What it said.
+        error: std::io::Error,
+    },
+    /// An object.
+    Object(ReadError),
+    /// Space that is neither free nor used, or both.
+    Space {
+        /// The device.
+        device: String,
+        /// What is free, in bytes.
+        free_bytes: u64,
+        /// What the catalogue leaves free.
+        expected_bytes: u64,
+    },
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superblock { device, copy, what } => {
+                write!(formatter, "{device}, superblock {copy}: {what}; repair it")
+            }
+            Self::Catalogue(damage) => {
+                write!(formatter, "{damage}; the other copy is good, repair it")
+            }
+            Self::CatalogueUnreadable(error) => error.fmt(formatter),
+            Self::Device { device, error } => write!(formatter, "{device}: {error}"),
+            Self::Object(error) => error.fmt(formatter),
+            Self::Space { device, free_bytes, expected_bytes } => write!(
+                formatter,
+                "{free_bytes} bytes of {device} are free, and the catalogue leaves {expected_bytes}; \
+                 close the pool and open it again"
+            ),
+        }
+    }
+}
+
+/// What a pool was found to be.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// mblocks that were read.
+    pub objects: u64,
+    /// Bytes that were read of them.
+    pub object_bytes: u64,
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+}
+
+impl Pool {
+    /// Reads everything: superblocks, both copies of the catalogue, all objects; and compares what is
+    /// free with what is not used. Blocks for as long as the devices take. What is written or deleted
+    /// meanwhile is looked at or not; space is only compared while nothing is.
+    #[must_use]
+    pub fn verify(&self) -> Report {
+        let mut report = Report::default();
+        self.verify_superblocks(&mut report);
+        match self.core.catalogue.scrub() {
+            Ok(damages) => report.findings.extend(damages.into_iter().map(Finding::Catalogue)),
+            Err(error) => report.findings.push(Finding::CatalogueUnreadable(error)),
+        }
+        self.verify_space(&mut report);
+        for entry in self.list() {
+            if let ObjectEntry::Mblock(entry) = entry {
+                self.verify_object(entry.id, &mut report);
+            }
+        }
+        report
+    }
+
+    /// Makes good what has a second copy: superblocks, and blocks of the catalogue. What was wrong.
+    ///
+    /// # Errors
+    /// See [`ChangeError`].
+    pub fn repair(&self) -> Result<Vec<Finding>, ChangeError> {
+        let _alone = self.administration();
+        let mut report = Report::default();
+        self.verify_superblocks(&mut report);
+        match self.core.catalogue.repair() {
+            Ok(damages) => report.findings.extend(damages.into_iter().map(Finding::Catalogue)),
+            Err(error) => report.findings.push(Finding::CatalogueUnreadable(error)),
+        }
+        if report.findings.iter().any(|finding| matches!(finding, Finding::Superblock { .. })) {
+            write_superblocks(&self.core)?;
+        }
+        Ok(report.findings)
+    }
+
+    fn verify_superblocks(&self, report: &mut Report) {
+        for member in self.core.members() {
+            let device = || member.label.clone();
+            match superblocks::read(&*member.device) {
+                Err(error) => report.findings.push(Finding::Device { device: device(), error }),
+                Ok(copies) => {
+                    let wrong = copies.iter().enumerate();
+                    let wrong =
+                        wrong.filter_map(|(copy, found)| Some((copy, *found.as_ref().err()?)));
+                    let findings = wrong.map(|(copy, what)| Finding::Superblock {
+                        device: device(),
+                        copy,
+                        what,
+                    });
+                    report.findings.extend(findings);
+                }
+            }
+        }
+    }
+
+    /// Compares what is free with what the catalogue does not name.
+    fn verify_space(&self, report: &mut Report) {
+        // While this is held nothing is committed.
+        let contents = self.core.catalogue.contents();
+        for member in self.core.members() {
+            let unused = Member::unused(member.entry().bytes);
+            let expected = occupied(&contents, &self.core.places)
+                .filter(|(_, extent)| extent.device == member.index)
+                .try_fold(unused, |mut free, (_, extent)| {
+                    free.take(extent.offset_bytes, extent.bytes).then_some(free)
+                });
+            let (usage, free) = (member.usage(), member.free_space());
+            let is_quiet = usage.held_bytes == 0 && usage.limbo_bytes == 0;
+            if is_quiet && expected.as_ref() != Some(&free) {
+                let expected_bytes = expected.map_or(0, |free| free.free_bytes());
+                report.findings.push(Finding::Space {
+                    device: member.label.clone(),
+                    free_bytes: free.free_bytes(),
+                    expected_bytes,
+                });
+            }
+        }
+    }
+
+    fn verify_object(&self, id: ObjectId, report: &mut Report) {
+        // It may have been deleted since it was listed.
+        let Ok(object) = self.get(id) else { return };
+        report.objects += 1;
+        let units_bytes = object.length_bytes().next_multiple_of(UNIT_BYTES as u64);
+        let mut offset_bytes = 0;
+        while offset_bytes < units_bytes {
+            let bytes = READ_BYTES.min(units_bytes - offset_bytes);
+            let mut buffer = Buffer::zeroed(bytes as usize);
+            if let Err(error) = object.read(offset_bytes, &mut buffer) {
+                report.findings.push(Finding::Object(error));
+            }
+            offset_bytes += bytes;
+        }
+        report.object_bytes += object.length_bytes();
+    }
+}
