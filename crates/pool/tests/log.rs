@@ -3,32 +3,12 @@
 
 mod simulated;
 
-use std::sync::Arc;
-
-use bindery_pool::device::Device;
-use bindery_pool::log::{Identity, Log, Place, Reader, WriteError};
-use bindery_pool::{BLOCK_BYTES, DeviceIndex, Extent, ObjectId};
+use bindery_pool::log::{Identity, Log, Reader, WriteError};
+use bindery_pool::{BLOCK_BYTES, ObjectId};
 use proptest::prelude::*;
-use simulated::{Machine, Simulated};
+use simulated::{Machine, places};
 
 const IDENTITY: Identity = Identity { pool: 0xb1d, log: ObjectId(7) };
-
-fn place(device: &Arc<Simulated>, index: u16, first: u64, blocks: u64) -> Place {
-    let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
-    let extent =
-        Extent { device: DeviceIndex(index), offset_bytes: bytes(first), bytes: bytes(blocks) };
-    Place { device: Arc::clone(device) as Arc<dyn Device>, extent }
-}
-
-/// Places of a log in so many copies, each on a device of its own.
-fn places(machine: &mut Machine, copies: u16, blocks: u64) -> Vec<Place> {
-    (0..copies)
-        .map(|index| {
-            let device = machine.device((blocks + 2) * BLOCK_BYTES as u64);
-            place(&device, index, 1, blocks)
-        })
-        .collect()
-}
 
 fn read(log: &Log) -> Vec<Vec<u8>> {
     log.records().collect::<Result<_, _>>().unwrap()

@@ -66,9 +66,8 @@ impl Log {
             let (log, found) = (identity.log, found.end.session);
             return Err(OpenError::Session { log, found, given: session });
         }
-        // What was read may lie in a cache, written by somebody who did not live to sync it.
-        copies.sync()?;
         repair::heal(&copies, &found.end, session, &found.defects)?;
+        repair::settle(&copies, &found.end, session)?;
         let mut log = Self::at(copies, session, found.end);
         log.mark()?;
         log.healed = found.defects.into_iter().map(|it| it.damage).collect();

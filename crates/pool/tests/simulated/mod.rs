@@ -5,12 +5,14 @@
 #![allow(dead_code, unused_imports, reason = "not every test program needs all of it")]
 
 mod device;
+mod places;
 mod wreck;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) use device::{Fault, Simulated};
+pub(crate) use places::{place, places};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -77,6 +79,11 @@ impl Machine {
         device
     }
 
+    /// Its devices, in the order in which they were added.
+    pub(crate) fn devices(&self) -> &[Arc<Simulated>] {
+        &self.devices
+    }
+
     /// How many operations there were that change a device, on all devices together.
     pub(crate) fn operations(&self) -> u64 {
         self.power.operations.load(Ordering::SeqCst)
@@ -87,6 +94,11 @@ impl Machine {
         self.power.fails_at.store(self.operations() + more, Ordering::SeqCst);
     }
 
+    /// Has the power not fail after all.
+    pub(crate) fn keep_power(&self) {
+        self.power.fails_at.store(u64::MAX, Ordering::SeqCst);
+    }
+
     /// Whether the power has failed.
     pub(crate) fn is_off(&self) -> bool {
         self.power.off.load(Ordering::SeqCst)
@@ -95,7 +107,7 @@ impl Machine {
     /// The power fails if it has not, and comes back; what was not synced is as `seed` has it.
     pub(crate) fn restart(&self, seed: u64) {
         let mut random = StdRng::seed_from_u64(seed);
-        self.power.fails_at.store(u64::MAX, Ordering::SeqCst);
+        self.keep_power();
         for device in &self.devices {
             device.wreck(&mut random);
         }
