@@ -2,6 +2,7 @@
 //!
 //! After each crash: what was synced is there, in order; what is there beyond is what was appended
 //! next; and nothing else. `BINDERY_POOL_LIVES` sets the number of random lives.
+#![expect(clippy::unwrap_used, reason = "a test")]
 
 mod log;
 mod mdc;
