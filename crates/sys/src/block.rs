@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
-use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, fallocate, statx};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, statx};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
 
@@ -40,6 +41,38 @@ impl Kind {
             None
         })
     }
+}
+
+/// How a file or block device is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// For writing, beside reading.
+    pub writable: bool,
+    /// Past the page cache (`O_DIRECT`).
+    pub direct: bool,
+    /// For nobody else's exclusive use, mounts among them (`O_EXCL`); for block devices alone.
+    pub exclusive: bool,
+}
+
+/// Opens what is there.
+///
+/// # Errors
+/// As open(2): `EINVAL` where there is no direct I/O, `EBUSY` where a block device is in exclusive use.
+pub fn open(path: &Path, how: How) -> io::Result<File> {
+    let mut flags = OFlags::CLOEXEC;
+    flags.set(OFlags::RDWR, how.writable);
+    flags.set(OFlags::DIRECT, how.direct);
+    flags.set(OFlags::EXCL, how.exclusive);
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+/// Opens what is there for cached reading, whatever it is: a FIFO does not block.
+///
+/// # Errors
+/// As open(2).
+pub fn open_cached(path: &Path) -> io::Result<File> {
+    let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
 /// How long it is now, in bytes.

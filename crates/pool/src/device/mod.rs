@@ -8,6 +8,19 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use bindery_sys::direct::Buffer;
+use bindery_sys::lock::RangeLock;
+
+mod engine;
+mod error;
+mod failing;
+mod file;
+mod open;
+
+pub use self::engine::{Engine, UnknownEngine};
+pub use self::error::{IoError, OpenError, Operation};
+pub use self::failing::{Failing, Fault};
+pub use self::file::FileDevice;
+pub use self::open::{Access, Options};
 
 /// A read of whole blocks.
 #[derive(Debug)]
@@ -117,5 +130,5 @@ pub trait Device: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 #[must_use = "the range is let go when this is dropped"]
 pub struct Hold {
-    _lock: Option<std::convert::Infallible>,
+    _lock: Option<RangeLock>,
 }

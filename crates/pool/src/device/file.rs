@@ -1,0 +1,227 @@
+//! A regular file or a block device.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bindery_sys::block::{self, Kind};
+use bindery_sys::direct::{Buffer, Transfer};
+
+use super::engine::Engine;
+use super::error::{IoError, Operation};
+use super::open::{Access, Parts};
+use super::{Device, Hold, Read, Write};
+use crate::BLOCK_BYTES;
+
+/// A regular file or a block device, read and written past the page cache where the file system takes
+/// that.
+///
+/// One alone opens it for writing (a lock that ends with the process, and for block devices the
+/// kernel's exclusive use); those that read are not counted. All its errors carry an [`IoError`].
+///
+/// After a sync that failed nothing is written any more: the kernel tells of a lost write once (fsync(2)),
+/// and a later sync that succeeds would be taken for the truth.
+pub struct FileDevice {
+    path: PathBuf,
+    parts: Parts,
+    engine: Engine,
+    depth: usize,
+    bytes: AtomicU64,
+    /// Set once.
+    sync_failed: AtomicBool,
+}
+
+impl FileDevice {
+    pub(super) fn new(
+        path: PathBuf,
+        parts: Parts,
+        engine: Engine,
+        depth: usize,
+        bytes: u64,
+    ) -> Self {
+        let bytes = AtomicU64::new(whole_blocks(bytes));
+        Self { path, parts, engine, depth, bytes, sync_failed: AtomicBool::new(false) }
+    }
+
+    /// As it was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How its transfers are done.
+    #[must_use]
+    pub fn engine(&self) -> Engine {
+        self.engine
+    }
+
+    /// Whether it is a block device.
+    #[must_use]
+    pub fn is_block_device(&self) -> bool {
+        self.parts.kind == Kind::BlockDevice
+    }
+
+    /// Why it is read and written through the page cache; none where it is not.
+    #[must_use]
+    pub fn buffered_because(&self) -> Option<&str> {
+        self.parts.buffered_because.as_deref()
+    }
+
+    /// For what it was opened.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        if self.parts.writer.is_some() { Access::Write } else { Access::Read }
+    }
+
+    fn all(&self, operation: Operation, mut transfers: Vec<Transfer<'_>>) -> io::Result<()> {
+        for transfer in &transfers {
+            self.assert_within(transfer.offset_bytes(), transfer.left_bytes() as u64);
+        }
+        let outcome = self.engine.run(self.parts.file.as_fd(), self.depth, &mut transfers);
+        outcome.map_err(|(index, error)| {
+            self.failed(operation, transfers[index].offset_bytes(), error)
+        })
+    }
+
+    fn one(&self, operation: Operation, mut transfer: Transfer<'_>) -> io::Result<()> {
+        self.assert_within(transfer.offset_bytes(), transfer.left_bytes() as u64);
+        let outcome = transfer.run(self.parts.file.as_fd());
+        outcome.map_err(|error| self.failed(operation, transfer.offset_bytes(), error))
+    }
+
+    fn assert_within(&self, offset_bytes: u64, bytes: u64) {
+        assert_whole_blocks(offset_bytes, bytes);
+        let end = offset_bytes.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.bytes()),
+            "{bytes} bytes at {offset_bytes} are not within {}, which has {}",
+            self.path.display(),
+            self.bytes()
+        );
+    }
+
+    /// That it may be changed.
+    fn check_writable(&self, operation: Operation, offset_bytes: u64) -> io::Result<()> {
+        if self.parts.writer.is_none() {
+            let error =
+                io::Error::new(io::ErrorKind::PermissionDenied, "it was opened for reading");
+            return Err(self.failed(operation, offset_bytes, error));
+        }
+        // Relaxed: a thread that does not see it yet writes beside the sync that fails.
+        if self.sync_failed.load(Ordering::Relaxed) {
+            let error = io::Error::other(
+                "an earlier sync failed, and what was written before it may be lost; \
+                 see the kernel's log, then close the pool and open it again",
+            );
+            return Err(self.failed(operation, offset_bytes, error));
+        }
+        Ok(())
+    }
+
+    fn failed(&self, operation: Operation, offset_bytes: u64, error: io::Error) -> io::Error {
+        IoError::of(&self.path, operation, offset_bytes, error)
+    }
+}
+
+impl Device for FileDevice {
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
+    }
+
+    fn read(&self, offset_bytes: u64, into: &mut Buffer) -> io::Result<()> {
+        self.one(Operation::Read, Transfer::read(offset_bytes, into))
+    }
+
+    fn write(&self, offset_bytes: u64, from: &Buffer) -> io::Result<()> {
+        self.check_writable(Operation::Write, offset_bytes)?;
+        self.one(Operation::Write, Transfer::write(offset_bytes, from))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.check_writable(Operation::Sync, 0)?;
+        self.parts.file.sync_data().map_err(|error| {
+            self.sync_failed.store(true, Ordering::Relaxed);
+            self.failed(Operation::Sync, 0, error)
+        })
+    }
+
+    fn discard(&self, offset_bytes: u64, bytes: u64) -> io::Result<()> {
+        self.assert_within(offset_bytes, bytes);
+        self.check_writable(Operation::Discard, offset_bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let discarded = block::discard(&self.parts.file, self.parts.kind, offset_bytes, bytes);
+        discarded.map(drop).map_err(|error| self.failed(Operation::Discard, offset_bytes, error))
+    }
+
+    fn grow(&self, bytes: u64) -> io::Result<u64> {
+        assert_whole_blocks(0, bytes);
+        self.check_writable(Operation::Grow, bytes)?;
+        let Parts { file, kind, .. } = &self.parts;
+        let grown = block::bytes(file, *kind).and_then(|now| match kind {
+            Kind::File if now < bytes => file.set_len(bytes).map(|()| bytes),
+            Kind::File | Kind::BlockDevice => Ok(now),
+        });
+        let now = whole_blocks(grown.map_err(|error| self.failed(Operation::Grow, bytes, error))?);
+        // Never less than it was: offsets that were within it have been given out. Release, with the
+        // acquire of `bytes`: who sees the new length finds the file so long.
+        Ok(self.bytes.fetch_max(now, Ordering::AcqRel).max(now))
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> io::Result<()> {
+        let transfers = reads.iter_mut().map(|read| Transfer::read(read.offset_bytes, read.into));
+        self.all(Operation::Read, transfers.collect())
+    }
+
+    fn write_many(&self, writes: &[Write<'_>]) -> io::Result<()> {
+        let Some(first) = writes.first() else { return Ok(()) };
+        self.check_writable(Operation::Write, first.offset_bytes)?;
+        let transfers = writes.iter().map(|write| Transfer::write(write.offset_bytes, write.from));
+        self.all(Operation::Write, transfers.collect())
+    }
+
+    fn hold(&self, offset_bytes: u64, bytes: u64) -> io::Result<Option<Hold>> {
+        self.assert_within(offset_bytes, bytes);
+        if self.parts.writer.is_some() {
+            return Ok(Some(Hold { _lock: None }));
+        }
+        let lock = self.parts.locks.share(offset_bytes..offset_bytes + bytes);
+        let lock = lock.map_err(|error| self.failed(Operation::Lock, offset_bytes, error))?;
+        Ok(lock.map(|lock| Hold { _lock: Some(lock) }))
+    }
+
+    fn is_held(&self, offset_bytes: u64, bytes: u64) -> io::Result<bool> {
+        self.assert_within(offset_bytes, bytes);
+        let is_held = self.parts.locks.is_held_elsewhere(offset_bytes..offset_bytes + bytes);
+        is_held.map_err(|error| self.failed(Operation::Lock, offset_bytes, error))
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.parts.cached.as_fd())
+    }
+}
+
+impl fmt::Debug for FileDevice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("FileDevice")
+            .field("path", &self.path)
+            .field("bytes", &self.bytes())
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
+    }
+}
+
+fn whole_blocks(bytes: u64) -> u64 {
+    bytes - bytes % BLOCK_BYTES as u64
+}
+
+pub(super) fn assert_whole_blocks(offset_bytes: u64, bytes: u64) {
+    assert!(
+        (offset_bytes | bytes).is_multiple_of(BLOCK_BYTES as u64),
+        "{bytes} bytes at {offset_bytes} are not whole blocks"
+    );
+}

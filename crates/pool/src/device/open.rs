@@ -1,0 +1,189 @@
+//! Opening and making files and block devices: for whom, with or without the page cache.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use bindery_sys::block::{self, How, Kind};
+use bindery_sys::lock::{RangeLock, RangeLocks};
+
+use super::engine::Engine;
+use super::error::OpenError;
+use super::file::FileDevice;
+
+/// What a device is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading, beside any number of others and one that writes.
+    Read,
+    /// Reading and writing, which one at a time may.
+    Write,
+}
+
+/// How a device is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// For what.
+    pub access: Access,
+    /// How many transfers are done at once; io_uring if this process may use it, where none is named.
+    pub engine: Option<Engine>,
+    /// How many transfers of one call are under way at most, from 1 to 4096.
+    pub depth: usize,
+    /// Through the page cache, even where O_DIRECT works.
+    pub buffered: bool,
+}
+
+impl Options {
+    /// What serves most: io_uring if it can be, 64 transfers at once, past the page cache.
+    #[must_use]
+    pub const fn new(access: Access) -> Self {
+        Self { access, engine: None, depth: 64, buffered: false }
+    }
+}
+
+/// The byte that whoever writes has locked: behind all that a file can be long.
+const WRITER: std::ops::Range<u64> = i64::MAX as u64 - 1..i64::MAX as u64;
+
+impl FileDevice {
+    /// Makes a sparse file of so many bytes, and opens it for writing. It is there after a crash once
+    /// this returned, and gone if this failed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `AlreadyExists` and `StorageFull` among others.
+    ///
+    /// # Panics
+    /// If `bytes` are not whole blocks.
+    pub fn create(path: &Path, bytes: u64, options: &Options) -> Result<Self, OpenError> {
+        super::file::assert_whole_blocks(0, bytes);
+        let because = failed("make", path);
+        let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        let file = new.map_err(&because)?;
+        let opened = file
+            .set_len(bytes)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| File::open(directory_of(path))?.sync_all())
+            .map_err(&because)
+            .and_then(|()| Self::open(path, &Options { access: Access::Write, ..*options }));
+        if opened.is_err() {
+            // Nobody else knows of it yet.
+            let _ = fs::remove_file(path);
+        }
+        opened
+    }
+
+    /// Opens a regular file or a block device that is there.
+    ///
+    /// # Errors
+    /// What the kernel says of `path`; [`OpenError::InUse`] if another has opened it for writing and
+    /// this is to write as well.
+    ///
+    /// # Panics
+    /// If the depth is 0 or above 4096.
+    pub fn open(path: &Path, options: &Options) -> Result<Self, OpenError> {
+        assert!((1..=4096).contains(&options.depth), "a device of depth {}", options.depth);
+        let cached = block::open_cached(path).map_err(failed("open", path))?;
+        let kind = Kind::of(&cached).map_err(failed("look at", path))?;
+        let kind = kind.ok_or_else(|| OpenError::NoDevice { path: path.into() })?;
+        let (file, buffered_because) = open_for(path, kind, options)?;
+        let locks = RangeLocks::new(file.try_clone().map_err(failed("open", path))?);
+        let writer = match options.access {
+            Access::Write => Some(claim(path, &locks)?),
+            Access::Read => None,
+        };
+        let bytes = block::bytes(&file, kind).map_err(failed("measure", path))?;
+        if let Some(why) = &buffered_because {
+            tracing::info!("{} is read and written through the page cache: {why}", path.display());
+        }
+        let parts = Parts { file, cached, kind, locks, writer, buffered_because };
+        Ok(Self::new(path.into(), parts, engine(options)?, options.depth, bytes))
+    }
+}
+
+/// What an open device consists of.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) file: File,
+    pub(super) cached: File,
+    pub(super) kind: Kind,
+    pub(super) locks: std::sync::Arc<RangeLocks>,
+    /// There if it was opened for writing.
+    pub(super) writer: Option<RangeLock>,
+    pub(super) buffered_because: Option<String>,
+}
+
+/// Opened with O_DIRECT, or without it and why.
+fn open_for(
+    path: &Path,
+    kind: Kind,
+    options: &Options,
+) -> Result<(File, Option<String>), OpenError> {
+    let writable = options.access == Access::Write;
+    let exclusive = writable && kind == Kind::BlockDevice;
+    let open = |direct| block::open(path, How { writable, direct, exclusive });
+    let buffered = |why: String| match open(false) {
+        Ok(file) => Ok((file, Some(why))),
+        Err(error) => Err(refused(path, options.access, error)),
+    };
+    if options.buffered {
+        return buffered("it was asked for".into());
+    }
+    let file = match open(true) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            return buffered("the file system has no direct I/O".into());
+        }
+        Err(error) => return Err(refused(path, options.access, error)),
+    };
+    match block::direct_io(&file).map_err(failed("look at", path))? {
+        Ok(()) => Ok((file, None)),
+        Err(why) => {
+            // A block device is given to one opening at a time.
+            drop(file);
+            buffered(why)
+        }
+    }
+}
+
+fn refused(path: &Path, access: Access, error: io::Error) -> OpenError {
+    match (error.kind(), access) {
+        (io::ErrorKind::ResourceBusy, Access::Write) => {
+            let holders = File::open(path).map(|file| RangeLocks::new(file).holders(WRITER));
+            OpenError::InUse { path: path.into(), holders: holders.unwrap_or_default() }
+        }
+        (_, Access::Write) => failed("open for writing", path)(error),
+        (_, Access::Read) => failed("open", path)(error),
+    }
+}
+
+fn claim(path: &Path, locks: &std::sync::Arc<RangeLocks>) -> Result<RangeLock, OpenError> {
+    match locks.exclude(WRITER).map_err(failed("lock", path))? {
+        Some(lock) => Ok(lock),
+        None => Err(OpenError::InUse { path: path.into(), holders: locks.holders(WRITER) }),
+    }
+}
+
+fn engine(options: &Options) -> Result<Engine, OpenError> {
+    match (options.engine, Engine::choose()) {
+        (Some(Engine::Threads), _) => Ok(Engine::Threads),
+        (Some(Engine::Uring), (_, Some(source))) => Err(OpenError::NoUring { source }),
+        (_, (engine, refusal)) => {
+            if let Some(error) = refusal {
+                tracing::info!("I/O is done by threads, io_uring is refused: {error}");
+            }
+            Ok(engine)
+        }
+    }
+}
+
+fn failed(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> OpenError {
+    let path = PathBuf::from(path);
+    move |source| OpenError::Io { path: path.clone(), doing, source }
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}

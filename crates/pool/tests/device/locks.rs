@@ -1,0 +1,105 @@
+//! Who may open a device, and ranges that readers hold, among processes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bindery_pool::device::{Access, Device, FileDevice, OpenError, Options};
+
+use super::{READ, WRITE, create, offset};
+
+const OTHER: &str = "BINDERY_TEST_DEVICE";
+
+/// This program once more, that opens the device and holds blocks 8 to 16 until it is ended.
+struct Other(Child);
+
+impl Other {
+    fn spawn(path: &Path, access: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "locks::the_other_process", "--nocapture"])
+            .env(OTHER, path)
+            .env("BINDERY_TEST_ACCESS", access)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("ready")), "the other process failed");
+        Self(child)
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_other_process() {
+    let Some(path) = std::env::var_os(OTHER) else { return };
+    let access = match std::env::var("BINDERY_TEST_ACCESS").unwrap().as_str() {
+        "write" => Access::Write,
+        _ => Access::Read,
+    };
+    let device = FileDevice::open(path.as_ref(), &Options::new(access)).unwrap();
+    let _hold = device.hold(offset(8), offset(8)).unwrap().unwrap();
+    println!("ready");
+    std::io::stdout().flush().unwrap();
+    // Ends with the test that started it, too.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn one_writes_and_is_named_to_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let device = create(directory.path(), 32, &WRITE);
+    let path = device.path().to_owned();
+    let Err(OpenError::InUse { holders, .. }) = FileDevice::open(&path, &WRITE) else {
+        panic!("two write to it")
+    };
+    assert_eq!(holders, [std::process::id()]);
+    drop(device);
+
+    let other = Other::spawn(&path, "write");
+    let error = FileDevice::open(&path, &WRITE).unwrap_err().to_string();
+    let expected = format!("is in use by process {}", other.0.id());
+    assert!(error.contains(&expected), "{error}");
+    let reader = FileDevice::open(&path, &READ).unwrap();
+    assert!(reader.hold(offset(8), offset(1)).unwrap().is_some());
+    other.kill();
+    FileDevice::open(&path, &WRITE).unwrap();
+}
+
+#[test]
+fn what_a_reader_holds_is_held_until_it_dies() {
+    let directory = tempfile::tempdir().unwrap();
+    let device = create(directory.path(), 32, &WRITE);
+    let own = device.hold(0, offset(32)).unwrap().unwrap();
+    assert!(!device.is_held(0, offset(32)).unwrap(), "what the owner holds needs no lock");
+    drop(own);
+    let other = Other::spawn(device.path(), "read");
+    let here = FileDevice::open(device.path(), &READ).unwrap();
+    let [first, second] = [(); 2].map(|()| here.hold(offset(8), offset(8)).unwrap().unwrap());
+    assert!(device.is_held(offset(15), offset(1)).unwrap());
+    assert!(!device.is_held(offset(16), offset(16)).unwrap());
+    assert!(!device.is_held(0, offset(8)).unwrap());
+    assert!(here.hold(offset(9), offset(8)).is_err(), "ranges overlap");
+    other.kill();
+    drop(first);
+    assert!(device.is_held(0, offset(32)).unwrap());
+    drop(second);
+    // A process that another test starts at this moment has our descriptors until it executes.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while device.is_held(0, offset(32)).unwrap() {
+        assert!(Instant::now() < deadline, "a lock outlives who held it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
