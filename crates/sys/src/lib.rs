@@ -6,6 +6,8 @@
 //! else is safe. No policy lives here, no logging, no retry.
 
 pub mod block;
+pub mod cache;
+pub mod demand;
 pub mod direct;
 pub mod event;
 pub mod group;
@@ -13,6 +15,7 @@ pub mod heap;
 pub mod ksm;
 pub mod kvm;
 pub mod lock;
+pub mod mapped;
 pub mod mapping;
 pub mod maps;
 pub mod memfd;
@@ -20,6 +23,8 @@ pub mod memory;
 pub mod pagemap;
 pub mod pidfd;
 pub mod process;
+pub mod published;
+pub mod sigbus;
 pub mod socket;
 pub mod stderr;
 pub mod thread;

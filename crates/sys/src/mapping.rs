@@ -33,6 +33,9 @@ fn raw_mmap(
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(HostAddress(result as usize)) }
 }
 
+/// What one entry of the second level of page tables maps, in bytes, with pages of 4 KiB.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 impl Mapping {
@@ -68,6 +71,42 @@ impl Mapping {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let address = raw_mmap(0, bytes, protection, flags, file.as_raw_fd(), offset_bytes)?;
         Ok(Self { address, bytes })
+    }
+
+    /// A file mapped shared and read-only from its beginning, which is put at a multiple of
+    /// [`HUGE_PAGE_BYTES`]: only then can huge pages of the file be mapped as such.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    ///
+    /// # Panics
+    /// If `bytes` is not a multiple of the page size.
+    pub fn shared_aligned(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        assert!(bytes.is_multiple_of(PAGE_BYTES), "{bytes} bytes are not whole pages");
+        let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let room = raw_mmap(0, bytes + HUGE_PAGE_BYTES, libc::PROT_NONE, reserve, -1, 0)?;
+        // What of the room is not taken is unmapped again, in any case.
+        let room = Self { address: room, bytes: bytes + HUGE_PAGE_BYTES };
+        let start = room.address.0.next_multiple_of(HUGE_PAGE_BYTES);
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let address = raw_mmap(start, bytes, libc::PROT_READ, flags, file.as_raw_fd(), 0)?;
+        let (before, end) = (start - room.address.0, start + bytes);
+        let after = room.address.0 + room.bytes - end;
+        std::mem::forget(room);
+        // SAFETY: both are parts of the room, which is ours, and of which nobody else knows. Nothing at
+        // all is EINVAL and does no harm.
+        let (_, _) =
+            unsafe { (unmap(HostAddress(start - before), before), unmap(HostAddress(end), after)) };
+        Ok(Self { address, bytes })
+    }
+
+    /// Keeps the mapping from children that this process forks.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn keep_from_children(&self) -> io::Result<()> {
+        // SAFETY: this advice changes no content.
+        unsafe { advise(self.address, self.bytes, libc::MADV_DONTFORK) }
     }
 
     /// Takes the pages of a shared file mapping out of the page tables, and gives back the tables

@@ -20,6 +20,10 @@ use bindery_units::HostAddress;
 pub mod feature {
     /// Faults on write-protected pages are reported.
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+    /// Faults on absent pages of files in memory are reported.
+    pub const MISSING_SHMEM: u64 = 1 << 5;
+    /// Who touches an absent page gets `SIGBUS` instead of waiting, and a system call gets `EFAULT`.
+    pub const SIGBUS: u64 = 1 << 7;
     /// Write protection on mappings of files in memory.
     pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
     /// Write protection holds for anonymous pages that are not populated yet.
@@ -155,11 +159,32 @@ impl Userfault {
     /// `EPERM` or `EACCES`: neither way is permitted. `EINVAL`: the kernel lacks a feature.
     /// `ENOSYS`, `ENOENT`: it has no userfaultfd.
     pub fn open(features: u64) -> io::Result<Self> {
-        let context = Self(open_context()?);
+        Self(open_context()?).begin(features)
+    }
+
+    /// Opens a context for faults of the program itself, not for those of the kernel on its behalf
+    /// (`UFFD_USER_MODE_ONLY`, Linux 5.11): that needs no permission, and is all that
+    /// [`feature::SIGBUS`] can do.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), but for `EPERM`.
+    pub fn open_for_user_mode(features: u64) -> io::Result<Self> {
+        const USER_MODE_ONLY: i32 = 1;
+        let flags = libc::O_CLOEXEC | USER_MODE_ONLY;
+        // SAFETY: the system call takes flags only.
+        let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just opened and nobody else has it.
+        Self(unsafe { OwnedFd::from_raw_fd(descriptor as i32) }).begin(features)
+    }
+
+    fn begin(self, features: u64) -> io::Result<Self> {
         let mut argument = ApiArg { api: API, features, ioctls: 0 };
         // SAFETY: the descriptor is a userfaultfd and the argument is the structure it expects.
-        unsafe { context.call(IOC_API, &raw mut argument)? };
-        Ok(context)
+        unsafe { self.call(IOC_API, &raw mut argument)? };
+        Ok(self)
     }
 
     /// Registers a range for the faults in `modes` ([`mode`]).

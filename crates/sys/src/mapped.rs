@@ -1,0 +1,273 @@
+//! Files mapped to be read, and looking at memory that others may change.
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
+
+use bindery_units::{HostAddress, PAGE_BYTES};
+
+use crate::mapping::{self, Mapping};
+use crate::pagemap::{EXTENTS_PER_CALL_MAX, Extent, Pagemap, Query, category};
+
+/// A file mapped shared and read-only, where the kernel can use huge pages for what it caches of it.
+///
+/// To touch what is behind the file's end, or what its device cannot read, is `SIGBUS`.
+#[derive(Debug)]
+pub struct MappedFile(Mapping);
+
+impl MappedFile {
+    /// Maps `bytes` of the file from its beginning, beyond its end too: the file may grow into it.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn map(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        Mapping::shared_aligned(file, bytes).map(Self)
+    }
+
+    /// Tells the kernel that the file is read here and there, so that a fault reads no more than it must.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn advise_random(&self) -> io::Result<()> {
+        // SAFETY: this advice changes no content.
+        unsafe { mapping::advise(self.0.address(), self.0.bytes(), libc::MADV_RANDOM) }
+    }
+
+    /// Takes whole pages out of the page tables. The file has their content: touching them again is a
+    /// fault and nothing else.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    ///
+    /// # Panics
+    /// If the range leaves the mapping.
+    pub fn forget(&self, offset_bytes: usize, bytes: usize) -> io::Result<()> {
+        let start = self.range(offset_bytes, bytes);
+        // SAFETY: needs content that is kept elsewhere: the mapping is shared and read-only, so the file
+        // has all of it.
+        unsafe { mapping::advise(start, bytes, libc::MADV_DONTNEED) }
+    }
+
+    /// Has pages read and put into the page tables, and waits for it.
+    ///
+    /// # Errors
+    /// `EFAULT` if they cannot be read.
+    ///
+    /// # Panics
+    /// If the range leaves the mapping.
+    pub fn populate(&self, offset_bytes: usize, bytes: usize) -> io::Result<()> {
+        let start = self.range(offset_bytes, bytes);
+        // SAFETY: this advice changes no content.
+        unsafe { mapping::advise(start, bytes, libc::MADV_POPULATE_READ) }
+    }
+
+    /// How many pages of a range are in the page tables.
+    ///
+    /// # Errors
+    /// As [`Pagemap::scan`].
+    ///
+    /// # Panics
+    /// If the range leaves the mapping.
+    pub fn pages_mapped(
+        &self,
+        pagemap: &Pagemap,
+        offset_bytes: usize,
+        bytes: usize,
+    ) -> io::Result<u64> {
+        pages_mapped(pagemap, self.range(offset_bytes, bytes), bytes)
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the range leaves the mapping.
+    #[must_use]
+    pub fn view(&self, offset_bytes: usize, bytes: usize) -> View<'_> {
+        View::of(&self.0, offset_bytes, bytes)
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub const fn address(&self) -> HostAddress {
+        self.0.address()
+    }
+
+    /// How long it is, in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    fn range(&self, offset_bytes: usize, bytes: usize) -> HostAddress {
+        self.view(offset_bytes, bytes).address()
+    }
+}
+
+/// How many pages of a range are in this process's page tables.
+pub(crate) fn pages_mapped(pagemap: &Pagemap, start: HostAddress, bytes: usize) -> io::Result<u64> {
+    let query = Query { require: category::PRESENT, report: category::PRESENT, ..Query::default() };
+    let mut extents = [Extent::default(); EXTENTS_PER_CALL_MAX];
+    let (mut at, mut pages) = (start, 0);
+    let end = start.plus(bytes);
+    while at < end {
+        let scanned = pagemap.scan(at, end.0 - at.0, query, &mut extents)?;
+        let found = &extents[..scanned.extents];
+        pages += found.iter().map(|extent| extent.pages() as u64).sum::<u64>();
+        at = scanned.resume_at;
+    }
+    Ok(pages)
+}
+
+/// Readable bytes that this program may not write, while others may: the kernel, when it evicts pages
+/// and reads them again, and other processes. Nothing is claimed of them but that they can be read.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    start: *const u8,
+    bytes: usize,
+    mapping: PhantomData<&'a Mapping>,
+}
+
+// SAFETY: reading memory that lives for 'a; how others change it does not depend on the thread.
+unsafe impl Send for View<'_> {}
+// SAFETY: the same.
+unsafe impl Sync for View<'_> {}
+
+impl<'a> View<'a> {
+    /// A part of a mapping.
+    ///
+    /// # Panics
+    /// If the range leaves the mapping.
+    #[must_use]
+    pub fn of(mapping: &'a Mapping, offset_bytes: usize, bytes: usize) -> Self {
+        let whole = Self { start: mapping.as_ptr(), bytes: mapping.bytes(), mapping: PhantomData };
+        whole.part(offset_bytes, bytes)
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If it has no such part.
+    #[must_use]
+    pub fn part(self, offset_bytes: usize, bytes: usize) -> Self {
+        let end = offset_bytes.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.bytes),
+            "there are {} bytes, and no {bytes} at {offset_bytes}",
+            self.bytes
+        );
+        Self { start: self.start.wrapping_add(offset_bytes), bytes, mapping: PhantomData }
+    }
+
+    /// Copies all of it. A byte that changes meanwhile is either the old or the new one. A fault here
+    /// is as for any other access.
+    ///
+    /// # Panics
+    /// If `into` has another length.
+    pub fn copy_to(self, into: &mut [u8]) {
+        assert_eq!(into.len(), self.bytes, "all of a view is copied");
+        // SAFETY: `start` is readable for so many bytes by what `of` and `part` assert, and `into` is
+        // not a part of it, being borrowed exclusively. No reference is made, so no claim that the bytes
+        // stand still.
+        unsafe { self.start.copy_to_nonoverlapping(into.as_mut_ptr(), self.bytes) };
+    }
+
+    /// A copy of all of it.
+    #[must_use]
+    pub fn to_vec(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.bytes];
+        self.copy_to(&mut bytes);
+        bytes
+    }
+
+    /// One byte. Touches its page whatever the compiler thinks of it.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn byte(self, offset_bytes: usize) -> u8 {
+        let byte = self.part(offset_bytes, 1).start;
+        // SAFETY: readable, by what `part` asserts.
+        unsafe { byte.read_volatile() }
+    }
+
+    /// It as a slice.
+    ///
+    /// # Safety
+    /// Nobody may change a byte of it while the slice lives; what its mapping is of says who could.
+    #[must_use]
+    pub unsafe fn as_slice(self) -> &'a [u8] {
+        // SAFETY: readable for 'a, and unchanging by the caller's word.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub const fn as_ptr(self) -> *const u8 {
+        self.start
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub fn address(self) -> HostAddress {
+        HostAddress(self.start.addr())
+    }
+
+    /// How long it is, in bytes.
+    #[must_use]
+    pub const fn len(self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Touches a byte of each of its pages.
+    pub fn touch(self) {
+        (0..self.bytes).step_by(PAGE_BYTES).for_each(|at| _ = self.byte(at));
+    }
+}
+
+impl fmt::Debug for View<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "View({} bytes at {:#x})", self.bytes, self.start.addr())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_file_is_seen_and_forgotten_and_seen_again() {
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        file.write_all_at(&vec![5; 64 * PAGE_BYTES], 0).unwrap();
+        let mapped = MappedFile::map(file.as_fd(), 4 << 20).unwrap();
+        assert!(mapped.address().0.is_multiple_of(2 << 20));
+        mapped.advise_random().unwrap();
+        let pagemap = Pagemap::of_self().unwrap();
+        let pages = || mapped.pages_mapped(&pagemap, 0, 64 * PAGE_BYTES).unwrap();
+        assert_eq!(pages(), 0);
+        mapped.populate(0, 64 * PAGE_BYTES).unwrap();
+        assert_eq!(pages(), 64);
+        mapped.forget(0, 64 * PAGE_BYTES).unwrap();
+        assert_eq!(pages(), 0);
+        assert_eq!(mapped.view(PAGE_BYTES - 1, 3).to_vec(), [5; 3]);
+        assert!(pages() >= 2);
+        // The file may grow into the mapping.
+        file.write_all_at(&[9], 3 << 20).unwrap();
+        assert_eq!(mapped.view(3 << 20, 1).byte(0), 9);
+    }
+
+    #[test]
+    #[should_panic(expected = "no 2 at 4095")]
+    fn what_leaves_a_mapping_is_refused() {
+        let mapping = Mapping::anonymous(PAGE_BYTES).unwrap();
+        let _ = View::of(&mapping, 4095, 2);
+    }
+}

@@ -1,0 +1,189 @@
+//! `SIGBUS`: who touched memory whose content could not be had, and a second chance for it.
+//!
+//! One handler for the process. It looks up whose memory was touched and lets that one serve the fault,
+//! in the thread that touched; what nobody serves goes to the handler that was there before, or ends the
+//! process as ever. The handler blocks all signals, waits for nothing but what it is served with, and
+//! leaves `errno` as it was.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+
+use bindery_units::HostAddress;
+
+use crate::published::Published;
+
+/// Serves faults of a range of memory.
+pub trait Serve: Send + Sync {
+    /// `address`, which is in the range, could not be read. Whether the thread shall try again.
+    ///
+    /// Called in a signal handler, in the thread that touched the memory: takes no lock that a thread may
+    /// hold while it reads such memory, allocates nothing, and does not panic, which ends the process.
+    fn serve(&self, address: HostAddress) -> bool;
+}
+
+#[derive(Clone)]
+struct Range {
+    start: usize,
+    end: usize,
+    server: Arc<dyn Serve>,
+}
+
+/// Sorted by address; none overlaps another.
+type Ranges = Vec<Range>;
+
+static RANGES: OnceLock<Published<Ranges>> = OnceLock::new();
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// A range that is served until this is dropped, which waits until nobody serves it any more.
+#[derive(Debug)]
+pub struct Registration {
+    start: usize,
+}
+
+/// Has the faults of a range served.
+///
+/// Installs the handler if it is not yet there. A program that installs one of its own later must hand
+/// on what is not its own.
+///
+/// # Errors
+/// As sigaction(2).
+///
+/// # Panics
+/// If a part of the range is served already.
+pub fn register(
+    start: HostAddress,
+    bytes: usize,
+    server: Arc<dyn Serve>,
+) -> io::Result<Registration> {
+    let ranges = RANGES.get_or_init(Published::default);
+    let new = Range { start: start.0, end: start.0 + bytes, server };
+    ranges.update(|ranges| {
+        let ranges = ranges.map_or(&[][..], Vec::as_slice);
+        let at = ranges.partition_point(|range| range.start < new.start);
+        let (before, after) = ranges.split_at(at);
+        assert!(before.last().is_none_or(|range| range.end <= new.start), "served already");
+        assert!(after.first().is_none_or(|range| new.end <= range.start), "served already");
+        Some([before, std::slice::from_ref(&new), after].concat())
+    });
+    let registration = Registration { start: start.0 };
+    install()?;
+    Ok(registration)
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let ranges = RANGES.get().expect("a registration is made after the ranges");
+        ranges.update(|ranges| {
+            let left = |range: &&Range| range.start != self.start;
+            Some(ranges.into_iter().flatten().filter(left).cloned().collect())
+        });
+    }
+}
+
+fn install() -> io::Result<()> {
+    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
+        exchange(None, |previous| PREVIOUS.set(previous).map_err(|_| ()))
+            .and_then(|()| exchange(Some(&action()), |_| Ok(())))
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL))
+    });
+    installed.map_err(io::Error::from_raw_os_error)
+}
+
+fn action() -> libc::sigaction {
+    let mut blocked = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigfillset(3) initialises the set that it is given, and cannot fail for a valid one.
+    let blocked = unsafe {
+        libc::sigfillset(blocked.as_mut_ptr());
+        blocked.assume_init()
+    };
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_bus_error;
+    libc::sigaction {
+        sa_sigaction: handler as usize,
+        sa_mask: blocked,
+        sa_flags: libc::SA_SIGINFO | libc::SA_RESTART,
+        sa_restorer: None,
+    }
+}
+
+/// Sets the disposition of `SIGBUS`, if one is given, and tells what it was.
+fn exchange(
+    new: Option<&libc::sigaction>,
+    old: impl FnOnce(libc::sigaction) -> Result<(), ()>,
+) -> io::Result<()> {
+    let new = new.map_or(ptr::null(), ptr::from_ref);
+    let mut previous = MaybeUninit::uninit();
+    // SAFETY: `new` is null or a whole action whose handler is safe to call in any thread at any time,
+    // and `previous` is writable for one.
+    if unsafe { libc::sigaction(libc::SIGBUS, new, previous.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a call that succeeded filled it.
+    let previous = unsafe { previous.assume_init() };
+    old(previous).map_err(|()| io::ErrorKind::AlreadyExists.into())
+}
+
+extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: with SA_SIGINFO the kernel passes a whole siginfo; for a fault (BUS_ADRERR) it has an
+    // address. errno is this thread's own.
+    let (errno, code, address) =
+        unsafe { (*libc::__errno_location(), (*info).si_code, (*info).si_addr() as usize) };
+    let served = code == libc::BUS_ADRERR && serve(address);
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    if !served {
+        // SAFETY: these are the arguments that the kernel gave this handler.
+        unsafe { hand_on(signal, info, context, code) };
+    }
+}
+
+fn serve(address: usize) -> bool {
+    let Some(ranges) = RANGES.get() else { return false };
+    ranges.read(|ranges| {
+        let ranges = ranges.map_or(&[][..], Vec::as_slice);
+        let after = ranges.partition_point(|range| range.start <= address);
+        let found = after.checked_sub(1).map(|at| &ranges[at]);
+        let found = found.filter(|range| address < range.end);
+        found.is_some_and(|range| range.server.serve(HostAddress(address)))
+    })
+}
+
+/// Does what would have been done without this module.
+///
+/// # Safety
+/// The arguments must be those of a signal handler.
+unsafe fn hand_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void, code: i32) {
+    let sent_by_a_process = code <= 0;
+    let previous = PREVIOUS.get().map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
+    match previous {
+        libc::SIG_IGN if sent_by_a_process => {}
+        // The kernel does not let a fault be ignored.
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: both calls may be made in a signal handler. A fault happens again when this
+            // handler returns, and ends the process; a signal that was sent must be sent again.
+            unsafe {
+                libc::signal(signal, libc::SIG_DFL);
+                if sent_by_a_process {
+                    libc::raise(signal);
+                }
+            }
+        }
+        handler if flags_of_previous() & libc::SA_SIGINFO != 0 => {
+            // SAFETY: with that flag, this is what sigaction(2) says the number is.
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: without it, this.
+            let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+fn flags_of_previous() -> i32 {
+    PREVIOUS.get().map_or(0, |previous| previous.sa_flags)
+}
