@@ -17,11 +17,13 @@ mod extent;
 pub mod format;
 mod id;
 pub mod log;
+pub mod map;
 pub mod mblock;
 pub mod mdc;
 mod name;
 pub mod object;
 pub mod pool;
+pub mod reaper;
 pub mod space;
 
 pub use extent::Extent;

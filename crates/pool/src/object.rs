@@ -128,7 +128,6 @@ pub enum ReadError {
 }
 
 /// Refuses a range that the object does not have.
-#[expect(dead_code, reason = "maps come next")]
 pub(crate) fn check_range(
     object: &dyn Object,
     offset_bytes: u64,

@@ -9,14 +9,14 @@
 #[cfg(loom)]
 use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicPtr, AtomicUsize, Ordering},
+    atomic::{AtomicPtr, AtomicUsize, Ordering, fence},
 };
 use std::fmt;
 use std::ptr;
 #[cfg(not(loom))]
 use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicPtr, AtomicUsize, Ordering},
+    atomic::{AtomicPtr, AtomicUsize, Ordering, fence},
 };
 
 /// At most one value of `T`, which any number of threads look at while one replaces it.
@@ -51,7 +51,7 @@ struct Inside<'a>(&'a AtomicUsize);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        // Release, for the SeqCst load in `wait_for_readers`: what was read was read before.
+        // Release, for the Acquire in `wait_for_readers`: what was read was read before.
         self.0.fetch_sub(1, Ordering::Release);
     }
 }
@@ -61,11 +61,12 @@ impl<T> Published<T> {
     /// handler; what `look` does there is for the caller to mind. Replacing waits until it is done.
     pub fn read<R>(&self, look: impl FnOnce(Option<&T>) -> R) -> R {
         let count = &self.readers[self.entrance.load(Ordering::Relaxed) & 1];
-        // SeqCst here and on the pointer, with those in `replace` and `wait_for_readers`: either the
-        // writer sees the count, or this sees the new pointer.
-        count.fetch_add(1, Ordering::SeqCst);
+        count.fetch_add(1, Ordering::Relaxed);
         let _inside = Inside(count);
-        let current = self.current.load(Ordering::SeqCst);
+        // With the fence in `update`: either the writer sees the count, or this sees the new pointer.
+        fence(Ordering::SeqCst);
+        // Acquire, with the Release in `update`: the value itself is seen too.
+        let current = self.current.load(Ordering::Acquire);
         // SAFETY: needs a value that lives while `look` runs. It is freed by `update` alone, which first
         // waits until each count was zero after the pointer changed, and this one is not.
         look(unsafe { current.as_ref() })
@@ -81,7 +82,8 @@ impl<T> Published<T> {
         // SAFETY: the value is freed by this function alone, and the lock is held.
         let next = next(unsafe { current.as_ref() });
         let next = next.map_or(ptr::null_mut(), |next| Box::into_raw(Box::new(next)));
-        self.current.swap(next, Ordering::SeqCst);
+        self.current.store(next, Ordering::Release);
+        fence(Ordering::SeqCst);
         self.wait_for_readers();
         if !current.is_null() {
             // SAFETY: from `Box::into_raw`, no longer published, and nobody looks at it: see above.
@@ -98,7 +100,7 @@ impl<T> Published<T> {
         for count in [0, 1] {
             self.entrance.store(1 - count, Ordering::Relaxed);
             let mut turns = 0;
-            while self.readers[count].load(Ordering::SeqCst) != 0 {
+            while self.readers[count].load(Ordering::Acquire) != 0 {
                 pause(turns);
                 turns += 1;
             }

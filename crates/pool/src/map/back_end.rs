@@ -1,0 +1,98 @@
+//! What a map is made of, behind one trait.
+
+use std::fmt;
+use std::fs::File;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bindery_sys::mapped::View;
+use bindery_sys::pagemap::Pagemap;
+
+use super::error::EvictError;
+use super::options::BackEndKind;
+use crate::object::ReadError;
+
+/// Consecutive pages of an object of a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    /// The object's number in the map.
+    pub object: usize,
+    /// The first page.
+    pub first_page: u64,
+    /// How many.
+    pub pages: u64,
+}
+
+/// What was prefetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetched {
+    /// How many pages were asked for and are in memory now.
+    pub pages: u64,
+}
+
+/// What tells the memory of one object from that of another: of two maps of the same object, the file
+/// back end has the same memory, and the memfd back end has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    /// The address of what holds the memory, which lives as long as the map.
+    pub(crate) holder: usize,
+    /// Where in it.
+    pub(crate) offset_bytes: u64,
+}
+
+/// What a back end must do. Numbers of objects are positions in the map's list; ranges are within the
+/// object, pages beyond its end excepted.
+pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
+    fn kind(&self) -> BackEndKind;
+    fn identity(&self, object: usize) -> Identity;
+    fn view(&self, object: usize, offset_bytes: u64, bytes: usize) -> View<'_>;
+    /// Copies, verified.
+    fn read(&self, object: usize, offset_bytes: u64, into: &mut [u8]) -> Result<(), ReadError>;
+    /// Has pages in memory and waits for it.
+    fn prefetch(&self, runs: &[PageRun]) -> Result<(), ReadError>;
+    /// How many pages of an object are in memory.
+    fn resident_pages(&self, object: usize) -> Result<u64, EvictError>;
+    /// How many of them this process has in its page tables.
+    fn mapped_pages(&self, pagemap: &Pagemap, object: usize) -> Result<u64, EvictError>;
+    /// Takes pages out of this process's page tables; they stay in memory.
+    fn forget(&self, run: PageRun) -> Result<(), EvictError>;
+    /// Gives the memory of objects back, as far as the kernel takes it.
+    fn evict(&self, objects: &[usize]) -> Result<(), EvictError>;
+    /// Whether pages of an object were fetched since this was last asked, as far as the back end knows.
+    fn take_fetched(&self, object: usize) -> bool;
+    /// What the reaper imposes.
+    fn duty(&self) -> &Duty;
+    /// The memfd, if there is one.
+    fn memory(&self) -> Option<&File>;
+}
+
+/// What the reaper imposes on a map while memory is short.
+#[derive(Debug)]
+pub(crate) struct Duty {
+    fault_delay_us: AtomicU32,
+    readahead_pages: AtomicU64,
+}
+
+impl Default for Duty {
+    fn default() -> Self {
+        Self { fault_delay_us: AtomicU32::new(0), readahead_pages: AtomicU64::new(u64::MAX) }
+    }
+}
+
+impl Duty {
+    pub(crate) fn impose(&self, fault_delay: Duration, readahead_pages: u64) {
+        let delay_us = u32::try_from(fault_delay.as_micros()).unwrap_or(u32::MAX);
+        self.fault_delay_us.store(delay_us, Ordering::Relaxed);
+        self.readahead_pages.store(readahead_pages, Ordering::Relaxed);
+    }
+
+    /// How long a fault waits before it is served.
+    pub(crate) fn fault_delay(&self) -> Duration {
+        Duration::from_micros(self.fault_delay_us.load(Ordering::Relaxed).into())
+    }
+
+    /// How many pages may be read that nobody has touched, at once.
+    pub(crate) fn readahead_pages(&self) -> u64 {
+        self.readahead_pages.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,73 @@
+//! What can go wrong with maps.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::ObjectId;
+use crate::object::ReadError;
+
+/// Why objects could not be mapped.
+#[derive(Debug, Error)]
+pub enum MapError {
+    /// There is nothing to map.
+    #[error("a map needs at least one object")]
+    Empty,
+    /// All of them together are too long.
+    #[error(
+        "{objects} objects of up to {longest_bytes} bytes are too much for one map: \
+         map fewer at once"
+    )]
+    TooLarge {
+        /// How many.
+        objects: usize,
+        /// How long the longest is.
+        longest_bytes: u64,
+    },
+    /// The device has no file.
+    #[error("object {object} is on a device that cannot be mapped: move it to another class first")]
+    NoFile {
+        /// Which object.
+        object: ObjectId,
+    },
+    /// The file back end was asked for.
+    #[error(
+        "object {object} is on another device than {first}: \
+         map them apart, or with the memfd back end"
+    )]
+    SeveralDevices {
+        /// The first of all.
+        first: ObjectId,
+        /// The first that is elsewhere.
+        object: ObjectId,
+    },
+    /// The checksums could not be had.
+    #[error(transparent)]
+    Checksums(#[from] ReadError),
+    /// The kernel says no.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What it was to do.
+        what: &'static str,
+        /// What it says.
+        source: io::Error,
+    },
+}
+
+impl MapError {
+    pub(crate) const fn of_system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+}
+
+/// Why the kernel did not say what is in memory, or did not take it back.
+#[derive(Debug, Error)]
+#[error("cannot {what} of object {object}: {source}")]
+pub struct EvictError {
+    /// What it was to do.
+    pub what: &'static str,
+    /// With which object.
+    pub object: ObjectId,
+    /// What it says.
+    pub source: io::Error,
+}

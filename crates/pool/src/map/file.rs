@@ -1,0 +1,259 @@
+//! The back end whose objects are in one device's file: the file's shared mapping, and arithmetic.
+
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use bindery_sys::cache;
+use bindery_sys::mapped::View;
+use bindery_sys::pagemap::Pagemap;
+use bindery_units::PAGE_BYTES;
+
+use super::back_end::{BackEnd, Duty, Identity, PageRun};
+use super::content::verify_units;
+use super::error::{EvictError, MapError};
+use super::options::{BackEndKind, Options};
+use super::window::{DeviceFiles, Tenant, Window};
+use crate::object::{Object, ReadError, UNIT_BYTES, units_of};
+
+/// What a checked read reads at once, in bytes.
+const READ_BYTES: u64 = 128 << 10;
+
+/// Objects that lie closer than this to each other are evicted together, with what is between them: the
+/// kernel drops huge pages whole or not at all.
+const EVICT_GAP_BYTES: u64 = 64 << 10;
+
+/// What a huge page of a file is at most aligned to, in bytes.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+#[derive(Debug)]
+pub(super) struct FileMap {
+    id: u64,
+    objects: Vec<Arc<dyn Object>>,
+    window: Arc<Window>,
+    duty: Duty,
+    /// Whether somebody is told of what is lost.
+    tenant: bool,
+}
+
+impl FileMap {
+    pub(super) fn new(
+        id: u64,
+        objects: &[Arc<dyn Object>],
+        file: BorrowedFd<'_>,
+        files: &DeviceFiles,
+        options: &Options,
+    ) -> Result<Self, MapError> {
+        let end = |object: &Arc<dyn Object>| object.offset_bytes() + stored_bytes(&**object);
+        let bytes = objects.iter().map(end).max().unwrap_or(0);
+        let window = files.window(file, bytes, options.access)?;
+        if let Some(on_lost) = options.on_lost {
+            let tenant = |object: &Arc<dyn Object>| {
+                let (offset_bytes, bytes) = (object.offset_bytes(), object.length_bytes());
+                Tenant { map: id, object: object.id(), offset_bytes, bytes, on_lost }
+            };
+            window.let_in(&objects.iter().map(tenant).collect::<Vec<_>>());
+        }
+        let (objects, tenant) = (objects.to_vec(), options.on_lost.is_some());
+        Ok(Self { id, objects, window, duty: Duty::default(), tenant })
+    }
+
+    /// Where a run is in the file, and how long.
+    fn place(&self, run: PageRun) -> (u64, u64) {
+        let start = self.objects[run.object].offset_bytes() + run.first_page * PAGE_BYTES as u64;
+        (start, run.pages * PAGE_BYTES as u64)
+    }
+
+    fn whole(&self, object: usize) -> PageRun {
+        PageRun { object, first_page: 0, pages: units_of(&*self.objects[object]) }
+    }
+
+    /// Reads whole units through the kernel's cache and verifies them.
+    fn read_units(
+        &self,
+        object: &dyn Object,
+        first: u64,
+        into: &mut [u8],
+    ) -> Result<(), ReadError> {
+        use std::os::unix::fs::FileExt;
+        let offset_bytes = first * UNIT_BYTES as u64;
+        let file = self.window.device().cached_file();
+        file.read_exact_at(into, object.offset_bytes() + offset_bytes)
+            .map_err(|source| ReadError::Device { object: object.id(), offset_bytes, source })?;
+        Ok(verify_units(object, first, into)?)
+    }
+
+    /// Evicts a range of the file that no mapping of this process shows any more.
+    fn evict_range(&self, start: u64, end: u64) -> std::io::Result<()> {
+        for window in self.window.device().windows() {
+            let end = end.min(window.mapped().bytes() as u64);
+            if start < end {
+                window.mapped().forget(start as usize, (end - start) as usize)?;
+            }
+        }
+        cache::evict(self.window.device().file(), start, end - start)
+    }
+
+    fn resident_in(&self, start: u64, end: u64) -> std::io::Result<u64> {
+        Ok(cache::cached(self.window.device().file(), start, end - start)?.resident_pages)
+    }
+}
+
+/// What an object takes of its device, without its checksums.
+fn stored_bytes(object: &dyn Object) -> u64 {
+    units_of(object) * UNIT_BYTES as u64
+}
+
+impl BackEnd for FileMap {
+    fn kind(&self) -> BackEndKind {
+        BackEndKind::File
+    }
+
+    fn identity(&self, object: usize) -> Identity {
+        let offset_bytes = self.objects[object].offset_bytes();
+        Identity { holder: self.window.holder(), offset_bytes }
+    }
+
+    fn view(&self, object: usize, offset_bytes: u64, bytes: usize) -> View<'_> {
+        let start = self.objects[object].offset_bytes() + offset_bytes;
+        self.window.mapped().view(start as usize, bytes)
+    }
+
+    fn read(&self, object: usize, offset_bytes: u64, into: &mut [u8]) -> Result<(), ReadError> {
+        let object = &*self.objects[object];
+        let (mut at, mut into) = (offset_bytes, into);
+        let mut units = Vec::new();
+        while !into.is_empty() {
+            let (first, skip) = (at / UNIT_BYTES as u64, at % UNIT_BYTES as u64);
+            let wanted = (skip + into.len() as u64).min(READ_BYTES);
+            units.resize(wanted.next_multiple_of(UNIT_BYTES as u64) as usize, 0);
+            self.read_units(object, first, &mut units)?;
+            let (piece, rest) = into.split_at_mut((wanted - skip) as usize);
+            piece.copy_from_slice(&units[skip as usize..][..piece.len()]);
+            at += piece.len() as u64;
+            into = rest;
+        }
+        Ok(())
+    }
+
+    fn prefetch(&self, runs: &[PageRun]) -> Result<(), ReadError> {
+        let failed = |run: PageRun| {
+            let object = self.objects[run.object].id();
+            let offset_bytes = run.first_page * PAGE_BYTES as u64;
+            move |source| ReadError::Device { object, offset_bytes, source }
+        };
+        // All reads are under way before the first is waited for.
+        for &run in runs {
+            let (start, bytes) = self.place(run);
+            let begun = cache::read_ahead(self.window.device().file(), start, bytes);
+            begun.map_err(failed(run))?;
+        }
+        for &run in runs {
+            let (start, bytes) = self.place(run);
+            let read = self.window.mapped().populate(start as usize, bytes as usize);
+            read.map_err(failed(run))?;
+        }
+        Ok(())
+    }
+
+    fn resident_pages(&self, object: usize) -> Result<u64, EvictError> {
+        let (start, bytes) = self.place(self.whole(object));
+        self.resident_in(start, start + bytes).map_err(self.failed("count the pages", object))
+    }
+
+    fn mapped_pages(&self, pagemap: &Pagemap, object: usize) -> Result<u64, EvictError> {
+        let (start, bytes) = self.place(self.whole(object));
+        let pages = |window: &Arc<Window>| {
+            let mapped = window.mapped();
+            // What grew beyond a window is in a longer one.
+            let bytes = bytes.min((mapped.bytes() as u64).saturating_sub(start));
+            if bytes == 0 {
+                Ok(0)
+            } else {
+                mapped.pages_mapped(pagemap, start as usize, bytes as usize)
+            }
+        };
+        let windows = self.window.device().windows();
+        let pages = windows.iter().map(pages).sum::<std::io::Result<u64>>();
+        pages.map_err(self.failed("find the mapped pages", object))
+    }
+
+    fn forget(&self, run: PageRun) -> Result<(), EvictError> {
+        let (start, bytes) = self.place(run);
+        for window in self.window.device().windows() {
+            let mapped = window.mapped();
+            if start + bytes <= mapped.bytes() as u64 {
+                let forgotten = mapped.forget(start as usize, bytes as usize);
+                forgotten.map_err(self.failed("unmap pages", run.object))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn evict(&self, objects: &[usize]) -> Result<(), EvictError> {
+        let place = |&object: &usize| {
+            let (start, bytes) = self.place(self.whole(object));
+            (start, start + bytes, object)
+        };
+        let mut places: Vec<_> = objects.iter().map(place).filter(|(a, b, _)| a < b).collect();
+        places.sort_unstable();
+        let near = |a: &(u64, u64, usize), b: &(u64, u64, usize)| {
+            b.0.saturating_sub(a.1) <= EVICT_GAP_BYTES
+        };
+        for together in places.chunk_by(near) {
+            let (start, end) = (together[0].0, together[together.len() - 1].1);
+            let failed = || self.failed("evict the pages", together[0].2);
+            self.evict_range(start, end).map_err(failed())?;
+            if self.resident_in(start, end).map_err(failed())? > 0 {
+                // A huge page that begins before or ends behind. What else is in it is read again when
+                // it is touched.
+                let start = start & !(HUGE_PAGE_BYTES - 1);
+                let end = end.next_multiple_of(HUGE_PAGE_BYTES);
+                if !self.others_between(start, end, objects) {
+                    self.evict_range(start, end).map_err(failed())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_fetched(&self, _object: usize) -> bool {
+        false
+    }
+
+    fn duty(&self) -> &Duty {
+        &self.duty
+    }
+
+    fn memory(&self) -> Option<&File> {
+        None
+    }
+}
+
+impl FileMap {
+    /// Whether objects of this map that are not to be evicted are in a range of the file.
+    fn others_between(&self, start: u64, end: u64, evicted: &[usize]) -> bool {
+        let inside = |object: usize| {
+            let (from, bytes) = self.place(self.whole(object));
+            from < end && start < from + bytes
+        };
+        (0..self.objects.len()).any(|object| inside(object) && !evicted.contains(&object))
+    }
+
+    fn failed(
+        &self,
+        what: &'static str,
+        object: usize,
+    ) -> impl FnOnce(std::io::Error) -> EvictError {
+        let object = self.objects[object].id();
+        move |source| EvictError { what, object, source }
+    }
+}
+
+impl Drop for FileMap {
+    fn drop(&mut self) {
+        if self.tenant {
+            self.window.turn_out(self.id);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! mcache maps: a list of objects as one range of memory.
+//!
+//! One call maps a list, and it costs at most one mapping (`vm_area_struct`), whatever the number of
+//! objects, their age and their medium. Pages come when they are touched. Two back ends:
+//!
+//! * **file**: the objects are in one device's file, of which the process has one shared mapping that all
+//!   maps use, so that a map costs no mapping at all. The kernel reads, caches and reclaims.
+//! * **memfd**: the objects are anywhere. Each is a bucket of one range; the thread that touches an
+//!   absent page reads it past the kernel's cache, verifies it and goes on
+//!   ([`bindery_sys::demand`]). Its memory is counted exactly, and given back by the reaper alone.
+//!
+//! Both share their pages with other processes that map the same objects: the file's by nature, the
+//! memfd's with those that are given its descriptor.
+
+mod back_end;
+mod content;
+mod error;
+mod file;
+mod layout;
+mod memory;
+mod options;
+mod registry;
+mod window;
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use bindery_sys::mapped::View;
+
+use crate::object::{self, Object, ReadError};
+
+pub(crate) use self::back_end::{BackEnd, Duty, Identity};
+pub use self::back_end::{PageRun, Prefetched};
+pub use self::error::{EvictError, MapError};
+pub use self::options::{Access, BackEndKind, Choice, Lost, Options, Temperature};
+pub use self::registry::Maps;
+
+/// Pages of a range that are in memory, and all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Residency {
+    /// All pages of the objects.
+    pub pages: u64,
+    /// Those in memory.
+    pub resident_pages: u64,
+}
+
+/// A list of objects that can be read as memory, until this is dropped. They stay as they are for so
+/// long, deleted or not.
+#[derive(Debug)]
+pub struct Map {
+    mapped: Arc<Mapped>,
+    maps: Maps,
+}
+
+/// What a map is, for those who must not keep it.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    pub(crate) objects: Vec<Arc<dyn Object>>,
+    pub(crate) back_end: Box<dyn BackEnd>,
+    temperature: AtomicU8,
+}
+
+impl Mapped {
+    pub(crate) fn temperature(&self) -> Temperature {
+        Temperature::of_number(self.temperature.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn pages_of(&self, object: usize) -> u64 {
+        object::units_of(&*self.objects[object])
+    }
+}
+
+impl Map {
+    fn new(mapped: Arc<Mapped>, maps: Maps) -> Self {
+        Self { mapped, maps }
+    }
+
+    /// How many objects it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.mapped.objects.len()
+    }
+
+    /// Whether it has none; no map is made of none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.mapped.objects.is_empty()
+    }
+
+    /// The objects, in the order in which they were mapped.
+    #[must_use]
+    pub fn objects(&self) -> &[Arc<dyn Object>] {
+        &self.mapped.objects
+    }
+
+    /// Which back end it has.
+    #[must_use]
+    pub fn back_end(&self) -> BackEndKind {
+        self.mapped.back_end.kind()
+    }
+
+    /// Bytes of an object, as memory. Costs arithmetic; to read them may be a fault, which reads the
+    /// device. Where a page cannot be had, reading it is `SIGBUS`, of which [`Options::on_lost`] is told
+    /// first; [`read`](Self::read) gives an error instead. The file back end does not verify checksums
+    /// here; the memfd back end verifies each page that it fetches. The memfd back end's absent pages are
+    /// `EFAULT` for system calls: [`prefetch`](Self::prefetch) them, or copy.
+    ///
+    /// A [`View`] rather than a slice, because a slice claims that nobody changes its bytes. The pool
+    /// keeps that: a committed object is never written, its place is not given away while this map holds
+    /// it, and what is evicted comes back as it was. What remains is for whoever calls
+    /// [`View::as_slice`] to know: that no other program writes to the pool's devices, that they do not
+    /// fail silently (file back end), and that nobody to whom the memfd was given writes to it (memfd).
+    ///
+    /// # Errors
+    /// [`ReadError::BeyondEnd`].
+    ///
+    /// # Panics
+    /// If the map has no object of that number.
+    pub fn get(
+        &self,
+        object: usize,
+        offset_bytes: u64,
+        bytes: usize,
+    ) -> Result<View<'_>, ReadError> {
+        object::check_range(&*self.mapped.objects[object], offset_bytes, bytes as u64)?;
+        Ok(self.mapped.back_end.view(object, offset_bytes, bytes))
+    }
+
+    /// Copies bytes of an object, verified against its checksums. Blocks while pages are read.
+    ///
+    /// # Errors
+    /// See [`ReadError`]: it names the object and the place.
+    ///
+    /// # Panics
+    /// If the map has no object of that number.
+    pub fn read(&self, object: usize, offset_bytes: u64, into: &mut [u8]) -> Result<(), ReadError> {
+        object::check_range(&*self.mapped.objects[object], offset_bytes, into.len() as u64)?;
+        self.mapped.back_end.read(object, offset_bytes, into)
+    }
+
+    /// Has pages in memory, as many reads at once as the devices take, and waits for them. While the
+    /// machine is short of memory, runs are cut short (see [`Reaper`](crate::reaper::Reaper)).
+    ///
+    /// # Errors
+    /// The first page that could not be had; others may have been.
+    ///
+    /// # Panics
+    /// If the map has no such object. Pages beyond an object's end are left out.
+    pub fn prefetch(&self, runs: &[PageRun]) -> Result<Prefetched, ReadError> {
+        let limit_pages = self.mapped.back_end.duty().readahead_pages();
+        let mut runs: Vec<PageRun> = runs.to_vec();
+        for run in &mut runs {
+            let left = self.mapped.pages_of(run.object).saturating_sub(run.first_page);
+            run.pages = run.pages.min(left).min(limit_pages);
+        }
+        runs.retain(|run| run.pages > 0);
+        let pages = runs.iter().map(|run| run.pages).sum();
+        self.mapped.back_end.prefetch(&runs)?;
+        Ok(Prefetched { pages })
+    }
+
+    /// Has all of one object in memory, as [`prefetch`](Self::prefetch).
+    ///
+    /// # Errors
+    /// As for `prefetch`.
+    ///
+    /// # Panics
+    /// If the map has no object of that number.
+    pub fn prefetch_object(&self, object: usize) -> Result<Prefetched, ReadError> {
+        let pages = self.mapped.pages_of(object);
+        self.prefetch(&[PageRun { object, first_page: 0, pages }])
+    }
+
+    /// Gives the memory of all objects back, as far as nobody else uses it. What is touched again is
+    /// read again. How many pages are still there: such as others have mapped, or that lie in a huge
+    /// page with something else.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn purge(&self) -> Result<u64, EvictError> {
+        let all: Vec<usize> = (0..self.len()).collect();
+        self.mapped.back_end.evict(&all)?;
+        Ok(self.residency()?.resident_pages)
+    }
+
+    /// How much of it is in memory, whoever put it there. Costs a system call an object and some 10 ns a
+    /// page.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn residency(&self) -> Result<Residency, EvictError> {
+        let mut residency = Residency::default();
+        for object in 0..self.len() {
+            residency.pages += self.mapped.pages_of(object);
+            residency.resident_pages += self.mapped.back_end.resident_pages(object)?;
+        }
+        Ok(residency)
+    }
+
+    /// How long its objects stay in memory.
+    #[must_use]
+    pub fn temperature(&self) -> Temperature {
+        self.mapped.temperature()
+    }
+
+    /// Says how long its objects are to stay in memory from now on.
+    pub fn set_temperature(&self, temperature: Temperature) {
+        self.mapped.temperature.store(temperature.number(), Ordering::Relaxed);
+    }
+
+    /// The memory of the memfd back end: another process passes it as [`Options::memory`] with the same
+    /// objects in the same order, and shares the pages. None with the file back end, whose pages are
+    /// shared as they are.
+    #[must_use]
+    pub fn memory(&self) -> Option<&File> {
+        self.mapped.back_end.memory()
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        self.maps.forget(&self.mapped);
+    }
+}

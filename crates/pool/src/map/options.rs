@@ -1,0 +1,120 @@
+//! How a map is to be made.
+
+use std::fmt;
+use std::fs::File;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::ObjectId;
+
+/// How long the objects of a map stay in memory when it is short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Temperature {
+    /// The reaper's time to live.
+    Cold,
+    /// Ten times as long.
+    #[default]
+    Warm,
+    /// A hundred times as long.
+    Hot,
+    /// For ever, as far as the reaper is concerned.
+    Pinned,
+}
+
+impl Temperature {
+    /// All of them, from the coldest.
+    pub const ALL: [Self; 4] = [Self::Cold, Self::Warm, Self::Hot, Self::Pinned];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Warm => "warm",
+            Self::Hot => "hot",
+            Self::Pinned => "pinned",
+        }
+    }
+
+    pub(crate) const fn number(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) const fn of_number(number: u8) -> Self {
+        Self::ALL[number as usize]
+    }
+}
+
+impl fmt::Display for Temperature {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// A temperature that there is not.
+#[derive(Debug, Error)]
+#[error("{0:?} is no temperature: they are cold, warm, hot and pinned")]
+pub struct UnknownTemperature(pub String);
+
+impl FromStr for Temperature {
+    type Err = UnknownTemperature;
+
+    fn from_str(name: &str) -> Result<Self, UnknownTemperature> {
+        let found = Self::ALL.into_iter().find(|temperature| temperature.name() == name);
+        found.ok_or_else(|| UnknownTemperature(name.into()))
+    }
+}
+
+/// What a map is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BackEndKind {
+    /// The shared mapping of one device's file.
+    File,
+    /// Memory that is filled when it is touched.
+    Memfd,
+}
+
+/// Which back end to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// The file where all objects are in one device's file, else the memfd.
+    #[default]
+    Automatic,
+    /// This one.
+    Fixed(BackEndKind),
+}
+
+/// How the objects will be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Here and there: a fault reads one page (`MADV_RANDOM`).
+    #[default]
+    Random,
+    /// Mostly forwards: a fault reads some of what follows as well.
+    Sequential,
+}
+
+/// What could not be read when it was touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Whose page.
+    pub object: ObjectId,
+    /// Where in the object the page begins.
+    pub offset_bytes: u64,
+}
+
+/// How a map is to be made.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// Which back end to take.
+    pub choice: Choice,
+    /// How it will be read.
+    pub access: Access,
+    /// Is told of a page that cannot be had, before the thread that touched it gets `SIGBUS`. Called in a
+    /// signal handler: it may do what signal-safety(7) allows and no more.
+    pub on_lost: Option<fn(Lost)>,
+    /// The memory of the same map in another process ([`Map::memory`](super::Map::memory)): implies the
+    /// memfd back end.
+    pub memory: Option<File>,
+}

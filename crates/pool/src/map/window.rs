@@ -1,0 +1,181 @@
+//! The shared mappings of devices' files: at most one for each file and way of reading it, made when the
+//! first map needs it and gone with the last.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bindery_sys::mapped::MappedFile;
+use bindery_sys::memfd;
+use bindery_sys::published::Published;
+use bindery_sys::sigbus::{self, Registration, Serve};
+use bindery_units::HostAddress;
+
+use super::error::MapError;
+use super::options::{Access, Lost};
+use crate::ObjectId;
+
+/// The least that is mapped of a file: it can grow for a while without a second mapping.
+const WINDOW_BYTES_MIN: u64 = 1 << 30;
+
+/// A device's file and what is mapped of it. Held by the windows, so gone with the last of them.
+#[derive(Debug)]
+pub(super) struct DeviceFile {
+    identity: (u64, u64),
+    file: File,
+    windows: Mutex<Vec<Weak<Window>>>,
+}
+
+/// A file mapped from its beginning.
+#[derive(Debug)]
+pub(super) struct Window {
+    _registration: Registration,
+    mapped: MappedFile,
+    access: Access,
+    tenants: Arc<Tenants>,
+    device: Arc<DeviceFile>,
+}
+
+/// One object of a map whose maker is to be told of what is lost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tenant {
+    pub(super) map: u64,
+    pub(super) object: ObjectId,
+    pub(super) offset_bytes: u64,
+    pub(super) bytes: u64,
+    pub(super) on_lost: fn(Lost),
+}
+
+/// Who is told. A bus error of the file is nobody's to serve.
+#[derive(Debug)]
+struct Tenants {
+    start: HostAddress,
+    list: Published<Vec<Tenant>>,
+}
+
+impl Serve for Tenants {
+    fn serve(&self, address: HostAddress) -> bool {
+        let at = (address.0 - self.start.0) as u64;
+        self.list.read(|tenants| {
+            for tenant in tenants.into_iter().flatten() {
+                let Some(inside) = at.checked_sub(tenant.offset_bytes) else { continue };
+                if inside < tenant.bytes {
+                    let offset_bytes = inside & !(crate::BLOCK_BYTES as u64 - 1);
+                    (tenant.on_lost)(Lost { object: tenant.object, offset_bytes });
+                }
+            }
+        });
+        false
+    }
+}
+
+/// All files of which anything is mapped.
+#[derive(Debug, Default)]
+pub(super) struct DeviceFiles(Mutex<Vec<Weak<DeviceFile>>>);
+
+impl DeviceFiles {
+    /// A window of `file` that has its first `bytes`.
+    pub(super) fn window(
+        &self,
+        file: BorrowedFd<'_>,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Arc<Window>, MapError> {
+        let what = "tell one device's file from another";
+        let identity = memfd::identity(file).map_err(MapError::of_system(what))?;
+        let mut files = lock(&self.0);
+        files.retain(|file| file.strong_count() > 0);
+        let found = files.iter().filter_map(Weak::upgrade).find(|file| file.identity == identity);
+        let device = match found {
+            Some(device) => device,
+            None => {
+                let file = file.try_clone_to_owned();
+                let file = file.map_err(MapError::of_system("keep a device's file open"))?.into();
+                let device = DeviceFile { identity, file, windows: Mutex::default() };
+                let device = Arc::new(device);
+                files.push(Arc::downgrade(&device));
+                device
+            }
+        };
+        device.window(bytes, access)
+    }
+}
+
+impl DeviceFile {
+    fn window(self: Arc<Self>, bytes: u64, access: Access) -> Result<Arc<Window>, MapError> {
+        let mut windows = lock(&self.windows);
+        windows.retain(|window| window.strong_count() > 0);
+        let fits =
+            |window: &Arc<Window>| window.access == access && window.mapped.bytes() as u64 >= bytes;
+        if let Some(window) = windows.iter().filter_map(Weak::upgrade).find(fits) {
+            return Ok(window);
+        }
+        let window = Arc::new(Window::new(&self, bytes, access)?);
+        windows.push(Arc::downgrade(&window));
+        Ok(window)
+    }
+
+    /// All windows that there are now.
+    pub(super) fn windows(&self) -> Vec<Arc<Window>> {
+        lock(&self.windows).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The same, to be read through the kernel's cache.
+    pub(super) const fn cached_file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Window {
+    fn new(device: &Arc<DeviceFile>, bytes: u64, access: Access) -> Result<Self, MapError> {
+        let bytes = bytes.max(WINDOW_BYTES_MIN).next_power_of_two() as usize;
+        let map = MappedFile::map(device.file(), bytes);
+        let mapped = map.map_err(MapError::of_system("map a device's file"))?;
+        if access == Access::Random {
+            mapped.advise_random().map_err(MapError::of_system("advise random reading"))?;
+        }
+        let start = mapped.address();
+        let tenants = Arc::new(Tenants { start, list: Published::default() });
+        let server: Arc<dyn Serve> = Arc::<Tenants>::clone(&tenants);
+        let registration = sigbus::register(start, bytes, server);
+        let registration = registration.map_err(MapError::of_system("handle SIGBUS"))?;
+        let device = Arc::clone(device);
+        Ok(Self { _registration: registration, mapped, access, tenants, device })
+    }
+
+    pub(super) fn mapped(&self) -> &MappedFile {
+        &self.mapped
+    }
+
+    pub(super) fn device(&self) -> &DeviceFile {
+        &self.device
+    }
+
+    /// What tells it from others while it lives.
+    pub(super) fn holder(&self) -> usize {
+        Arc::as_ptr(&self.device).addr()
+    }
+
+    pub(super) fn let_in(&self, new: &[Tenant]) {
+        self.tenants.list.update(|tenants| {
+            let tenants = tenants.map_or(&[][..], Vec::as_slice);
+            Some([tenants, new].concat())
+        });
+    }
+
+    pub(super) fn turn_out(&self, map: u64) {
+        self.tenants.list.update(|tenants| {
+            let left = tenants.into_iter().flatten().filter(|tenant| tenant.map != map);
+            Some(left.copied().collect())
+        });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Lists of what there is: whole between any two statements.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
