@@ -1,0 +1,177 @@
+//! mcache maps and the reaper, over objects in plain files.
+
+#![expect(clippy::unwrap_used, reason = "what a test does not expect fails it")]
+#![expect(unreachable_pub, reason = "a test has no public")]
+
+mod damage;
+mod oracle;
+mod sharing;
+mod support;
+
+use std::sync::Arc;
+
+use bindery_pool::map::{Access, BackEndKind, Choice, Maps, Options, PageRun, Temperature};
+use bindery_pool::object::Object;
+
+use self::support::{Bench, FileDevice, TestObject, bytes, row};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const BOTH: [BackEndKind; 2] = [BackEndKind::File, BackEndKind::Memfd];
+
+fn fixed(kind: BackEndKind) -> Options {
+    Options { choice: Choice::Fixed(kind), ..Options::default() }
+}
+
+/// The lines of `/proc/self/maps` that name `path`.
+fn mappings_of(path: &std::path::Path) -> usize {
+    let path = path.to_str().unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.ends_with(path)).count()
+}
+
+#[test]
+fn all_maps_of_a_device_are_one_mapping() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let (maps, objects) = (Maps::default(), row(&device, 600, 8 * KIB, 8 * KIB));
+    let map = |objects: &[Arc<dyn Object>], access| {
+        let options = Options { access, ..Options::default() };
+        maps.map(objects, Temperature::Warm, &options).unwrap()
+    };
+    let some: Vec<_> = objects.chunks(100).map(|some| map(some, Access::Random)).collect();
+    assert!(some.iter().all(|map| map.back_end() == BackEndKind::File));
+    assert_eq!(mappings_of(&device.path), 1);
+    let other = map(&objects, Access::Sequential);
+    assert_eq!(mappings_of(&device.path), 2);
+    assert_eq!(other.get(599, 0, 16).unwrap().to_vec(), bytes(objects[599].id(), 0, 16));
+    drop((some, other));
+    assert_eq!(mappings_of(&device.path), 0);
+}
+
+#[test]
+fn objects_of_several_devices_are_one_mapping_too() {
+    let bench = Bench::new();
+    let (one, two) = (bench.device("one"), bench.device("two"));
+    let mut objects = row(&one, 50, 12 * KIB, 16 * KIB);
+    objects.extend((0..50).map(|at| {
+        Arc::new(TestObject::new(1000 + at, &two, at * 8 * KIB, 8 * KIB)) as Arc<dyn Object>
+    }));
+    two.file.sync_all().unwrap();
+    let map = Maps::default().map(&objects, Temperature::Warm, &Options::default()).unwrap();
+    assert_eq!((map.back_end(), map.len()), (BackEndKind::Memfd, 100));
+    let starts = [0, 99].map(|object| map.get(object, 0, 1).unwrap().address().0);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.starts_with(&format!("{:x}-", starts[0]))).unwrap();
+    let end = line.split(['-', ' ']).nth(1).unwrap();
+    assert!(usize::from_str_radix(end, 16).unwrap() > starts[1], "{line}");
+    for (at, object) in objects.iter().enumerate() {
+        let length = object.length_bytes() as usize;
+        assert_eq!(map.get(at, 0, length).unwrap().to_vec(), bytes(object.id(), 0, length));
+    }
+}
+
+#[test]
+fn what_is_purged_is_gone_and_comes_back() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, 40, 128 * KIB, 128 * KIB);
+    for kind in BOTH {
+        let maps = Maps::default();
+        let map = maps.map(&objects, Temperature::Cold, &fixed(kind)).unwrap();
+        assert_eq!(map.purge().unwrap(), 0, "{kind:?}");
+        let all: Vec<_> =
+            (0..40).map(|object| PageRun { object, first_page: 0, pages: u64::MAX }).collect();
+        assert_eq!(map.prefetch(&all).unwrap().pages, 40 * 32);
+        let residency = map.residency().unwrap();
+        assert_eq!((residency.pages, residency.resident_pages), (1280, 1280), "{kind:?}");
+        map.get(39, 0, 128 * KIB as usize).unwrap().touch();
+        assert_eq!(map.purge().unwrap(), 0, "{kind:?}");
+        assert_eq!(map.get(7, 5, 100).unwrap().to_vec(), bytes(objects[7].id(), 5, 100));
+        let now = map.residency().unwrap().resident_pages;
+        assert!((1..100).contains(&now), "{kind:?}: {now}");
+    }
+}
+
+#[test]
+fn huge_pages_that_stick_out_of_a_map_are_evicted() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, 128, 128 * KIB, 128 * KIB);
+    // The kernel makes huge pages for who reads forwards; the small object is a part of one.
+    let mut all = std::fs::File::open(&device.path).unwrap();
+    std::io::copy(&mut all, &mut std::io::sink()).unwrap();
+    let map = Maps::default().map(&objects[40..41], Temperature::Cold, &Options::default());
+    let map = map.unwrap();
+    map.get(0, 0, 128 * KIB as usize).unwrap().touch();
+    assert_eq!(map.residency().unwrap().resident_pages, 32);
+    assert_eq!(map.purge().unwrap(), 0);
+}
+
+#[test]
+fn a_map_keeps_its_objects() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    for kind in BOTH {
+        let objects = row(&device, 3, 64 * KIB, 64 * KIB);
+        let watch = Arc::downgrade(&objects[1]);
+        let map = Maps::default().map(&objects, Temperature::Hot, &fixed(kind)).unwrap();
+        let id = objects[1].id();
+        drop(objects);
+        assert_eq!(map.get(1, 4 * KIB, 64).unwrap().to_vec(), bytes(id, 4 * KIB, 64));
+        assert!(watch.upgrade().is_some(), "{kind:?}");
+        drop(map);
+        assert!(watch.upgrade().is_none(), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_device_that_grows_is_mapped_anew() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let maps = Maps::default();
+    let near = row(&device, 1, 64 * KIB, 64 * KIB);
+    let near = maps.map(&near, Temperature::Warm, &Options::default()).unwrap();
+    let far = TestObject::new(77, &device, 1500 * MIB, 64 * KIB);
+    let objects: Vec<Arc<dyn Object>> = vec![Arc::new(far)];
+    let far = maps.map(&objects, Temperature::Warm, &Options::default()).unwrap();
+    assert_eq!(far.get(0, 1, 64).unwrap().to_vec(), bytes(objects[0].id(), 1, 64));
+    assert_eq!(near.get(0, 1, 64).unwrap().to_vec(), bytes(near.objects()[0].id(), 1, 64));
+    device.file.sync_all().unwrap();
+    assert_eq!((near.purge().unwrap(), far.purge().unwrap()), (0, 0));
+    assert_eq!(mappings_of(&device.path), 2);
+}
+
+#[test]
+fn reading_forwards_fetches_what_follows() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, 2, 256 * KIB, 256 * KIB);
+    let options = Options { access: Access::Sequential, ..fixed(BackEndKind::Memfd) };
+    let map = Maps::default().map(&objects, Temperature::Warm, &options).unwrap();
+    let _ = map.get(0, 4 * KIB, 1).unwrap().byte(0);
+    assert_eq!(map.residency().unwrap().resident_pages, 32);
+    // Not beyond the object.
+    let _ = map.get(0, 252 * KIB, 1).unwrap().byte(0);
+    assert_eq!(map.residency().unwrap().resident_pages, 33);
+}
+
+#[test]
+fn what_cannot_be_mapped_is_said() {
+    let bench = Bench::new();
+    let maps = Maps::default();
+    let map = |objects: &[Arc<dyn Object>], options: &Options| {
+        maps.map(objects, Temperature::Warm, options).unwrap_err().to_string()
+    };
+    assert!(map(&[], &Options::default()).contains("at least one"));
+    let (one, two) = (row(&bench.device("one"), 1, 1, 4096), row(&bench.device("two"), 1, 1, 4096));
+    let several = [Arc::clone(&one[0]), Arc::clone(&two[0])];
+    assert!(map(&several, &fixed(BackEndKind::File)).contains("another device"));
+    let hidden = Arc::new(FileDevice::unmappable(&bench.directory.path().join("three")));
+    let hidden = row(&hidden, 1, 1, 4096);
+    assert!(map(&hidden, &Options::default()).contains("move it to another class"));
+    let map = maps.map(&one, Temperature::Warm, &Options::default()).unwrap();
+    let beyond = map.get(0, 1, 1).unwrap_err().to_string();
+    assert!(beyond.contains("has 1 bytes"), "{beyond}");
+    assert!(map.read(0, u64::MAX, &mut [0; 2]).is_err());
+}
