@@ -5,6 +5,7 @@
 //! cargo xtask test          every test; --long for the long forms
 //! cargo xtask demo          boot guests and watch their memory shrink
 //! cargo xtask deb           build the programs and a Debian package of them
+//! cargo xtask rivals        build the stores that `bindery bench pool ycsb` compares with
 //! cargo xtask record-advisor   record what the kernel's own KSM advisor does
 //! ```
 #![forbid(unsafe_code)]
@@ -13,6 +14,7 @@ mod cargo;
 mod deb;
 mod demo;
 mod record_advisor;
+mod rivals;
 mod setup;
 mod steps;
 mod test;
@@ -42,6 +44,8 @@ Examples:
 Takes dpkg-deb, dpkg-shlibdeps, strip and gzip: `apt install dpkg-dev binutils`. The same programs give
 the same package: its files are as old as SOURCE_DATE_EPOCH says, or as the last commit.")]
     Deb(deb::DebArgs),
+    /// Build redb, fjall and RocksDB for `bindery bench pool ycsb`; takes ten minutes the first time
+    Rivals,
     /// Record what the kernel's own KSM advisor does, for the tests of its law; needs root and takes
     /// three minutes
     RecordAdvisor(record_advisor::RecordArgs),
@@ -56,6 +60,7 @@ fn main() -> Result<()> {
         Task::Test { long } => test::run(long),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Deb(arguments) => deb::run(&arguments),
+        Task::Rivals => rivals::build(),
         Task::RecordAdvisor(arguments) => record_advisor::run(&arguments),
         Task::Candidates => record_advisor::candidates::serve(),
     }

@@ -23,6 +23,7 @@ const LAYERS: &[&[&str]] = &[
 /// The crates beside the stack, and what each may depend on.
 const BESIDE: &[(&str, Allowed)] = &[
     ("testkit", Allowed::Only(&["units", "sys", "page", "space", "guest"])),
+    ("ycsb", Allowed::Only(&[])),
     ("bench", Allowed::AllBut(&["cli", "xtask", "fuzz"])),
     ("fuzz", Allowed::AllBut(&["cli", "xtask", "bench"])),
     ("xtask", Allowed::AllBut(&["cli"])),

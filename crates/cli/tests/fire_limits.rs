@@ -4,13 +4,12 @@
 
 mod fire;
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bindery_testkit::bindery::{Bindery, Daemon};
-use bindery_testkit::machine::{MAX_MAP_COUNT, SettingGuard};
+use bindery_testkit::machine::{ControlGroup, MAX_MAP_COUNT, SettingGuard};
 use bindery_testkit::process::{ProcessGuest, serve_if_started};
 use bindery_testkit::skipped;
 use fire::{PATIENCE, await_guest, await_some, bindery, eager_daemon, figure, guest_status};
@@ -104,64 +103,19 @@ fn mappings_that_run_out_stop_merging_and_nothing_else() {
     verify(&mut guests);
 }
 
-/// A memory cgroup of one's own, of whichever kind there is; removed when dropped.
-struct MemoryGroup {
-    directory: PathBuf,
-    limit: &'static str,
-}
-
-impl MemoryGroup {
-    /// `None`, loudly, where no group can be made.
-    fn create() -> Option<Self> {
-        let kinds =
-            [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
-        let name = format!("bindery-test-{}", std::process::id());
-        for (root, limit) in kinds {
-            let directory = Path::new(root).join(&name);
-            if std::fs::create_dir(&directory).is_err() {
-                continue;
-            }
-            let group = Self { directory, limit };
-            if group.directory.join(limit).exists() {
-                return Some(group);
-            }
-        }
-        skipped!("no memory cgroup can be made: run as root, with the memory controller enabled");
-        None
-    }
-
-    fn put(&self, pid: u32) {
-        std::fs::write(self.directory.join("cgroup.procs"), pid.to_string()).unwrap();
-    }
-
-    fn set_limit(&self, bytes: u64) {
-        std::fs::write(self.directory.join(self.limit), bytes.to_string()).unwrap();
-    }
-}
-
-impl Drop for MemoryGroup {
-    fn drop(&mut self) {
-        // Processes leave it as they end.
-        for _ in 0..100 {
-            if std::fs::remove_dir(&self.directory).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        eprintln!("{} is left", self.directory.display());
-    }
-}
-
 #[test]
 fn a_full_cgroup_pauses_merging_and_the_daemon_lives() {
     let Some(bindery) = bindery() else { return };
     let _alone = alone();
-    let Some(group) = MemoryGroup::create() else { return };
+    let group = match ControlGroup::create("test") {
+        Ok(group) => group,
+        Err(error) => return skipped!("no memory cgroup can be made: {error}"),
+    };
     // Dropped before the group.
     let daemon = eager_daemon(&bindery);
-    group.put(daemon.pid().unwrap());
+    group.put(daemon.pid().unwrap()).unwrap();
     // Some 12 MiB would go to the store.
-    group.set_limit(6 << 20);
+    group.set_memory_limit(6 << 20).unwrap();
     let mut guests = [start(&daemon, "one", 1), start(&daemon, "two", 2)];
     await_domain(&daemon, "memory is short", &["memory-short"]);
     guests.iter_mut().for_each(|guest| guest.churn(PAUSE_US).unwrap());
@@ -170,7 +124,7 @@ fn a_full_cgroup_pauses_merging_and_the_daemon_lives() {
     guests.iter_mut().for_each(|guest| guest.rest().unwrap());
     assert_eq!(daemon.status().unwrap()["pid"].as_u64(), daemon.pid().map(u64::from));
 
-    group.set_limit(1 << 30);
+    group.set_memory_limit(1 << 30).unwrap();
     await_domain(&daemon, "merging goes on with more memory", &["merging"]);
     await_guest(&daemon, "one", "all is merged", |status| {
         figure(status, "pages_merged") > PAGES as u64 / 8

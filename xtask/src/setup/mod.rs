@@ -9,6 +9,7 @@
 mod apt;
 mod parts;
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -21,27 +22,41 @@ use parts::Part;
 /// Makes the kit complete and returns it.
 pub(crate) fn run() -> Result<Kit> {
     let kit = Kit::of_checkout();
-    let missing: Vec<Part> =
-        Part::all().into_iter().filter(|part| !part.is_current(&kit)).collect();
-    if !missing.is_empty() {
-        let start = Instant::now();
-        println!("Fetching into {} (nothing is installed on this machine):", kit.root().display());
-        for part in &missing {
-            println!("  {}", part.description());
-        }
-        let apt = PrivateApt::prepare(&kit.part("apt"))?;
-        for part in &missing {
-            part.fetch(&apt, &kit).with_context(|| format!("fetching {}", part.description()))?;
-        }
+    if fetch(&kit, &Part::all())? {
         for version in Qemu::ALL {
             println!("  {}", qemu_version(&kit, version)?);
         }
-        println!("  done in {:.1} s", start.elapsed().as_secs_f64());
     }
     for kind in ImageKind::ALL {
         GuestImage::of_kit(&kit, kind).with_context(|| format!("writing the {kind:?} image"))?;
     }
     Ok(kit)
+}
+
+/// Where libclang lies, which the tests do not need.
+pub(crate) fn libclang() -> Result<PathBuf> {
+    let kit = Kit::of_checkout();
+    fetch(&kit, &[Part::Libclang])?;
+    Ok(kit.part(Part::Libclang.directory()).join("usr/lib/llvm-14/lib"))
+}
+
+/// Fetches what is missing of `parts`; whether anything was.
+fn fetch(kit: &Kit, parts: &[Part]) -> Result<bool> {
+    let missing: Vec<&Part> = parts.iter().filter(|part| !part.is_current(kit)).collect();
+    if missing.is_empty() {
+        return Ok(false);
+    }
+    let start = Instant::now();
+    println!("Fetching into {} (nothing is installed on this machine):", kit.root().display());
+    for part in &missing {
+        println!("  {}", part.description());
+    }
+    let apt = PrivateApt::prepare(&kit.part("apt"))?;
+    for part in &missing {
+        part.fetch(&apt, kit).with_context(|| format!("fetching {}", part.description()))?;
+    }
+    println!("  done in {:.1} s", start.elapsed().as_secs_f64());
+    Ok(true)
 }
 
 /// Runs an unpacked QEMU: a library that its packages forgot shows here, not in a test.

@@ -19,6 +19,9 @@ const QEMU: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
 /// The browser without its window, and letters for it to draw.
 const BROWSER_PACKAGES: [&str; 2] = ["chromium-headless-shell", "fonts-dejavu-core"];
 
+/// The C compiler's library and headers, with which RocksDB's interface is read.
+const LIBCLANG_PACKAGES: [&str; 2] = ["libclang1-14", "libclang-common-14-dev"];
+
 /// One directory of the kit.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Part {
@@ -28,9 +31,12 @@ pub(super) enum Part {
     Userland(ImageKind),
     Promtool,
     Browser,
+    /// For `cargo xtask rivals` alone.
+    Libclang,
 }
 
 impl Part {
+    /// What every test may need.
     pub(super) fn all() -> Vec<Self> {
         let mut parts = vec![Self::Busybox];
         parts.extend([Kernel::Stable, Kernel::Backports].map(Self::Kernel));
@@ -48,6 +54,7 @@ impl Part {
             Self::Userland(kind) => kind.userland(),
             Self::Promtool => PROMTOOL,
             Self::Browser => BROWSER,
+            Self::Libclang => "libclang",
         }
     }
 
@@ -61,6 +68,7 @@ impl Part {
             Self::Userland(ImageKind::Server) => "a guest's userland: coreutils, bash, Python",
             Self::Promtool => "promtool, which checks metrics",
             Self::Browser => "Chromium without a window, which looks at the dashboard",
+            Self::Libclang => "libclang, which reads RocksDB's header",
             Self::Userland(ImageKind::Database) => "a guest's userland: Perl, SQLite, Lua, vim",
         }
     }
@@ -109,6 +117,7 @@ impl Part {
                 Ok(packages)
             }
             Self::Browser => apt.unpack_closure(&BROWSER_PACKAGES, None, into),
+            Self::Libclang => apt.unpack_closure(&LIBCLANG_PACKAGES, None, into),
         }
     }
 }

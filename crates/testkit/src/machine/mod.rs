@@ -4,12 +4,14 @@
 //! Guards write a setting and put the old value back when dropped, also on a panic; a process that
 //! is killed leaves the setting as it was last.
 
+mod cgroup;
 mod cpu;
 mod frames;
 mod ksm;
 mod memory;
 mod setting;
 
+pub use cgroup::{BlockDevice, ControlGroup, DeviceRate};
 pub use cpu::{ThreadTime, thread_cpu_times};
 pub use frames::{FrameError, physical_frames};
 pub use ksm::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};

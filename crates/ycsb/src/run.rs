@@ -1,0 +1,238 @@
+//! Threads that ask.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use thiserror::Error;
+
+use crate::record::{Records, VALUE_BYTES, WrongAnswer};
+use crate::report::{Latency, Report};
+use crate::store::{BoxError, Store};
+use crate::workload::{Operation, Requests, Workload};
+
+/// What is to be asked of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// The records that it was loaded with.
+    pub records: Records,
+    /// What is asked.
+    pub workload: Workload,
+    /// By how many threads.
+    pub threads: u64,
+    /// For how long without measuring, until caches hold what they will.
+    pub warm_up: Duration,
+    /// For how long.
+    pub duration: Duration,
+    /// Equal seeds ask for the same, thread by thread.
+    pub seed: u64,
+}
+
+/// Why there are no figures.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The store failed.
+    #[error("the store failed: {0}")]
+    Store(#[source] BoxError),
+    /// The store answered with what it must not.
+    #[error(transparent)]
+    Wrong(#[from] WrongAnswer),
+}
+
+/// Puts all records into a store and has it settle.
+///
+/// # Errors
+/// [`RunError::Store`].
+pub fn load(store: &dyn Store, records: Records) -> Result<(), RunError> {
+    let mut filled = records.sorted().into_iter().map(|(key, record)| {
+        let mut value = [0; VALUE_BYTES];
+        records.fill(record, 0, &mut value);
+        (key, value)
+    });
+    store.fill(&mut filled).map_err(RunError::Store)?;
+    store.settle().map_err(RunError::Store)
+}
+
+/// Asks a loaded store. Blocks for the warm-up and the run.
+///
+/// # Errors
+/// [`RunError`]; the first of any thread, after all threads have ended.
+///
+/// # Panics
+/// If a thread of the store's caller does.
+pub fn run(store: &dyn Store, run: Run) -> Result<Report, RunError> {
+    let begin = Instant::now() + run.warm_up;
+    let end = begin + run.duration;
+    let threads = thread::scope(|scope| {
+        let asking: Vec<_> = (0..run.threads)
+            .map(|thread| scope.spawn(move || Asker::new(store, run, thread).ask(begin, end)))
+            .collect();
+        let ended = asking.into_iter().map(|thread| thread.join().expect("no asker panics"));
+        ended.collect::<Vec<Result<Measured, RunError>>>()
+    });
+    let mut all = Measured::new();
+    for thread in threads {
+        let thread = thread?;
+        all.reads += thread.reads;
+        all.updates += thread.updates;
+    }
+    let elapsed_s = (Instant::now() - begin).as_secs_f64();
+    let requests = all.reads.len() + all.updates.len();
+    Ok(Report {
+        requests_per_s: requests as f64 / elapsed_s,
+        elapsed_s,
+        reads: Latency::of(&all.reads),
+        updates: Latency::of(&all.updates),
+    })
+}
+
+/// Nanoseconds of each request.
+struct Measured {
+    reads: Histogram<u64>,
+    updates: Histogram<u64>,
+}
+
+impl Measured {
+    fn new() -> Self {
+        let histogram = || Histogram::new(3).expect("three digits are allowed");
+        Self { reads: histogram(), updates: histogram() }
+    }
+}
+
+/// One thread that asks.
+struct Asker<'a> {
+    store: &'a dyn Store,
+    records: Records,
+    requests: Requests,
+    /// Told apart from other threads' versions by their lowest bits.
+    version: u64,
+    threads: u64,
+    answer: Vec<u8>,
+    value: [u8; VALUE_BYTES],
+}
+
+impl<'a> Asker<'a> {
+    fn new(store: &'a dyn Store, run: Run, thread: u64) -> Self {
+        let requests = Requests::new(run.records, run.workload, run.seed * 1_000 + thread);
+        let answer = Vec::with_capacity(VALUE_BYTES);
+        let (records, threads) = (run.records, run.threads);
+        let (version, value) = (thread + 1, [0; VALUE_BYTES]);
+        Self { store, records, requests, version, threads, answer, value }
+    }
+
+    fn ask(mut self, begin: Instant, end: Instant) -> Result<Measured, RunError> {
+        let mut measured = Measured::new();
+        loop {
+            let request = self.requests.next().expect("requests never end");
+            if let Operation::Update(record) = request {
+                self.version += self.threads;
+                self.records.fill(record, self.version, &mut self.value);
+            }
+            let asked = Instant::now();
+            let histogram = match request {
+                Operation::Read(record) => {
+                    self.read(record)?;
+                    &mut measured.reads
+                }
+                Operation::Update(record) => {
+                    let key = self.records.key(record);
+                    self.store.update(&key, &self.value).map_err(RunError::Store)?;
+                    &mut measured.updates
+                }
+            };
+            let answered = Instant::now();
+            if let Operation::Read(record) = request {
+                self.records.check(record, &self.answer)?;
+            }
+            if asked >= begin {
+                histogram.saturating_record((answered - asked).as_nanos() as u64);
+            }
+            if answered >= end {
+                return Ok(measured);
+            }
+        }
+    }
+
+    fn read(&mut self, record: u64) -> Result<(), RunError> {
+        self.answer.clear();
+        let key = self.records.key(record);
+        let is_there = self.store.read(&key, &mut self.answer).map_err(RunError::Store)?;
+        let missing = || WrongAnswer { record, what: "it is not there".into() };
+        is_there.then_some(()).ok_or_else(|| RunError::Wrong(missing()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::RwLock;
+
+    use super::*;
+    use crate::record::KEY_BYTES;
+
+    #[derive(Default)]
+    struct Map {
+        entries: RwLock<BTreeMap<[u8; KEY_BYTES], Vec<u8>>>,
+        forgets: bool,
+    }
+
+    impl Store for Map {
+        fn fill(
+            &self,
+            records: &mut dyn Iterator<Item = ([u8; KEY_BYTES], [u8; VALUE_BYTES])>,
+        ) -> Result<(), BoxError> {
+            let mut entries = self.entries.write().unwrap();
+            entries.extend(records.map(|(key, value)| (key, value.to_vec())));
+            Ok(())
+        }
+
+        fn read(&self, key: &[u8; KEY_BYTES], value: &mut Vec<u8>) -> Result<bool, BoxError> {
+            let entries = self.entries.read().unwrap();
+            let found = entries.get(key);
+            value.extend_from_slice(found.map_or(&[], Vec::as_slice));
+            Ok(found.is_some() && !self.forgets)
+        }
+
+        fn update(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
+            self.entries.write().unwrap().insert(*key, value.to_vec());
+            Ok(())
+        }
+
+        fn settle(&self) -> Result<(), BoxError> {
+            Ok(())
+        }
+    }
+
+    const RUN: Run = Run {
+        records: Records { count: 1_000 },
+        workload: Workload::B,
+        threads: 2,
+        warm_up: Duration::from_millis(10),
+        duration: Duration::from_millis(50),
+        seed: 1,
+    };
+
+    #[test]
+    fn every_request_is_counted_and_every_answer_checked() {
+        let store = Map::default();
+        load(&store, RUN.records).unwrap();
+        let report = run(&store, RUN).unwrap();
+        let requests = (report.reads.requests + report.updates.requests) as f64;
+        assert!((report.requests_per_s * report.elapsed_s - requests).abs() < 1.0);
+        assert!(report.updates.requests > 0 && report.reads.p50_us <= report.reads.p9999_us);
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+
+        store.entries.write().unwrap().values_mut().for_each(|value| value[500] ^= 1);
+        let error = run(&store, Run { workload: Workload::C, ..RUN }).unwrap_err();
+        assert!(matches!(error, RunError::Wrong(_)), "{error}");
+    }
+
+    #[test]
+    fn a_store_that_forgets_is_told() {
+        let store = Map { forgets: true, ..Map::default() };
+        load(&store, RUN.records).unwrap();
+        let error = run(&store, RUN).unwrap_err().to_string();
+        assert!(error.contains("not there"), "{error}");
+    }
+}
