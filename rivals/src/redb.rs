@@ -29,7 +29,7 @@ impl Store for Redb {
             let mut count = 0;
             {
                 let mut table = write.open_table(TABLE)?;
-                for (key, value) in records.by_ref().take(BATCH) {
+                for (key, value) in (&mut *records).take(BATCH) {
                     table.insert(&key, value.as_slice())?;
                     count += 1;
                 }

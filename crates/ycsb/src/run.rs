@@ -86,6 +86,9 @@ pub fn run(store: &dyn Store, run: Run) -> Result<Report, RunError> {
     })
 }
 
+/// Longer requests are counted as this long.
+const LATENCY_NS_MAX: u64 = 600_000_000_000;
+
 /// Nanoseconds of each request.
 struct Measured {
     reads: Histogram<u64>,
@@ -94,7 +97,9 @@ struct Measured {
 
 impl Measured {
     fn new() -> Self {
-        let histogram = || Histogram::new(3).expect("three digits are allowed");
+        let histogram = || {
+            Histogram::new_with_max(LATENCY_NS_MAX, 3).expect("the bounds are of a histogram")
+        };
         Self { reads: histogram(), updates: histogram() }
     }
 }
@@ -174,6 +179,7 @@ mod tests {
     struct Map {
         entries: RwLock<BTreeMap<[u8; KEY_BYTES], Vec<u8>>>,
         forgets: bool,
+        update_pause: Duration,
     }
 
     impl Store for Map {
@@ -194,6 +200,7 @@ mod tests {
         }
 
         fn update(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
+            thread::sleep(self.update_pause);
             self.entries.write().unwrap().insert(*key, value.to_vec());
             Ok(())
         }
@@ -213,13 +220,14 @@ mod tests {
     };
 
     #[test]
-    fn every_request_is_counted_and_every_answer_checked() {
-        let store = Map::default();
+    fn every_request_is_counted_and_timed_and_every_answer_checked() {
+        let store = Map { update_pause: Duration::from_millis(5), ..Map::default() };
         load(&store, RUN.records).unwrap();
         let report = run(&store, RUN).unwrap();
         let requests = (report.reads.requests + report.updates.requests) as f64;
         assert!((report.requests_per_s * report.elapsed_s - requests).abs() < 1.0);
         assert!(report.updates.requests > 0 && report.reads.p50_us <= report.reads.p9999_us);
+        assert!(report.updates.p50_us >= 5_000.0, "{report:?}");
         let text = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
 
