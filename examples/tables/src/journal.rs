@@ -1,0 +1,143 @@
+//! What was put and is in no table yet, in two mlogs that take turns.
+//!
+//! Memory tables are numbered, and table n is in log n mod 2: when it has become a table of the pool, its
+//! log is erased and waits for table n + 2. A record is the number, then the entry:
+//!
+//! ```text
+//! number u64 | key_bytes u16 | has_value u8 | key | value
+//! ```
+//!
+//! Putting never waits for the device: entries queue up in memory, and [`Journal::drain`] writes them a
+//! few milliseconds later. Whoever must not lose them waits for it.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bindery_pool::pool::OpenLog;
+use bindery_pool::{MediaClass, ObjectId, Pool};
+
+use crate::block::Value;
+use crate::error::StoreError;
+use crate::memory::MemoryTable;
+
+const HEADER_BYTES: usize = 11;
+
+/// A record taken apart: its table's number, a key, and what is said of it.
+type Parsed<'a> = (u64, &'a [u8], Value<'a>);
+
+fn encode(number: u64, key: &[u8], value: Value<'_>) -> Vec<u8> {
+    let mut record = Vec::with_capacity(HEADER_BYTES + key.len() + value.map_or(0, <[u8]>::len));
+    record.extend_from_slice(&number.to_le_bytes());
+    record.extend_from_slice(&(key.len() as u16).to_le_bytes());
+    record.push(value.is_some().into());
+    record.extend_from_slice(key);
+    record.extend_from_slice(value.unwrap_or_default());
+    record
+}
+
+fn decode(record: &[u8]) -> Option<Parsed<'_>> {
+    let (header, rest) = record.split_first_chunk::<HEADER_BYTES>()?;
+    let number = u64::from_le_bytes(header[..8].try_into().ok()?);
+    let key_bytes = u16::from_le_bytes([header[8], header[9]]);
+    let (key, value) = rest.split_at_checked(key_bytes.into())?;
+    Some((number, key, (header[10] != 0).then_some(value)))
+}
+
+/// The two logs, and what is not in them yet.
+pub(crate) struct Journal {
+    /// Locked before `pending` by those who take both.
+    logs: Mutex<[OpenLog; 2]>,
+    pending: Mutex<VecDeque<(u64, Vec<u8>)>>,
+    /// How full a log may become before its table must.
+    log_bytes_max: u64,
+}
+
+impl Journal {
+    /// Makes the logs of a new store for memory tables of a size.
+    pub(crate) fn create(
+        pool: &Pool,
+        class: MediaClass,
+        memory_table_bytes: usize,
+    ) -> Result<Self, StoreError> {
+        // Each sync ends a block, and what is put while the last sync runs is written all the same.
+        let log_bytes = 4 * memory_table_bytes as u64;
+        let create = || pool.create_log(class, log_bytes, 1);
+        Ok(Self::of([create()?, create()?]))
+    }
+
+    /// Opens the logs of a store: the memory tables that were in no table, the oldest first, with their
+    /// numbers.
+    pub(crate) fn open(
+        pool: &Pool,
+        logs: [ObjectId; 2],
+    ) -> Result<(Self, Vec<(u64, MemoryTable)>), StoreError> {
+        let [first, second] = logs;
+        let logs = [pool.open_log(first)?, pool.open_log(second)?];
+        let mut tables = Vec::new();
+        for log in &logs {
+            tables.extend(replay(log)?);
+        }
+        tables.sort_by_key(|(number, _)| *number);
+        Ok((Self::of(logs), tables))
+    }
+
+    fn of(logs: [OpenLog; 2]) -> Self {
+        let log_bytes_max = logs[0].capacity_bytes() / 2;
+        Self { logs: Mutex::new(logs), pending: Mutex::default(), log_bytes_max }
+    }
+
+    fn logs(&self) -> MutexGuard<'_, [OpenLog; 2]> {
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pending(&self) -> MutexGuard<'_, VecDeque<(u64, Vec<u8>)>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the logs are called.
+    pub(crate) fn ids(&self) -> [ObjectId; 2] {
+        self.logs().each_ref().map(OpenLog::id)
+    }
+
+    /// Queues an entry of the memory table of a number.
+    pub(crate) fn put(&self, number: u64, key: &[u8], value: Value<'_>) {
+        self.pending().push_back((number, encode(number, key, value)));
+    }
+
+    /// Makes everything durable that was put before. Whether a log is so full that its table must become
+    /// one of the pool. Blocks.
+    pub(crate) fn drain(&self) -> Result<bool, StoreError> {
+        let mut logs = self.logs();
+        let pending = std::mem::take(&mut *self.pending());
+        let mut is_written = [false; 2];
+        for (number, record) in pending {
+            let at = (number % 2) as usize;
+            logs[at].append(&record)?;
+            is_written[at] = true;
+        }
+        for (log, _) in logs.iter_mut().zip(is_written).filter(|(_, is_written)| *is_written) {
+            log.sync()?;
+        }
+        Ok(logs.iter().any(|log| log.used_bytes() > self.log_bytes_max))
+    }
+
+    /// Forgets a memory table that has become one of the pool, durably.
+    pub(crate) fn forget(&self, number: u64) -> Result<(), StoreError> {
+        let mut logs = self.logs();
+        // Nothing of it may come into its log behind this.
+        self.pending().retain(|(pending, _)| *pending != number);
+        Ok(logs[(number % 2) as usize].erase()?)
+    }
+}
+
+/// The memory table that a log holds, if it holds one.
+fn replay(log: &OpenLog) -> Result<Option<(u64, MemoryTable)>, StoreError> {
+    let (table, mut found) = (MemoryTable::default(), None);
+    for record in log.records() {
+        let record = record?;
+        let (number, key, value) = decode(&record).ok_or(StoreError::ForeignLog(log.id()))?;
+        table.put(key, value);
+        found = Some(number);
+    }
+    Ok(found.map(|number| (number, table)))
+}
