@@ -7,6 +7,7 @@
 
 pub mod block;
 pub mod cache;
+pub mod cgroup;
 pub mod demand;
 pub mod direct;
 pub mod event;

@@ -30,7 +30,7 @@ use bindery_sys::mapped::View;
 
 use crate::object::{self, Object, ReadError};
 
-pub(crate) use self::back_end::{BackEnd, Duty, Identity};
+pub(crate) use self::back_end::{BackEnd, Identity};
 pub use self::back_end::{PageRun, Prefetched};
 pub use self::error::{EvictError, MapError};
 pub use self::options::{Access, BackEndKind, Choice, Lost, Options, Temperature};

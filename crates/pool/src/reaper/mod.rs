@@ -1,1 +1,145 @@
-//! placeholder
+//! The reaper: takes objects that nobody accesses out of memory before the kernel must.
+//!
+//! It follows mpool's law ([`Law`]), and differs from mpool's reaper where that was blind: accesses are
+//! found by probes and not by faults alone, memory is what is *available* and not what is free, an explicit
+//! budget and the limits of cgroups count, and what was evicted is counted afterwards and not believed.
+//!
+//! It is a choice: without a [`Reaper`], the kernel reclaims the file back end's pages as it does any
+//! file's, and the memfd back end's stay until their map goes.
+
+mod cell;
+mod law;
+mod room;
+mod settings;
+mod sweep;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+pub use self::law::{Law, Marks, Pressure, WHOLE, memory_percent_of};
+pub use self::room::{Limit, Memory};
+pub use self::settings::Settings;
+pub use self::sweep::{Statistics, Sweep, Ticked};
+use crate::map::Maps;
+
+/// How long it sleeps between two evictions; mpool's workers sleep 300 to 700 µs.
+const PAUSE: Duration = Duration::from_micros(500);
+
+/// While memory is short and nothing can go, it works at most this part of the time.
+const IDLE_PARTS: u32 = 19;
+
+/// A thread that evicts. Dropping it ends the thread and lifts what it imposed.
+#[derive(Debug)]
+pub struct Reaper {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    statistics: Mutex<Statistics>,
+    enabled: AtomicBool,
+    ended: AtomicBool,
+}
+
+impl Reaper {
+    /// Starts to look after all of `maps`, those that come later too.
+    ///
+    /// # Errors
+    /// If `/proc/self/pagemap` cannot be opened, or no thread can be had.
+    pub fn start(maps: &Maps, settings: Settings) -> io::Result<Self> {
+        let sweep = Sweep::new(maps, settings)?;
+        let shared = Arc::new(Shared {
+            statistics: Mutex::default(),
+            enabled: AtomicBool::new(true),
+            ended: AtomicBool::new(false),
+        });
+        let theirs = Arc::clone(&shared);
+        let name = thread::Builder::new().name("bindery-reaper".into());
+        let thread = Some(name.spawn(move || theirs.run(sweep))?);
+        Ok(Self { shared, thread })
+    }
+
+    /// What it has done, and what it saw last.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.shared.lock().clone()
+    }
+
+    /// Switches it off or on again. Off, it evicts nothing and slows nobody.
+    pub fn set_enabled(&self, enabled: bool) {
+        self.shared.enabled.store(enabled, Ordering::Relaxed);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, mut sweep: Sweep) {
+        let began = Instant::now();
+        let interval = sweep.settings().interval;
+        while !self.ended.load(Ordering::Relaxed) {
+            if !self.enabled.load(Ordering::Relaxed) {
+                sweep.relent();
+                thread::park_timeout(interval);
+                continue;
+            }
+            let start = began.elapsed();
+            let ticked = sweep.tick(start, &Memory::read());
+            self.lock().clone_from(sweep.statistics());
+            thread::park_timeout(pause(ticked, began.elapsed() - start, interval));
+        }
+        sweep.relent();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Statistics> {
+        // Replaced as a whole.
+        self.statistics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long to wait after a look that took so long.
+fn pause(ticked: Ticked, took: Duration, interval: Duration) -> Duration {
+    match ticked {
+        Ticked { pressed: false, .. } => interval,
+        Ticked { pages_evicted: 0, .. } => (took * IDLE_PARTS).clamp(PAUSE, interval.max(PAUSE)),
+        Ticked { .. } => PAUSE,
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Relaxed);
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported, and must not become one here.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_hurries_only_while_that_helps() {
+        let (took, interval) = (Duration::from_millis(5), Duration::from_millis(333));
+        let calm = Ticked::default();
+        let stuck = Ticked { pressed: true, pages_evicted: 0 };
+        let busy = Ticked { pressed: true, pages_evicted: 9 };
+        assert_eq!(pause(calm, took, interval), interval);
+        assert_eq!(pause(stuck, took, interval), took * 19);
+        assert_eq!(pause(stuck, Duration::ZERO, interval), PAUSE);
+        assert_eq!(pause(stuck, interval, interval), interval);
+        assert_eq!(pause(busy, took, interval), PAUSE);
+    }
+}

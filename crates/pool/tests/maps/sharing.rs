@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use bindery_pool::map::{BackEndKind, Map, Maps, Options, PageRun, Temperature};
 
-use crate::support::{Bench, FileDevice, bytes, from_parent, in_child, row};
+use crate::support::{Bench, FileDevice, bytes, from_parent, in_child, purge, row};
 use crate::{KIB, fixed};
 
 const COUNT: u64 = 32;
@@ -45,7 +45,7 @@ fn processes_share_what_either_read() {
         let objects = row(&device, COUNT, 64 * KIB, 64 * KIB);
         for kind in crate::BOTH {
             let map = Maps::default().map(&objects, Temperature::Warm, &fixed(kind)).unwrap();
-            map.purge().unwrap();
+            purge(&map);
             prefetch_all(&map);
             check_all(&map);
             let memory = map.memory().map(std::os::fd::AsRawFd::as_raw_fd);

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bindery_pool::device::Device;
 use bindery_pool::object::{Damage, Object, ReadError, UNIT_BYTES};
@@ -193,4 +195,13 @@ pub fn in_child(name: &str, told: &str) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
     command.env(CHILD, told).output().unwrap()
+}
+
+/// Purges a map until nothing of it is left: what the kernel is reading ahead at the moment stays.
+pub fn purge(map: &bindery_pool::map::Map) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while map.purge().unwrap() > 0 {
+        assert!(Instant::now() < deadline, "{:?} stay", map.residency());
+        thread::sleep(Duration::from_millis(1));
+    }
 }

@@ -1,0 +1,163 @@
+//! How much memory is free, by whichever limit binds first.
+
+use bindery_sys::cgroup;
+use bindery_sys::memory::{self, MachineMemory};
+
+use super::law::{Marks, WHOLE, memory_percent_of};
+use super::settings::Settings;
+
+/// What the machine says of its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// What could be had without swapping (`MemAvailable`: mpool took `MemFree`, to which all caches
+    /// are pressure). None if the machine does not say.
+    pub available_bytes: Option<u64>,
+    /// What the limits of our cgroups leave, caches of files counted as left. None without a limit.
+    pub group_left_bytes: Option<u64>,
+    /// For how much of the last ten seconds some task waited for memory, in hundredths of a percent.
+    pub stall: u32,
+}
+
+impl Memory {
+    /// Asks. Costs some 100 µs.
+    #[must_use]
+    pub fn read() -> Self {
+        let pid = std::process::id().cast_signed();
+        Self {
+            available_bytes: MachineMemory::read().ok().map(|memory| memory.available_bytes),
+            group_left_bytes: cgroup::memory_left_bytes(pid),
+            stall: memory::stall().map_or(0, |stall| u32::try_from(stall).unwrap_or(WHOLE)),
+        }
+    }
+}
+
+/// What the maps hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// In all.
+    pub(super) bytes: u64,
+    /// Of these, in caches of files, which the machine counts as available.
+    pub(super) cached_bytes: u64,
+}
+
+/// What limits the memory of maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// The reaper's own.
+    Budget,
+    /// A cgroup of this process.
+    Group,
+    /// The machine.
+    Machine,
+}
+
+/// How much is free, by one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) limit: Limit,
+    /// The part that is free, in hundredths of a percent.
+    pub(super) free: u32,
+    pub(super) marks: Marks,
+    /// What that is a part of, in bytes.
+    pub(super) whole_bytes: u64,
+    /// What is held beyond that, in bytes: a budget may be less than what was there before it.
+    pub(super) excess_bytes: u64,
+}
+
+impl Room {
+    fn new(limit: Limit, free_bytes: u64, whole_bytes: u64, marks: Marks) -> Self {
+        let free = u128::from(free_bytes) * u128::from(WHOLE);
+        let free = free.checked_div(u128::from(whole_bytes)).unwrap_or(WHOLE.into());
+        let free = free.min(WHOLE.into()) as u32;
+        Self { limit, free, marks, whole_bytes, excess_bytes: 0 }
+    }
+
+    /// The room by the limit that binds first: of which the least is free, as a part of its mark.
+    pub(super) fn of(settings: &Settings, memory: &Memory, held: Held) -> Option<Self> {
+        let law = &settings.law;
+        let budget = settings.budget_bytes.map(|budget| {
+            let marks = law.marks(settings.budget_percent);
+            let free = budget.saturating_sub(held.bytes);
+            let excess_bytes = held.bytes.saturating_sub(budget);
+            Self { excess_bytes, ..Self::new(Limit::Budget, free, budget, marks) }
+        });
+        let shared = |limit, left: Option<u64>| {
+            let left = left?;
+            let free = left.saturating_sub(held.cached_bytes);
+            let whole = free + held.bytes;
+            let percent = settings.memory_percent.unwrap_or_else(|| memory_percent_of(whole));
+            Some(Self::new(limit, free, whole, law.marks(percent)))
+        };
+        let group = shared(Limit::Group, memory.group_left_bytes);
+        let machine = shared(Limit::Machine, memory.available_bytes)
+            .map(|room| room.warned(memory.stall >= settings.stall_mark));
+        let rooms = [budget, group, machine].into_iter().flatten();
+        rooms.min_by_key(|room| u64::from(room.free) * 10_000 / u64::from(room.marks.high.max(1)))
+    }
+
+    /// A machine whose tasks wait for memory is short of it, whatever else it says.
+    fn warned(self, stalled: bool) -> Self {
+        let free =
+            if stalled { self.free.min(self.marks.low.saturating_sub(1)) } else { self.free };
+        Self { free, ..self }
+    }
+
+    /// How many bytes must go until the high mark is reached.
+    pub(super) fn missing_bytes(&self) -> u64 {
+        let missing = self.marks.high.saturating_sub(self.free);
+        let missing = u128::from(self.whole_bytes) * u128::from(missing);
+        missing.div_ceil(WHOLE.into()) as u64 + self.excess_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn room(settings: &Settings, memory: Memory, held: Held) -> Option<(Limit, u32)> {
+        let room = Room::of(settings, &memory, held);
+        room.map(|room| (room.limit, room.free))
+    }
+
+    #[test]
+    fn the_limit_that_binds_first_counts() {
+        let held = Held { bytes: 4 * GIB, cached_bytes: 4 * GIB };
+        let settings = Settings { memory_percent: Some(50), ..Settings::default() };
+        assert_eq!(room(&settings, Memory::default(), held), None);
+        let memory = Memory { available_bytes: Some(16 * GIB), ..Memory::default() };
+        // Of 16 GiB that could be had, four are the maps' own caches.
+        assert_eq!(room(&settings, memory, held), Some((Limit::Machine, 7500)));
+        let memory = Memory { group_left_bytes: Some(5 * GIB), ..memory };
+        assert_eq!(room(&settings, memory, held), Some((Limit::Group, 2000)));
+        // Memory that no cache holds is not counted as available.
+        let own = Held { bytes: 4 * GIB, cached_bytes: 0 };
+        assert_eq!(room(&settings, memory, own), Some((Limit::Group, 5555)));
+        let settings = Settings { budget_bytes: Some(4 * GIB), ..settings };
+        assert_eq!(room(&settings, memory, held), Some((Limit::Budget, 0)));
+    }
+
+    #[test]
+    fn tasks_that_wait_are_a_warning() {
+        let settings = Settings { memory_percent: Some(50), ..Settings::default() };
+        let held = Held { bytes: GIB, cached_bytes: 0 };
+        let memory = Memory { available_bytes: Some(16 * GIB), stall: 2000, ..Memory::default() };
+        assert_eq!(room(&settings, memory, held), Some((Limit::Machine, 4999)));
+    }
+
+    #[test]
+    fn what_is_missing_is_what_leads_to_the_high_mark() {
+        let marks = Marks { low: 2000, high: 2060 };
+        let room = Room::new(Limit::Budget, GIB, 10 * GIB, marks);
+        assert_eq!(room.free, 1000);
+        assert_eq!(room.missing_bytes(), (10 * GIB * 1060).div_ceil(10_000));
+        assert_eq!(Room { free: 3000, ..room }.missing_bytes(), 0);
+        let settings = Settings { budget_bytes: Some(GIB), ..Settings::default() };
+        let held = Held { bytes: 3 * GIB, cached_bytes: 0 };
+        let room = Room::of(&settings, &Memory::default(), held).unwrap();
+        // From three times the budget to 5.15% below it.
+        assert_eq!(room.missing_bytes(), 2 * GIB + (GIB * 515).div_ceil(10_000));
+        assert!(Memory::read().available_bytes.is_some());
+    }
+}

@@ -1,0 +1,272 @@
+//! One look at all maps at a time: who was accessed, what is free, what must go.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bindery_sys::pagemap::Pagemap;
+use bindery_units::PAGE_BYTES;
+
+use super::cell::Cell;
+use super::law::{Law, Pressure};
+use super::room::{Held, Limit, Memory, Room};
+use super::settings::Settings;
+use crate::map::{BackEndKind, EvictError, Identity, Mapped, Maps};
+
+/// What the reaper has done, and what it sees.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// What the maps hold, in pages, as it was last seen.
+    pub resident_pages: u64,
+    /// The part of memory that is free, in hundredths of a percent, by the limit that binds first.
+    pub free: Option<u32>,
+    /// That limit.
+    pub limit: Option<Limit>,
+    /// How short memory is now; none while it is not.
+    pub pressure: Option<Pressure>,
+    /// How long a cold object stays unaccessed now.
+    pub time_to_live: Duration,
+    /// How long each fault of the memfd back end waits now, at least.
+    pub fault_delay: Duration,
+    /// How often an object was looked at.
+    pub visits: u64,
+    /// Objects that had been idle for too long, and were touched at the last moment.
+    pub objects_spared: u64,
+    /// Objects evicted.
+    pub objects_evicted: u64,
+    /// Pages that went.
+    pub pages_evicted: u64,
+    /// Pages that were evicted and did not go: others map them, or they share a huge page.
+    pub pages_stuck: u64,
+    /// Objects of which the kernel would not say or do what was asked.
+    pub errors: u64,
+}
+
+/// The reaper without its thread: somebody calls [`tick`](Self::tick), whenever and with whatever time he
+/// likes.
+#[derive(Debug)]
+pub struct Sweep {
+    maps: Maps,
+    settings: Settings,
+    pagemap: Pagemap,
+    cells: Vec<Cell>,
+    version: Option<u64>,
+    /// The next cell to visit.
+    next: usize,
+    /// When some were visited last.
+    visited: Option<Duration>,
+    /// Chooses where probes are laid.
+    place: u64,
+    active: bool,
+    statistics: Statistics,
+}
+
+/// By how much more often objects are visited while memory is short.
+const PRESSED_PARTS: u32 = 10;
+
+/// What a [`Sweep::tick`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ticked {
+    /// Whether memory is short.
+    pub pressed: bool,
+    /// How many pages went.
+    pub pages_evicted: u64,
+}
+
+impl Sweep {
+    /// Looks after all of `maps`, those that come later too.
+    ///
+    /// # Errors
+    /// If `/proc/self/pagemap` cannot be opened.
+    pub fn new(maps: &Maps, settings: Settings) -> io::Result<Self> {
+        let (maps, pagemap) = (maps.clone(), Pagemap::of_self()?);
+        let (cells, statistics) = (Vec::new(), Statistics::default());
+        Ok(Self {
+            maps,
+            settings,
+            pagemap,
+            cells,
+            version: None,
+            next: 0,
+            visited: None,
+            place: 0,
+            active: false,
+            statistics,
+        })
+    }
+
+    /// What was done so far, and what is seen.
+    #[must_use]
+    pub const fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// What it was set to.
+    #[must_use]
+    pub const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Looks at some objects, at memory, and evicts what must go. `now` never goes back.
+    pub fn tick(&mut self, now: Duration, memory: &Memory) -> Ticked {
+        self.learn_of_maps(now);
+        self.visit_some(now);
+        let held = self.held();
+        self.statistics.resident_pages = held.bytes / PAGE_BYTES as u64;
+        let room = Room::of(&self.settings, memory, held);
+        let pressure =
+            room.and_then(|room| self.settings.law.pressure(room.free, room.marks, self.active));
+        self.active = pressure.is_some();
+        self.impose(room, pressure);
+        let (Some(room), Some(pressure)) = (room, pressure) else { return Ticked::default() };
+        let missing_pages = room.missing_bytes().div_ceil(PAGE_BYTES as u64);
+        let victims = self.choose(now, pressure, missing_pages);
+        Ticked { pressed: true, pages_evicted: self.evict(now, &victims) }
+    }
+
+    /// Ends what it imposed on the maps.
+    pub fn relent(&mut self) {
+        self.active = false;
+        self.impose(None, None);
+    }
+
+    fn learn_of_maps(&mut self, now: Duration) {
+        let version = self.maps.version();
+        if self.version == Some(version) {
+            return;
+        }
+        let mut cells: HashMap<Identity, Cell> = HashMap::new();
+        for map in self.maps.all() {
+            for object in 0..map.objects.len() {
+                let identity = map.back_end.identity(object);
+                let cell = cells.entry(identity).or_insert_with(|| Cell::new(identity, now));
+                cell.add(&map, object);
+            }
+        }
+        for old in &self.cells {
+            if let Some(cell) = cells.get_mut(&old.identity) {
+                cell.inherit(old);
+            }
+        }
+        self.cells = cells.into_values().collect();
+        // In the order of their places, so that neighbours are looked at and evicted together.
+        self.cells.sort_unstable_by_key(|cell| (cell.identity.holder, cell.identity.offset_bytes));
+        self.version = Some(version);
+    }
+
+    /// Each visit costs who uses the object a fault, so there is a time between them, pressed or not.
+    fn visit_some(&mut self, now: Duration) {
+        let interval = self.settings.interval / if self.active { PRESSED_PARTS } else { 1 };
+        if self.visited.is_some_and(|visited| now.saturating_sub(visited) < interval) {
+            return;
+        }
+        self.visited = Some(now);
+        let count = self.settings.visits.min(self.cells.len());
+        for _ in 0..count {
+            self.next = (self.next + 1) % self.cells.len();
+            self.visit(self.next, now);
+        }
+    }
+
+    fn visit(&mut self, cell: usize, now: Duration) {
+        self.statistics.visits += 1;
+        self.place = self.place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let visited = self.cells[cell].visit(&self.pagemap, now, self.place >> 33);
+        self.note(visited);
+    }
+
+    fn note(&mut self, result: Result<(), EvictError>) {
+        if let Err(error) = result {
+            self.statistics.errors += 1;
+            tracing::debug!(%error, "an object could not be looked after");
+        }
+    }
+
+    fn held(&self) -> Held {
+        let mut held = Held::default();
+        for cell in self.cells.iter().filter(|cell| cell.resident_pages() > 0) {
+            let bytes = cell.resident_pages() * PAGE_BYTES as u64;
+            held.bytes += bytes;
+            if cell.kind() == Some(BackEndKind::File) {
+                held.cached_bytes += bytes;
+            }
+        }
+        held
+    }
+
+    fn impose(&mut self, room: Option<Room>, pressure: Option<Pressure>) {
+        let law = &self.settings.law;
+        let delay = pressure.map_or(Duration::ZERO, |pressure| law.fault_delay(pressure));
+        for map in self.maps.all() {
+            let pages = pressure
+                .map_or(u64::MAX, |pressure| law.readahead_pages(map.temperature(), pressure));
+            map.back_end.duty().impose(delay, pages);
+        }
+        let statistics = &mut self.statistics;
+        statistics.free = room.map(|room| room.free);
+        statistics.limit = room.map(|room| room.limit);
+        statistics.pressure = pressure;
+        statistics.fault_delay = delay;
+        statistics.time_to_live = law.shortened(pressure.unwrap_or(Pressure(0)));
+    }
+
+    /// Those that outlived their time the longest, until they make up what is missing.
+    fn choose(&mut self, now: Duration, pressure: Pressure, missing_pages: u64) -> Vec<usize> {
+        let expired = |cell: &Cell, law: &Law| {
+            let time_to_live = law.time_to_live(cell.temperature(), pressure)?;
+            let idle = cell.idle(now);
+            let lives = idle.as_secs_f64() / time_to_live.as_secs_f64().max(1e-6);
+            (cell.resident_pages() > 0 && idle > time_to_live).then_some(lives)
+        };
+        let law = self.settings.law.clone();
+        let cells = self.cells.iter().enumerate();
+        let candidates = cells.filter_map(|(at, cell)| Some((expired(cell, &law)?, at)));
+        let mut candidates: Vec<(f64, usize)> = candidates.collect();
+        candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
+        let (mut chosen, mut pages) = (Vec::new(), 0);
+        for (_, at) in candidates {
+            if pages >= missing_pages || chosen.len() >= self.settings.evictions {
+                break;
+            }
+            // A last look: the probe tells whether it was touched since it was laid.
+            self.visit(at, now);
+            if expired(&self.cells[at], &law).is_some() {
+                pages += self.cells[at].resident_pages();
+                chosen.push(at);
+            } else {
+                self.statistics.objects_spared += 1;
+            }
+        }
+        chosen
+    }
+
+    /// Evicts, and counts what really went.
+    fn evict(&mut self, now: Duration, victims: &[usize]) -> u64 {
+        let mut by_map: BTreeMap<usize, (Arc<Mapped>, Vec<usize>)> = BTreeMap::new();
+        for &at in victims {
+            if let Some((map, object)) = self.cells[at].owner() {
+                let key = Arc::as_ptr(&map).addr();
+                by_map.entry(key).or_insert_with(|| (map, Vec::new())).1.push(object);
+            }
+        }
+        for (map, objects) in by_map.into_values() {
+            let evicted = map.back_end.evict(&objects);
+            self.note(evicted);
+        }
+        let mut evicted = 0;
+        for &at in victims {
+            let before = self.cells[at].resident_pages();
+            let recounted = self.cells[at].recount();
+            self.note(recounted);
+            let left = self.cells[at].resident_pages();
+            // What did not go would be the first to be tried again.
+            self.cells[at].spare(now);
+            evicted += before.saturating_sub(left);
+            self.statistics.pages_stuck += left;
+            self.statistics.objects_evicted += u64::from(left < before);
+        }
+        self.statistics.pages_evicted += evicted;
+        evicted
+    }
+}

@@ -1,0 +1,248 @@
+//! Who stays in memory and who goes.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindery_pool::map::{BackEndKind, Map, Maps, Options, PageRun, Temperature};
+use bindery_pool::object::Object;
+use bindery_pool::reaper::{Limit, Memory, Reaper, Settings, Sweep};
+
+use crate::support::{Bench, bytes, row};
+use crate::{BOTH, KIB, MIB, fixed};
+
+const COUNT: u64 = 32;
+const OBJECT_BYTES: u64 = 128 * KIB;
+
+fn budget(bytes: u64) -> Settings {
+    Settings { budget_bytes: Some(bytes), ..Settings::default() }
+}
+
+fn load(map: &Map) {
+    let all = |object| PageRun { object, first_page: 0, pages: u64::MAX };
+    map.prefetch(&(0..map.len()).map(all).collect::<Vec<_>>()).unwrap();
+    (0..map.len()).for_each(|object| touch(map, object));
+}
+
+fn touch(map: &Map, object: usize) {
+    let length = map.objects()[object].length_bytes() as usize;
+    map.get(object, 0, length).unwrap().touch();
+}
+
+/// How many pages of each object are in memory.
+fn resident(maps: &Maps, objects: &[Arc<dyn Object>]) -> Vec<u64> {
+    let pages = |object: &Arc<dyn Object>| {
+        let one = maps.map(std::slice::from_ref(object), Temperature::Cold, &Options::default());
+        one.unwrap().residency().unwrap().resident_pages
+    };
+    objects.iter().map(pages).collect()
+}
+
+/// Ticks once a (virtual) second, with something done before each.
+fn seconds(sweep: &mut Sweep, at: std::ops::Range<u64>, memory: Memory, mut between: impl FnMut()) {
+    for second in at {
+        between();
+        sweep.tick(Duration::from_secs(second), &memory);
+    }
+}
+
+#[test]
+fn what_is_hot_stays_though_it_never_faults_from_the_device() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, COUNT, OBJECT_BYTES, OBJECT_BYTES);
+    for kind in BOTH {
+        let maps = Maps::default();
+        let map = maps.map(&objects, Temperature::Cold, &fixed(kind)).unwrap();
+        load(&map);
+        let mut sweep = Sweep::new(&maps, budget(COUNT / 2 * OBJECT_BYTES)).unwrap();
+        // Every third is used all the time, and all of them are of one age and temperature.
+        let hot = || (0..COUNT as usize).step_by(3).for_each(|object| touch(&map, object));
+        seconds(&mut sweep, 0..30, Memory::default(), hot);
+        let left = map.residency().unwrap().resident_pages;
+        assert!(left <= COUNT / 2 * 32, "{kind:?}: {left} pages left");
+        let statistics = sweep.statistics();
+        assert_eq!(statistics.pages_evicted, COUNT * 32 - left, "{kind:?}: {statistics:?}");
+        assert_eq!((statistics.pages_stuck, statistics.errors), (0, 0), "{kind:?}");
+        assert_eq!(statistics.limit, Some(Limit::Budget));
+        if kind == BackEndKind::File {
+            let resident = resident(&maps, &objects);
+            let kept: Vec<_> = (0..COUNT as usize).filter(|at| resident[*at] > 0).collect();
+            assert!((0..COUNT as usize).step_by(3).all(|hot| kept.contains(&hot)), "{kept:?}");
+        }
+        // Nothing that is used was read again.
+        let before = map.residency().unwrap();
+        hot();
+        assert_eq!(map.residency().unwrap(), before, "{kind:?}");
+    }
+}
+
+#[test]
+fn the_colder_go_first_and_the_pinned_never() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, 4 * 8, OBJECT_BYTES, OBJECT_BYTES);
+    let maps = Maps::default();
+    let map = |(some, temperature)| {
+        let map = maps.map(some, temperature, &fixed(BackEndKind::Memfd)).unwrap();
+        load(&map);
+        map
+    };
+    let all: Vec<Map> = objects.chunks(8).zip(Temperature::ALL).map(map).collect();
+    let left = || {
+        let pages = |map: &Map| map.residency().unwrap().resident_pages;
+        [pages(&all[0]), pages(&all[1]), pages(&all[2]), pages(&all[3])]
+    };
+    let full = 8 * 32;
+    // Nothing but what is pinned fits. Without pressure on it, cold lives 10 s, warm 100 s, hot 1000 s;
+    // with all of it, 25 ms, 250 ms and 2.5 s.
+    let mut sweep = Sweep::new(&maps, budget(8 * OBJECT_BYTES)).unwrap();
+    let mut tick = |ms| _ = sweep.tick(Duration::from_millis(ms), &Memory::default());
+    tick(0);
+    assert_eq!(left(), [full; 4]);
+    tick(24);
+    assert_eq!(left(), [full; 4]);
+    tick(100);
+    assert_eq!(left(), [0, full, full, full]);
+    tick(249);
+    assert_eq!(left(), [0, full, full, full]);
+    tick(400);
+    assert_eq!(left(), [0, 0, full, full]);
+    tick(2_600);
+    assert_eq!(left(), [0, 0, 0, full]);
+    tick(1_000_000_000);
+    assert_eq!(left(), [0, 0, 0, full]);
+    all[3].set_temperature(Temperature::Hot);
+    tick(2_000_000_000);
+    // No longer for ever, and no more of it than must.
+    assert_eq!(left(), [0, 0, 0, full - 32]);
+}
+
+#[test]
+fn no_more_goes_than_must_and_nothing_while_there_is_room() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, COUNT, OBJECT_BYTES, OBJECT_BYTES);
+    let maps = Maps::default();
+    let map = maps.map(&objects, Temperature::Cold, &Options::default()).unwrap();
+    load(&map);
+    let roomy = Memory { available_bytes: Some(1 << 40), ..Memory::default() };
+    let mut sweep = Sweep::new(&maps, budget(2 * COUNT * OBJECT_BYTES)).unwrap();
+    seconds(&mut sweep, 0..100, roomy, || ());
+    assert_eq!(map.residency().unwrap().resident_pages, COUNT * 32);
+    assert_eq!(sweep.statistics().pressure, None);
+    // A machine with hardly anything left but the maps' own pages.
+    let scarce = COUNT * OBJECT_BYTES + MIB / 2;
+    let scarce = Memory { available_bytes: Some(scarce), ..Memory::default() };
+    let settings = Settings { memory_percent: Some(50), ..Settings::default() };
+    let mut sweep = Sweep::new(&maps, settings).unwrap();
+    seconds(&mut sweep, 0..1, scarce, || ());
+    assert_eq!(sweep.statistics().limit, Some(Limit::Machine));
+    let pressure = sweep.statistics().pressure.unwrap();
+    assert_eq!(pressure.0, 10_000 - 10_000 * 1_111 / 5_150);
+    seconds(&mut sweep, 1..2, scarce, || ());
+    let left = map.residency().unwrap().resident_pages;
+    // (0.5 + x) ÷ 4.5 MiB shall be 51.5%: 15 objects go, for 14 are not enough.
+    assert_eq!(left, (COUNT - 15) * 32);
+}
+
+#[test]
+fn a_warm_map_keeps_what_a_cold_one_shows_too() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, 16, OBJECT_BYTES, OBJECT_BYTES);
+    let maps = Maps::default();
+    let cold = maps.map(&objects, Temperature::Cold, &Options::default()).unwrap();
+    let pinned = maps.map(&objects[..4], Temperature::Pinned, &Options::default()).unwrap();
+    load(&cold);
+    let mut sweep = Sweep::new(&maps, budget(MIB)).unwrap();
+    seconds(&mut sweep, 0..50, Memory::default(), || ());
+    assert_eq!(pinned.residency().unwrap().resident_pages, 4 * 32);
+    assert_eq!(cold.residency().unwrap().resident_pages, 4 * 32 + 3 * 32);
+}
+
+#[test]
+fn what_others_have_mapped_is_not_taken_for_evicted() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, 8, OBJECT_BYTES, OBJECT_BYTES);
+    // As good as another process: nothing is known of its mapping here.
+    let (maps, others) = (Maps::default(), Maps::default());
+    let map = maps.map(&objects, Temperature::Cold, &Options::default()).unwrap();
+    let theirs = others.map(&objects[..2], Temperature::Cold, &Options::default()).unwrap();
+    load(&map);
+    load(&theirs);
+    let mut sweep = Sweep::new(&maps, budget(4096)).unwrap();
+    seconds(&mut sweep, 0..5, Memory::default(), || ());
+    let statistics = sweep.statistics();
+    assert_eq!(map.residency().unwrap().resident_pages, 2 * 32);
+    assert_eq!((statistics.pages_evicted, statistics.resident_pages), (6 * 32, 2 * 32));
+    assert!(statistics.pages_stuck >= 2 * 32);
+}
+
+#[test]
+fn pressure_slows_who_fetches_until_it_ends() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, 8, OBJECT_BYTES, OBJECT_BYTES);
+    let maps = Maps::default();
+    let map = |temperature| maps.map(&objects, temperature, &fixed(BackEndKind::Memfd)).unwrap();
+    let (cold, hot, pinned) =
+        (map(Temperature::Cold), map(Temperature::Hot), map(Temperature::Pinned));
+    load(&pinned);
+    let mut sweep = Sweep::new(&maps, budget(8 * OBJECT_BYTES)).unwrap();
+    sweep.tick(Duration::ZERO, &Memory::default());
+    assert_eq!(sweep.statistics().fault_delay, Duration::from_millis(3));
+    let took = |map: &Map, object| {
+        let start = Instant::now();
+        let _ = map.get(object, 0, 1).unwrap().byte(0);
+        start.elapsed()
+    };
+    assert!(took(&hot, 0) >= Duration::from_millis(3));
+    assert_eq!(cold.prefetch_object(1).unwrap().pages, 8);
+    assert_eq!(hot.prefetch_object(1).unwrap().pages, 32);
+    drop(pinned);
+    sweep.tick(Duration::from_secs(1), &Memory::default());
+    assert_eq!(sweep.statistics().fault_delay, Duration::ZERO);
+    assert_eq!(cold.prefetch_object(2).unwrap().pages, 32);
+    // The fastest of some: this machine has other things to do as well.
+    let fastest = (2..8).map(|object| took(&hot, object)).min().unwrap();
+    assert!(fastest < Duration::from_millis(3), "{fastest:?}");
+}
+
+#[test]
+fn the_thread_keeps_memory_within_its_budget_and_can_be_switched_off() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, 64, OBJECT_BYTES, OBJECT_BYTES);
+    let maps = Maps::default();
+    let map = maps.map(&objects, Temperature::Cold, &fixed(BackEndKind::Memfd)).unwrap();
+    let limit = 16 * OBJECT_BYTES;
+    let mut settings = budget(limit);
+    settings.interval = Duration::from_millis(5);
+    let reaper = Reaper::start(&maps, settings).unwrap();
+    let within = || map.residency().unwrap().resident_pages * 4096 <= limit;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    for object in 0..map.len() {
+        touch(&map, object);
+        assert_eq!(map.get(object, 9, 99).unwrap().to_vec(), bytes(objects[object].id(), 9, 99));
+    }
+    while !within() {
+        assert!(Instant::now() < deadline, "{:?}", reaper.statistics());
+        thread::sleep(Duration::from_millis(5));
+    }
+    while reaper.statistics().pages_evicted < 48 * 32 {
+        assert!(Instant::now() < deadline, "{:?}", reaper.statistics());
+        thread::sleep(Duration::from_millis(5));
+    }
+    reaper.set_enabled(false);
+    load(&map);
+    // Long enough for many looks, if there were any.
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(map.residency().unwrap().resident_pages, 64 * 32);
+    reaper.set_enabled(true);
+    while !within() {
+        assert!(Instant::now() < deadline, "{:?}", reaper.statistics());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
