@@ -11,4 +11,5 @@ mod interrupt;
 pub mod merge;
 pub mod overhead;
 pub mod page;
+pub mod pool;
 pub mod steady;

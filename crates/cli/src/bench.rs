@@ -1,5 +1,7 @@
 //! `bindery bench`: the measurements behind every figure, beside their rivals.
 
+mod pool;
+
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -72,6 +74,11 @@ Each contender goes through a start-up, a steady state, a shrink to a quarter an
 the same memory. Sets and restores KSM's settings: run it as root, on a machine where KSM does nothing
 else.")]
     Advisor(AdvisorArgs),
+    /// Objects and maps: writing, reading, mapping, and a store on them
+    Pool {
+        #[command(subcommand)]
+        command: pool::PoolCommand,
+    },
     /// A guest's process for the benchmarks
     #[command(hide = true)]
     GuestProcess(GuestProcessArgs),
@@ -371,6 +378,7 @@ pub(crate) fn run(command: &BenchCommand, json: bool) -> Result<(), Failure> {
         BenchCommand::Guests(arguments) => show(guests::run(&arguments.options()?), json),
         BenchCommand::Overhead(arguments) => show(overhead::run(&arguments.options()?), json),
         BenchCommand::Advisor(arguments) => show(advisor::run(&arguments.options()?), json),
+        BenchCommand::Pool { command } => command.run(json),
         BenchCommand::GuestProcess(arguments) => {
             merge::process::run(&arguments.dataset(), arguments.process).map_err(failed)
         }

@@ -97,9 +97,8 @@ struct Measured {
 
 impl Measured {
     fn new() -> Self {
-        let histogram = || {
-            Histogram::new_with_max(LATENCY_NS_MAX, 3).expect("the bounds are of a histogram")
-        };
+        let histogram =
+            || Histogram::new_with_max(LATENCY_NS_MAX, 3).expect("the bounds are of a histogram");
         Self { reads: histogram(), updates: histogram() }
     }
 }

@@ -68,6 +68,9 @@ pub enum StoreError {
     /// Tables could not be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
+    /// A [`Mapper`](crate::Mapper) of the caller's own failed.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
     /// An object could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),

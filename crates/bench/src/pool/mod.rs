@@ -1,0 +1,3 @@
+//! `bindery bench pool`.
+
+pub mod ycsb;

@@ -1,0 +1,147 @@
+//! One contender: its process, its memory, its files.
+
+use std::fmt;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use bindery_testkit::machine::{BlockDevice, ControlGroup, drop_caches};
+use bindery_ycsb::{Report as Figures, Task, Workload};
+use serde::Serialize;
+
+use super::{Course, Options};
+
+/// A store under a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// The example on a pool, each object mapped by itself.
+    Mmap,
+    /// The example on a pool, one map a collection.
+    Maps,
+    /// The same with the reaper.
+    Reaper,
+    /// redb.
+    Redb,
+    /// fjall.
+    Fjall,
+    /// RocksDB.
+    Rocksdb,
+}
+
+impl Engine {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Mmap, Self::Maps, Self::Reaper, Self::Redb, Self::Fjall, Self::Rocksdb];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mmap => "mmap",
+            Self::Maps => "maps",
+            Self::Reaper => "reaper",
+            Self::Redb => "redb",
+            Self::Fjall => "fjall",
+            Self::Rocksdb => "rocksdb",
+        }
+    }
+
+    /// Whether another program runs it.
+    const fn is_rival(self) -> bool {
+        matches!(self, Self::Redb | Self::Fjall | Self::Rocksdb)
+    }
+
+    /// What starts its process, but for the task.
+    fn command(self, options: &Options) -> Result<Command> {
+        if !self.is_rival() {
+            let mut command = Command::new(&options.program);
+            command.args(["bench", "pool", "store-process"]);
+            return Ok(command);
+        }
+        ensure!(
+            options.rivals.exists(),
+            "{} is not there: build it with `cargo xtask rivals`, or leave {} out with --engines",
+            options.rivals.display(),
+            self.name(),
+        );
+        Ok(Command::new(&options.rivals))
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// A loaded store on its own directory. Removed when dropped.
+pub(super) struct Stage<'a> {
+    engine: Engine,
+    options: &'a Options,
+    directory: tempfile::TempDir,
+    device: BlockDevice,
+}
+
+impl<'a> Stage<'a> {
+    /// Loads a store; without limits, for that is not measured.
+    pub(super) fn load(engine: Engine, options: &'a Options) -> Result<Self> {
+        let directory = tempfile::tempdir_in(&options.directory)
+            .with_context(|| format!("making a directory in {}", options.directory.display()))?;
+        let device = BlockDevice::below(directory.path())?;
+        let stage = Self { engine, options, directory, device };
+        stage.perform(None, None).with_context(|| format!("loading {engine}"))?;
+        Ok(stage)
+    }
+
+    /// Runs a workload on it.
+    pub(super) fn measure(&self, workload: Workload, round: usize) -> Result<Course> {
+        let Self { engine, options, device, .. } = *self;
+        drop_caches()?;
+        let group = ControlGroup::create(&format!("ycsb-{engine}"))
+            .context("making a control group, which takes root")?;
+        group.set_memory_limit(options.memory_bytes())?;
+        if let Some(rate) = options.device_rate(device) {
+            group.set_device_rate(rate).context("holding the device to a rate")?;
+        }
+        let figures = self
+            .perform(Some(workload), Some(&group))
+            .with_context(|| format!("workload {workload:?} on {engine}"))?
+            .context("a workload gives figures")?;
+        let read_bytes = group.read_bytes(device);
+        Ok(Course { engine, workload, round, figures, read_bytes })
+    }
+
+    fn task(&self, workload: Option<Workload>, round_seed: u64) -> Task {
+        let options = self.options;
+        Task {
+            engine: self.engine.name().into(),
+            directory: self.directory.path().into(),
+            memory_bytes: options.memory_bytes(),
+            cache_bytes: options.memory_bytes() / 3,
+            records: options.records(),
+            workload,
+            threads: options.threads,
+            warm_up_s: options.warm_up.as_secs_f64(),
+            duration_s: options.duration.as_secs_f64(),
+            seed: round_seed,
+        }
+    }
+
+    fn perform(
+        &self,
+        workload: Option<Workload>,
+        group: Option<&ControlGroup>,
+    ) -> Result<Option<Figures>> {
+        let task = serde_json::to_string(&self.task(workload, 1))?;
+        let mut command = self.engine.command(self.options)?;
+        command.arg(task).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn().with_context(|| format!("starting {command:?}"))?;
+        if let Some(group) = group {
+            // It begins when its input ends: nothing is charged to another group.
+            group.put(child.id())?;
+        }
+        let output = child.wait_with_output()?;
+        ensure!(output.status.success(), "{} ended with {}", self.engine, output.status);
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+}

@@ -1,0 +1,97 @@
+//! `bindery bench pool ycsb`: reading more than memory holds, with and without the reaper, beside other
+//! stores.
+//!
+//! Every contender is a process of its own in a control group with the same memory, page cache included.
+//! It is loaded, then asked for workload B and for workload C (Cooper et al., SoCC 2010); the page cache is
+//! dropped before each. Three are one store, the pool's example `tables`:
+//!
+//! * `mmap`: each object mapped by itself, and the kernel reclaims;
+//! * `maps`: one mcache map a collection, and the kernel reclaims;
+//! * `reaper`: the same, and the reaper evicts before the kernel must.
+//!
+//! The others are redb, fjall and RocksDB (`cargo xtask rivals`). Each is given a third of the memory for
+//! its own cache; the rest is page cache and what it needs besides.
+
+mod contender;
+mod report;
+mod store;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use bindery_testkit::machine::{BlockDevice, DeviceRate};
+use bindery_ycsb::{KEY_BYTES, VALUE_BYTES, Workload};
+
+pub use self::contender::Engine;
+use self::contender::Stage;
+pub use self::report::{Course, Report};
+pub use self::store::perform;
+use crate::interrupt;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Interleaved rounds.
+    pub rounds: usize,
+    /// Who takes part.
+    pub engines: Vec<Engine>,
+    /// Memory of each, page cache included, in MiB.
+    pub memory_mib: u64,
+    /// How many times as much data there is.
+    pub data_to_memory: f64,
+    /// Threads that ask.
+    pub threads: u64,
+    /// How long each workload runs before it is measured.
+    pub warm_up: Duration,
+    /// How long each workload is measured.
+    pub duration: Duration,
+    /// What the device below gives, if it is to be held to a rate: MiB and requests a second.
+    pub device_rate: Option<(u64, u64)>,
+    /// Where the stores lie.
+    pub directory: PathBuf,
+    /// The `bindery` program to run.
+    pub program: PathBuf,
+    /// The program with the other stores.
+    pub rivals: PathBuf,
+}
+
+impl Options {
+    fn memory_bytes(&self) -> u64 {
+        self.memory_mib << 20
+    }
+
+    /// How many records make up the data.
+    fn records(&self) -> u64 {
+        let data_bytes = self.memory_bytes() as f64 * self.data_to_memory;
+        (data_bytes / (KEY_BYTES + VALUE_BYTES) as f64) as u64
+    }
+
+    fn device_rate(&self, device: BlockDevice) -> Option<DeviceRate> {
+        self.device_rate.map(|(mib_per_s, requests_per_s)| DeviceRate {
+            device,
+            bytes_per_s: mib_per_s << 20,
+            requests_per_s,
+        })
+    }
+}
+
+/// Measures.
+///
+/// # Errors
+/// If no control group can be made, a contender fails, answers wrongly, or is not there.
+pub fn run(options: &Options) -> Result<Report> {
+    interrupt::catch()?;
+    let mut courses = Vec::new();
+    for round in 0..options.rounds {
+        for turn in 0..options.engines.len() {
+            let engine = options.engines[(round + turn) % options.engines.len()];
+            let stage = Stage::load(engine, options)?;
+            for workload in [Workload::B, Workload::C] {
+                courses.push(stage.measure(workload, round)?);
+                interrupt::rest(Duration::ZERO)?;
+            }
+        }
+    }
+    Ok(Report::of(options, courses))
+}

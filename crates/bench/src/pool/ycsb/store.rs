@@ -1,0 +1,133 @@
+//! The pool's example as a store under test, in a process of its own.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use bindery_example_tables::{Mapped, Mapper, Options, StoreError, Tables};
+use bindery_pool::device::{Access, FileDevice, Options as DeviceOptions};
+use bindery_pool::map::{Maps, Temperature};
+use bindery_pool::object::Object;
+use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
+use bindery_pool::reaper::{Reaper, Settings};
+use bindery_pool::{MediaClass, Pool};
+use bindery_sys::mapped::View;
+use bindery_sys::mapping::{self, Mapping};
+use bindery_units::PAGE_BYTES;
+use bindery_ycsb::{BoxError, KEY_BYTES, Report as Figures, Store, Task, VALUE_BYTES};
+
+use super::Engine;
+
+/// The file, sparse, in terms of the data: shelves are written anew beside the old ones.
+const FILE_TO_DATA: u64 = 4;
+
+/// Does a task, and gives figures if anything was measured.
+///
+/// # Errors
+/// If the pool cannot be made or opened, or what [`Task::perform`] fails with.
+pub fn perform(task: &Task) -> Result<Option<Figures>> {
+    let store = OnPool::open(task)?;
+    Ok(task.perform(&store)?)
+}
+
+/// A store on a pool of one file.
+struct OnPool {
+    tables: Tables,
+    /// Evicts until the store is gone.
+    _reaper: Option<Reaper>,
+}
+
+impl OnPool {
+    fn open(task: &Task) -> Result<Self> {
+        let pool = open_pool(task).context("opening the pool")?;
+        let maps = Maps::default();
+        let reaper = match task.engine == Engine::Reaper.name() {
+            true => Some(Reaper::start(&maps, Settings::default()).context("starting the reaper")?),
+            false => None,
+        };
+        let mapper: Arc<dyn Mapper> = match task.engine == Engine::Mmap.name() {
+            true => Arc::new(EachByItself),
+            false => Arc::new(maps),
+        };
+        let tables = Tables::open(pool, mapper, Options::default())?;
+        Ok(Self { tables, _reaper: reaper })
+    }
+}
+
+fn open_pool(task: &Task) -> Result<Arc<Pool>> {
+    let path = task.directory.join("pool");
+    let options = DeviceOptions::new(Access::Write);
+    let attached = |path: &Path, device| Attached {
+        label: path.display().to_string(),
+        device: Arc::new(device),
+    };
+    if path.exists() {
+        let device = FileDevice::open(&path, &options)?;
+        return Ok(Arc::new(Pool::open_on(vec![attached(&path, device)])?));
+    }
+    let data_bytes = task.records * (KEY_BYTES + VALUE_BYTES) as u64;
+    let bytes = (FILE_TO_DATA * data_bytes + (1 << 30)).next_multiple_of(2 << 20);
+    let device = FileDevice::create(&path, bytes, &options)?;
+    let device = NewDevice { attached: attached(&path, device), class: MediaClass::Capacity };
+    let pool = Pool::create_on("ycsb".parse()?, vec![device], &CreateOptions::default())?;
+    Ok(Arc::new(pool))
+}
+
+impl Store for OnPool {
+    fn fill(
+        &self,
+        records: &mut dyn Iterator<Item = ([u8; KEY_BYTES], [u8; VALUE_BYTES])>,
+    ) -> Result<(), BoxError> {
+        let owned =
+            |(key, value): ([u8; KEY_BYTES], [u8; VALUE_BYTES])| (key.to_vec(), value.to_vec());
+        Ok(self.tables.fill(records.map(owned))?)
+    }
+
+    fn read(&self, key: &[u8; KEY_BYTES], value: &mut Vec<u8>) -> Result<bool, BoxError> {
+        Ok(self.tables.get(key, value)?)
+    }
+
+    fn update(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
+        Ok(self.tables.put(key, value)?)
+    }
+
+    fn settle(&self) -> Result<(), BoxError> {
+        self.tables.settle()?;
+        Ok(self.tables.sync()?)
+    }
+}
+
+/// What storage engines do without a pool: an mmap(2) for each object.
+struct EachByItself;
+
+/// Objects, each with a mapping of its own.
+struct Mappings(Vec<(Mapping, Arc<dyn Object>)>);
+
+impl Mapper for EachByItself {
+    fn map(
+        &self,
+        objects: &[Arc<dyn Object>],
+        _temperature: Temperature,
+    ) -> Result<Box<dyn Mapped>, StoreError> {
+        let map = |object: &Arc<dyn Object>| Ok((map_one(&**object)?, Arc::clone(object)));
+        let mappings: std::io::Result<Vec<_>> = objects.iter().map(map).collect();
+        Ok(Box::new(Mappings(mappings.map_err(|source| StoreError::Other(source.into()))?)))
+    }
+}
+
+fn map_one(object: &dyn Object) -> std::io::Result<Mapping> {
+    let device = object.device();
+    let file = device.file().ok_or(std::io::ErrorKind::Unsupported)?;
+    let bytes = (object.length_bytes() as usize).next_multiple_of(PAGE_BYTES);
+    let mapping = Mapping::shared_at(file, object.offset_bytes(), bytes, false)?;
+    // As maps have it: what is read is read here and there.
+    // SAFETY: this advice changes no content, and the mapping is ours.
+    unsafe { mapping::advise(mapping.address(), bytes, libc::MADV_RANDOM)? };
+    Ok(mapping)
+}
+
+impl Mapped for Mappings {
+    fn view(&self, object: usize, offset_bytes: u64, bytes: usize) -> Result<View<'_>, StoreError> {
+        Ok(View::of(&self.0[object].0, offset_bytes as usize, bytes))
+    }
+}

@@ -1,0 +1,122 @@
+//! `bindery bench pool ycsb`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bindery_bench::pool::ycsb::{self, Engine, Options, Report};
+use clap::{Args, ValueEnum};
+
+use super::super::{failed, program};
+use crate::exit::{Failure, Reason};
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum EngineName {
+    /// The example store, each object mapped by itself
+    Mmap,
+    /// The example store, one map a collection, and the kernel reclaims
+    Maps,
+    /// The example store, one map a collection, and the reaper evicts
+    Reaper,
+    Redb,
+    Fjall,
+    Rocksdb,
+}
+
+impl From<EngineName> for Engine {
+    fn from(name: EngineName) -> Self {
+        match name {
+            EngineName::Mmap => Self::Mmap,
+            EngineName::Maps => Self::Maps,
+            EngineName::Reaper => Self::Reaper,
+            EngineName::Redb => Self::Redb,
+            EngineName::Fjall => Self::Fjall,
+            EngineName::Rocksdb => Self::Rocksdb,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct YcsbArgs {
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Who takes part
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "mmap,maps,reaper,redb,fjall,rocksdb"
+    )]
+    engines: Vec<EngineName>,
+    /// Memory of each, page cache included, in MiB
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
+    memory_mib: u64,
+    /// How many times as much data there is
+    #[arg(long, default_value_t = 3.0)]
+    data_to_memory: f64,
+    /// Threads that ask
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=256))]
+    threads: u64,
+    /// How long each workload runs before it is measured, in seconds
+    #[arg(long, default_value_t = 10)]
+    warm_up: u64,
+    /// How long each workload is measured, in seconds
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    duration: u64,
+    /// Hold the device to so many MiB a second, each way
+    #[arg(long, requires = "device_requests_per_s")]
+    device_mib_per_s: Option<u64>,
+    /// Hold the device to so many requests a second, each way
+    #[arg(long, requires = "device_mib_per_s")]
+    device_requests_per_s: Option<u64>,
+    /// Where the stores lie while they are measured
+    #[arg(long, default_value = ".")]
+    directory: PathBuf,
+    /// The program with the other stores [default: rivals/release/bindery-rivals beside this one's
+    /// directory, where `cargo xtask rivals` puts it]
+    #[arg(long)]
+    rivals: Option<PathBuf>,
+}
+
+impl YcsbArgs {
+    pub(super) fn run(&self) -> Result<Report, String> {
+        let report = self.options().map(|options| ycsb::run(&options));
+        report.map_err(|error| error.to_string())?.map_err(|error| format!("{error:#}"))
+    }
+
+    fn options(&self) -> Result<Options, Failure> {
+        let program = program()?;
+        let beside =
+            program.ancestors().nth(2).map(|target| target.join("rivals/release/bindery-rivals"));
+        Ok(Options {
+            rounds: self.rounds,
+            engines: self.engines.iter().copied().map(Engine::from).collect(),
+            memory_mib: self.memory_mib,
+            data_to_memory: self.data_to_memory,
+            threads: self.threads,
+            warm_up: Duration::from_secs(self.warm_up),
+            duration: Duration::from_secs(self.duration),
+            device_rate: self.device_mib_per_s.zip(self.device_requests_per_s),
+            directory: self.directory.clone(),
+            rivals: self.rivals.clone().or(beside).unwrap_or_default(),
+            program,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StoreProcessArgs {
+    /// What to do, as JSON
+    task: String,
+}
+
+impl StoreProcessArgs {
+    pub(super) fn run(&self) -> Result<(), Failure> {
+        let task = serde_json::from_str(&self.task)
+            .map_err(|error| Failure::new(Reason::Usage, format!("the task: {error}")))?;
+        // Who measures may put this process into a control group before its input ends.
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).map_err(failed)?;
+        let figures = ycsb::perform(&task).map_err(|error| failed(format!("{error:#}")))?;
+        crate::output::print_json(&figures)
+    }
+}
