@@ -22,6 +22,12 @@ pub const PROMTOOL: &str = "promtool";
 /// The directory of the kit that holds a browser without a window.
 pub const BROWSER: &str = "browser";
 
+/// The directory of the kit that holds moto, a server that behaves as S3 does.
+pub const MOTO: &str = "moto";
+
+/// Where a part that is written in Python has its packages.
+pub const PYTHON_PACKAGES: &str = "packages";
+
 /// A version of QEMU that the tests run guests under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Qemu {
@@ -159,6 +165,12 @@ impl Kit {
     #[must_use]
     pub fn browser(&self) -> Option<PathBuf> {
         self.is_complete(BROWSER).then(|| self.part(BROWSER))
+    }
+
+    /// moto with what it needs, for `PYTHONPATH`; `None` where set-up has not fetched it.
+    #[must_use]
+    pub fn moto(&self) -> Option<PathBuf> {
+        self.is_complete(MOTO).then(|| self.part(MOTO).join(PYTHON_PACKAGES))
     }
 
     /// A kernel's boot image.

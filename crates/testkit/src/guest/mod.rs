@@ -31,6 +31,8 @@ pub use builder::{AioMode, CacheMode, Drive, GuestBuilder, MemoryBackend};
 pub use channel::Output;
 pub use error::GuestError;
 pub use image::{GuestImage, ImageKind};
-pub use kit::{BROWSER, COMPLETE_MARK, KIT_VARIABLE, Kernel, Kit, PROMTOOL, Qemu};
+pub use kit::{
+    BROWSER, COMPLETE_MARK, KIT_VARIABLE, Kernel, Kit, MOTO, PROMTOOL, PYTHON_PACKAGES, Qemu,
+};
 pub use process::QemuGuest;
 pub use qmp::{Qmp, QmpError};

@@ -1,0 +1,282 @@
+//! The media class `archive`: objects in an S3-compatible store, or in a directory.
+//!
+//! Nothing is made in an archive. Committed objects are copied there ([`Archive::put`]) and read
+//! from there, whole units at a time, each verified ([`Stored`]). Hosts may share a bucket: every key
+//! is **created**, never overwritten (`If-None-Match: *`), so of two hosts with different contents for
+//! one object exactly one succeeds, and the other is told who it was. What is there says for itself
+//! whose it is and whether it is whole.
+//!
+//! **The catalogue is the truth.** A listing may be stale, and nothing is concluded from what it lacks;
+//! it only finds what a crash left behind ([`Archive::orphans`]).
+//!
+//! **Large objects** are cut into parts of [`Options::part_bytes`], each a key of its own and each
+//! created conditionally, the first before all others: who creates the first owns the rest. S3's own
+//! multipart uploads are not used. Their completion is conditional on few stores only, they leave
+//! invisible, billed remains behind, and a crash begins them anew; parts that are keys are found by
+//! an interrupted copy's successor, and cost the same number of requests.
+//!
+//! Calls block. Requests run on a thread of the archive's own.
+
+mod fault;
+mod format;
+mod http;
+mod key;
+mod location;
+mod options;
+mod orphans;
+mod put;
+mod retry;
+mod runtime;
+mod stored;
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use thiserror::Error;
+use uuid::Uuid;
+
+pub use fault::Fault;
+pub use format::{
+    Digest, FormatError, HEADER_BYTES, Header, Layout, MAX_LENGTH_BYTES, MAX_PART_BYTES,
+    UNIT_BYTES, WRITER_BYTES, decode_table, encode_table, unit_checksum,
+};
+pub use location::LocationError;
+pub use options::{Credentials, Options, Secret};
+pub use orphans::{Listing, Orphan};
+pub use put::{PutError, Receipt, Source};
+pub use retry::Patience;
+pub use stored::{Damage, ReadError, Stored};
+
+use crate::ObjectId;
+use fault::Subject;
+use key::{Keys, MARKER, MARKER_TEXT};
+use location::Location;
+use runtime::{Pending, Runtime};
+
+/// An open archive. Cheap to clone; all clones share one thread and its connections.
+#[derive(Clone)]
+pub struct Archive(Arc<Inner>);
+
+struct Inner {
+    url: String,
+    options: Options,
+    store: Arc<dyn ObjectStore>,
+    keys: Keys,
+    runtime: Runtime,
+}
+
+/// Why an archive could not be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The URL or the options name none.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// A part would not be whole units, or none, or too many; or no parts would go at once.
+    #[error(
+        "parts of {part_bytes} bytes, {parts_at_once} at once, are not possible: take a multiple of \
+         {UNIT_BYTES} up to {MAX_PART_BYTES}, and at least one at once"
+    )]
+    Parts {
+        /// What was asked for.
+        part_bytes: u64,
+        /// What was asked for.
+        parts_at_once: usize,
+    },
+    /// The store does not do what it is asked.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The store overwrites what it was asked to create only if it is not there.
+    #[error(
+        "{store} ignores `If-None-Match: *`: two hosts could overwrite each other's objects there. \
+         Use a store that creates conditionally (AWS S3, Cloudflare R2, MinIO, Ceph RGW do)"
+    )]
+    Unconditional {
+        /// The archive's URL.
+        store: String,
+    },
+    /// The marker is there and says something else.
+    #[error(
+        "{store} has something else than an archive of format 1 under {MARKER} ({found:?}): use \
+         another prefix, or a later Bindery"
+    )]
+    Foreign {
+        /// The archive's URL.
+        store: String,
+        /// What it says, the beginning of it.
+        found: String,
+    },
+    /// No thread could be started.
+    #[error("no thread could be started for {store}: {source}")]
+    Thread {
+        /// The archive's URL.
+        store: String,
+        /// What the kernel says.
+        source: std::io::Error,
+    },
+}
+
+impl Archive {
+    /// Opens the archive at `s3://BUCKET/PREFIX` or `file:///DIRECTORY`, making its marker where it
+    /// has none. Blocks for one to three requests, which also show that the bucket is there, that the
+    /// credentials may write, and that the store creates conditionally.
+    ///
+    /// # Errors
+    /// See [`OpenError`]. A store that cannot be reached is one after
+    /// [`deadline`](Patience::deadline).
+    pub fn open(url: &str, options: Options) -> Result<Self, OpenError> {
+        let Options { part_bytes, parts_at_once, .. } = options;
+        let whole = part_bytes.is_multiple_of(UNIT_BYTES as u64);
+        if !whole || !(1..=MAX_PART_BYTES).contains(&part_bytes) || parts_at_once == 0 {
+            return Err(OpenError::Parts { part_bytes, parts_at_once });
+        }
+        let Location { store, keys } = Location::open(url, &options)?;
+        let runtime = Runtime::start()
+            .map_err(|source| OpenError::Thread { store: url.to_owned(), source })?;
+        let inner = Inner { url: url.to_owned(), options, store, keys, runtime };
+        inner.mark()?;
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Its URL.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.0.url
+    }
+
+    /// What is there of an object, with its table of checksums. Blocks for one request, or two where
+    /// the object has more than 64 MiB.
+    ///
+    /// # Errors
+    /// [`ReadError::Missing`] if there is no first part, and the others.
+    pub fn head(&self, pool: Uuid, object: ObjectId) -> Result<Stored, ReadError> {
+        Stored::open(self, pool, object)
+    }
+
+    /// Removes an object; says whether there was one. The first part goes last, so that a removal that
+    /// was interrupted can be repeated. The caller has made sure by its catalogue that nobody needs
+    /// the object, and never gives its number again. Blocks for a request for each part, and one.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head), but for a missing object.
+    pub fn delete(&self, pool: Uuid, object: ObjectId) -> Result<bool, ReadError> {
+        let stored = match self.head(pool, object) {
+            Err(ReadError::Missing { .. }) => return Ok(false),
+            stored => stored?,
+        };
+        let keys = &self.0.keys;
+        let others = (1..stored.header().layout.parts()).rev();
+        for part in others.chain([0]) {
+            self.0.delete(keys.part(pool, object, part)).map_err(ReadError::Fault)?;
+        }
+        Ok(true)
+    }
+}
+
+impl fmt::Debug for Archive {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Archive({})", self.0.url)
+    }
+}
+
+impl Inner {
+    /// Makes the marker, or finds it, and has the store refuse to make it again.
+    fn mark(&self) -> Result<(), OpenError> {
+        let marker = self.keys.marker();
+        for _ in 0..2 {
+            match self.create(marker.clone(), Bytes::from_static(MARKER_TEXT.as_bytes())).wait() {
+                Ok(()) => {}
+                Err(Fault::Exists { .. }) => return self.check_marker(marker),
+                Err(fault) => return Err(fault.into()),
+            }
+        }
+        Err(OpenError::Unconditional { store: self.url.clone() })
+    }
+
+    fn check_marker(&self, marker: Path) -> Result<(), OpenError> {
+        let found = self.get(marker, 0..MARKER_TEXT.len() as u64 + 1).wait()?;
+        if found == MARKER_TEXT.as_bytes() {
+            return Ok(());
+        }
+        let found = String::from_utf8_lossy(&found).into_owned();
+        Err(OpenError::Foreign { store: self.url.clone(), found })
+    }
+
+    fn subject(&self, key: &Path) -> Subject {
+        Subject { store: self.url.clone(), key: key.to_string() }
+    }
+
+    /// Creates a key. [`Fault::Exists`] may come of an attempt of our own whose answer was lost, and
+    /// of one by another host that goes on now and will yet fail: look what is there.
+    fn create(&self, key: Path, content: Bytes) -> Pending<Result<(), Fault>> {
+        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
+        let subject = self.subject(&key);
+        self.runtime.spawn(async move {
+            let attempt = async || {
+                let options = PutOptions::from(PutMode::Create);
+                let put = store.put_opts(&key, content.clone().into(), options).await;
+                put.map(drop).map_err(|error| subject.fault(&error))
+            };
+            patience.attempt(&subject, attempt).await
+        })
+    }
+
+    /// Reads a range of a key, which may end behind the key's end.
+    fn get(&self, key: Path, range: std::ops::Range<u64>) -> Pending<Result<Bytes, Fault>> {
+        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
+        let subject = self.subject(&key);
+        self.runtime.spawn(async move {
+            let attempt = async || {
+                let range = Some(GetRange::Bounded(range.clone()));
+                let found = store.get_opts(&key, GetOptions { range, ..GetOptions::default() });
+                let found = found.await.map_err(|error| subject.fault(&error))?;
+                found.bytes().await.map_err(|error| subject.fault(&error))
+            };
+            patience.attempt(&subject, attempt).await
+        })
+    }
+
+    /// Deletes a key, if it is there.
+    fn delete(&self, key: Path) -> Result<(), Fault> {
+        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
+        let subject = self.subject(&key);
+        let deleted = self.runtime.run(async move {
+            let attempt = async || store.delete(&key).await.map_err(|error| subject.fault(&error));
+            patience.attempt(&subject, attempt).await
+        });
+        match deleted {
+            Err(Fault::Absent { .. }) => Ok(()),
+            deleted => deleted,
+        }
+    }
+
+    /// Everything that the store says to have below a key, perhaps not the newest.
+    fn list(&self, below: Path) -> Result<Vec<object_store::ObjectMeta>, Fault> {
+        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
+        let subject = self.subject(&below);
+        self.runtime.run(async move {
+            let attempt = async || {
+                let mut found = Vec::new();
+                let mut entries = store.list(Some(&below));
+                while let Some(entry) = entries.next().await {
+                    found.push(entry.map_err(|error| subject.fault(&error))?);
+                }
+                Ok(found)
+            };
+            patience.attempt(&subject, attempt).await
+        })
+    }
+
+    /// What a key is now.
+    fn look(&self, key: Path) -> Result<object_store::ObjectMeta, Fault> {
+        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
+        let subject = self.subject(&key);
+        self.runtime.run(async move {
+            let attempt = async || store.head(&key).await.map_err(|error| subject.fault(&error));
+            patience.attempt(&subject, attempt).await
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! What lies in the archive and is in no catalogue: copies that a crash interrupted, and removals.
+
+use std::time::{Duration, SystemTime};
+
+use uuid::Uuid;
+
+use super::{Archive, Fault};
+use crate::ObjectId;
+
+/// A part that nobody knew when it was listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Orphan {
+    /// The pool whose it was.
+    pub pool: Uuid,
+    /// The object whose part it is.
+    pub object: ObjectId,
+    /// Which part.
+    pub part: u32,
+    /// Its key.
+    pub key: String,
+    /// How much it takes in the store, in bytes.
+    pub stored_bytes: u64,
+    /// When it was made, by the store's clock.
+    pub made: SystemTime,
+}
+
+/// What a listing showed. It may be stale: what it lacks may be there, and the other way round.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// How many parts belong to objects that the catalogue knows.
+    pub known: u64,
+    /// How many parts nobody knows, but are too young to say.
+    pub young: u64,
+    /// Parts that nobody knows.
+    pub orphans: Vec<Orphan>,
+    /// Keys that no archive would give; never touched.
+    pub strangers: Vec<String>,
+}
+
+impl Archive {
+    /// Finds the parts of a pool that its catalogue does not know and that are older than `grace`.
+    /// Blocks for a request for each thousand keys.
+    ///
+    /// `grace` is longer than the longest copy takes from its first part to its entry in the
+    /// catalogue, and much longer than clocks differ (S3 refuses when it is more than 15 minutes): a
+    /// day is a good choice.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    pub fn orphans(
+        &self,
+        pool: Uuid,
+        grace: Duration,
+        known: impl Fn(ObjectId) -> bool,
+    ) -> Result<Listing, Fault> {
+        let mut listing = Listing::default();
+        for entry in self.0.list(self.0.keys.pool(pool))? {
+            let key = entry.location.to_string();
+            let Some((object, part)) = self.0.keys.parse(pool, &entry.location) else {
+                listing.strangers.push(key);
+                continue;
+            };
+            let made = SystemTime::from(entry.last_modified);
+            if known(object) {
+                listing.known += 1;
+            } else if is_younger(made, grace) {
+                listing.young += 1;
+            } else {
+                let stored_bytes = entry.size;
+                listing.orphans.push(Orphan { pool, object, part, key, stored_bytes, made });
+            }
+        }
+        Ok(listing)
+    }
+
+    /// Removes an orphan, if it is one still: the listing that showed it may have been stale, so the
+    /// catalogue is asked again and the key itself is looked at. Says whether it was removed. Blocks
+    /// for two requests.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    pub fn remove_orphan(
+        &self,
+        orphan: &Orphan,
+        grace: Duration,
+        known: impl Fn(ObjectId) -> bool,
+    ) -> Result<bool, Fault> {
+        let key = self.0.keys.part(orphan.pool, orphan.object, orphan.part);
+        let now = match self.0.look(key.clone()) {
+            Err(Fault::Absent { .. }) => return Ok(false),
+            now => now?,
+        };
+        let made = SystemTime::from(now.last_modified);
+        if known(orphan.object) || is_younger(made, grace) || now.size != orphan.stored_bytes {
+            return Ok(false);
+        }
+        self.0.delete(key).map(|()| true)
+    }
+}
+
+fn is_younger(made: SystemTime, grace: Duration) -> bool {
+    // What was made in the future is young.
+    SystemTime::now().duration_since(made).map_or(true, |age| age < grace)
+}

@@ -1,0 +1,75 @@
+//! Repeating what may succeed the next time, until the time is over.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::fault::{Fault, Subject};
+
+/// How often, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// How long one request may take, from its first byte to its last. A whole part goes in one.
+    pub request: Duration,
+    /// How long a request and its repetitions may take together.
+    pub deadline: Duration,
+    /// How long is waited before the second attempt, at most; twice as long before each next one.
+    pub first_delay: Duration,
+    /// How long is waited between attempts at most.
+    pub longest_delay: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            request: Duration::from_secs(60),
+            deadline: Duration::from_secs(300),
+            first_delay: Duration::from_millis(100),
+            longest_delay: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Patience {
+    /// Makes attempts until one succeeds, fails for good, or the time is over.
+    pub(super) async fn attempt<T, Attempt>(
+        self,
+        subject: &Subject,
+        mut request: impl FnMut() -> Attempt,
+    ) -> Result<T, Fault>
+    where
+        Attempt: Future<Output = Result<T, Fault>>,
+    {
+        let start = Instant::now();
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let left = self.deadline.saturating_sub(start.elapsed());
+            let limit = self.request.min(left);
+            let outcome = timeout(limit, request()).await;
+            let fault = match outcome.unwrap_or_else(|_| Err(subject.late(limit))) {
+                Err(fault) if fault.is_transient() => fault,
+                final_outcome => return final_outcome,
+            };
+            let delay = self.delay(attempts);
+            if start.elapsed() + delay >= self.deadline {
+                let (key, waited) = (subject.key.clone(), start.elapsed());
+                return Err(Fault::Deadline { key, attempts, waited, last: Box::new(fault) });
+            }
+            tracing::debug!(attempts, ?delay, "repeating: {fault}");
+            sleep(delay).await;
+        }
+    }
+
+    /// Some time up to twice the one before ("full jitter"): clients that were throttled together
+    /// must not come back together (Brooker, "Exponential Backoff and Jitter", 2015).
+    fn delay(self, attempts: u32) -> Duration {
+        let doubled = self.first_delay.saturating_mul(1 << (attempts - 1).min(20));
+        doubled.min(self.longest_delay).mul_f64(rand::random_range(0.0..=1.0))
+    }
+}
+
+#[cfg(test)]
+#[path = "retry_tests.rs"]
+mod tests;
