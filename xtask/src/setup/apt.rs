@@ -193,7 +193,7 @@ fn unpack_all(packages: &Path, into: &Path, wanted: impl Fn(&str) -> bool) -> Re
     Ok(unpacked)
 }
 
-fn run(command: &mut Command) -> Result<String> {
+pub(super) fn run(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("starting {program}"))?;
     ensure!(

@@ -1,13 +1,15 @@
 //! Fetches what tests need: two versions of QEMU, two kernels, busybox, two userlands; a browser and
-//! promtool for what the daemon serves over HTTP.
+//! promtool for what the daemon serves over HTTP; moto for what the pool keeps in S3.
 //!
 //! Packages come from Debian by the host's own apt, are verified by it, and are *unpacked* below
 //! `target/kit`: nothing is installed, nothing of the host's apt is changed, root is not needed,
-//! and both versions of QEMU run beside each other. Every part is marked when complete, so that a
+//! and both versions of QEMU run beside each other. moto, which Debian does not have, comes from PyPI
+//! the same way. Every part is marked when complete, so that a
 //! second run costs milliseconds and an interrupted one goes on where it stopped.
 
 mod apt;
 mod parts;
+mod python;
 
 use std::path::PathBuf;
 use std::process::Command;

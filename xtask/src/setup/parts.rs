@@ -3,9 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use bindery_testkit::guest::{BROWSER, COMPLETE_MARK, ImageKind, Kernel, Kit, PROMTOOL, Qemu};
+use bindery_testkit::guest::{
+    BROWSER, COMPLETE_MARK, ImageKind, Kernel, Kit, MOTO, PROMTOOL, PYTHON_PACKAGES, Qemu,
+};
 
 use super::apt::PrivateApt;
+use super::python::{self, MOTO_PACKAGES};
 
 const BACKPORTS: &str = "bookworm-backports";
 
@@ -33,6 +36,7 @@ pub(super) enum Part {
     Browser,
     /// For `cargo xtask rivals` alone.
     Libclang,
+    Moto,
 }
 
 impl Part {
@@ -42,7 +46,7 @@ impl Part {
         parts.extend([Kernel::Stable, Kernel::Backports].map(Self::Kernel));
         parts.extend(Qemu::ALL.map(Self::Qemu));
         parts.extend(ImageKind::ALL.map(Self::Userland));
-        parts.extend([Self::Promtool, Self::Browser]);
+        parts.extend([Self::Promtool, Self::Browser, Self::Moto]);
         parts
     }
 
@@ -55,6 +59,7 @@ impl Part {
             Self::Promtool => PROMTOOL,
             Self::Browser => BROWSER,
             Self::Libclang => "libclang",
+            Self::Moto => MOTO,
         }
     }
 
@@ -67,6 +72,7 @@ impl Part {
             Self::Qemu(Qemu::V10) => "QEMU 10 with its libraries, from backports",
             Self::Userland(ImageKind::Server) => "a guest's userland: coreutils, bash, Python",
             Self::Promtool => "promtool, which checks metrics",
+            Self::Moto => "moto, which behaves as S3 does",
             Self::Browser => "Chromium without a window, which looks at the dashboard",
             Self::Libclang => "libclang, which reads RocksDB's header",
             Self::Userland(ImageKind::Database) => "a guest's userland: Perl, SQLite, Lua, vim",
@@ -80,6 +86,7 @@ impl Part {
         let has = |name: &str| unpacked.lines().any(|file| file.split('_').next() == Some(name));
         match self {
             Self::Userland(kind) => kind.packages().into_iter().all(has),
+            Self::Moto => unpacked == MOTO_PACKAGES.join("\n"),
             _ => true,
         }
     }
@@ -118,6 +125,7 @@ impl Part {
             }
             Self::Browser => apt.unpack_closure(&BROWSER_PACKAGES, None, into),
             Self::Libclang => apt.unpack_closure(&LIBCLANG_PACKAGES, None, into),
+            Self::Moto => python::install(apt, &MOTO_PACKAGES, into, PYTHON_PACKAGES),
         }
     }
 }

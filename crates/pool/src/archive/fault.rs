@@ -171,17 +171,15 @@ impl Subject {
         if let Some(http) = source_of::<HttpError>(error) {
             return self.interrupted(http);
         }
-        if let Some(local) = source_of::<io::Error>(error)
-            && let Some(fault) = self.local(local)
-        {
-            return fault;
-        }
         let Self { store, key } = self.clone();
         match error {
             object_store::Error::NotFound { .. } => Fault::Absent { store, key },
             object_store::Error::AlreadyExists { .. }
             | object_store::Error::Precondition { .. } => Fault::Exists { store, key },
-            other => Fault::Refused { store, key, detail: chain(other) },
+            other => match source_of::<io::Error>(other) {
+                Some(local) => self.local(local),
+                None => Fault::Refused { store, key, detail: chain(other) },
+            },
         }
     }
 
@@ -217,7 +215,7 @@ impl Subject {
             }
             // It will not learn to.
             (501, _) => Fault::Refused { store, key, detail },
-            (408 | 429 | 500..=599, _) | (_, "SlowDown") => Fault::Busy { store, detail },
+            (408 | 409 | 429 | 500..=599, _) | (_, "SlowDown") => Fault::Busy { store, detail },
             _ => Fault::Refused { store, key, detail },
         }
     }
@@ -231,18 +229,18 @@ impl Subject {
         }
     }
 
-    fn local(&self, error: &io::Error) -> Option<Fault> {
+    /// What an error of a directory's file system means.
+    pub(super) fn local(&self, error: &io::Error) -> Fault {
         let Self { store, key } = self.clone();
         let detail = error.to_string();
         match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => None,
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Some(Fault::Full { store, detail })
+                Fault::Full { store, detail }
             }
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                Some(Fault::Denied { store, key, detail })
+                Fault::Denied { store, key, detail }
             }
-            _ => Some(Fault::Refused { store, key, detail }),
+            _ => Fault::Refused { store, key, detail },
         }
     }
 }

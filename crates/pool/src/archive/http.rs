@@ -21,9 +21,10 @@ const REFUSAL_BYTES: usize = 16 << 10;
 /// looked at.
 const INSTANCE_METADATA: &str = "169.254.169.254";
 
-/// Answers that `object_store` must see for what they are: not modified, conflict, precondition
-/// failed.
-const CONDITIONS: [u16; 3] = [304, 409, 412];
+/// Answers that `object_store` must see for what they are: not modified, precondition failed. A
+/// conflict is none of them: S3 says it while another creation of the same key goes on, which may yet
+/// come to nothing.
+const CONDITIONS: [u16; 2] = [304, 412];
 
 /// An answer by which a store refuses.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -51,6 +51,8 @@ pub enum LocationError {
 pub(super) struct Location {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) keys: Keys,
+    /// Where the keys are files, for archives in a directory.
+    pub(super) directory: Option<PathBuf>,
 }
 
 impl Location {
@@ -68,12 +70,13 @@ impl Location {
                 let prefix = Path::from_url_path(url.path());
                 let prefix = prefix.map_err(|error| wrong(error.to_string()))?;
                 let store = Arc::new(s3(&url, bucket, options)?);
-                Ok(Self { store, keys: Keys(prefix) })
+                Ok(Self { store, keys: Keys(prefix), directory: None })
             }
             ("s3", None) => Err(wrong("it names no bucket".into())),
             ("file", None) => {
                 let path = url.to_file_path().map_err(|()| wrong("it is no path".into()))?;
-                Ok(Self { store: Arc::new(directory(&path)?), keys: Keys(Path::default()) })
+                let store = Arc::new(directory(&path)?);
+                Ok(Self { store, keys: Keys(Path::default()), directory: Some(path) })
             }
             (scheme, _) => Err(wrong(format!("{scheme:?} is no scheme of archives"))),
         }

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{GetOptions, GetRange, ObjectStoreExt, PutMode, PutOptions};
 use thiserror::Error;
 use uuid::Uuid;
 
@@ -46,14 +46,14 @@ pub use format::{
 };
 pub use location::LocationError;
 pub use options::{Credentials, Options, Secret};
-pub use orphans::{Listing, Orphan};
+pub use orphans::{Listing, Orphan, Removal};
 pub use put::{PutError, Receipt, Source};
 pub use retry::Patience;
 pub use stored::{Damage, ReadError, Stored};
 
 use crate::ObjectId;
 use fault::Subject;
-use key::{Keys, MARKER, MARKER_TEXT};
+use key::{MARKER, MARKER_TEXT};
 use location::Location;
 use runtime::{Pending, Runtime};
 
@@ -64,8 +64,7 @@ pub struct Archive(Arc<Inner>);
 struct Inner {
     url: String,
     options: Options,
-    store: Arc<dyn ObjectStore>,
-    keys: Keys,
+    location: Location,
     runtime: Runtime,
 }
 
@@ -133,10 +132,10 @@ impl Archive {
         if !whole || !(1..=MAX_PART_BYTES).contains(&part_bytes) || parts_at_once == 0 {
             return Err(OpenError::Parts { part_bytes, parts_at_once });
         }
-        let Location { store, keys } = Location::open(url, &options)?;
+        let location = Location::open(url, &options)?;
         let runtime = Runtime::start()
             .map_err(|source| OpenError::Thread { store: url.to_owned(), source })?;
-        let inner = Inner { url: url.to_owned(), options, store, keys, runtime };
+        let inner = Inner { url: url.to_owned(), options, location, runtime };
         inner.mark()?;
         Ok(Self(Arc::new(inner)))
     }
@@ -167,7 +166,7 @@ impl Archive {
             Err(ReadError::Missing { .. }) => return Ok(false),
             stored => stored?,
         };
-        let keys = &self.0.keys;
+        let keys = &self.0.location.keys;
         let others = (1..stored.header().layout.parts()).rev();
         for part in others.chain([0]) {
             self.0.delete(keys.part(pool, object, part)).map_err(ReadError::Fault)?;
@@ -185,7 +184,7 @@ impl fmt::Debug for Archive {
 impl Inner {
     /// Makes the marker, or finds it, and has the store refuse to make it again.
     fn mark(&self) -> Result<(), OpenError> {
-        let marker = self.keys.marker();
+        let marker = self.location.keys.marker();
         for _ in 0..2 {
             match self.create(marker.clone(), Bytes::from_static(MARKER_TEXT.as_bytes())).wait() {
                 Ok(()) => {}
@@ -209,10 +208,10 @@ impl Inner {
         Subject { store: self.url.clone(), key: key.to_string() }
     }
 
-    /// Creates a key. [`Fault::Exists`] may come of an attempt of our own whose answer was lost, and
-    /// of one by another host that goes on now and will yet fail: look what is there.
+    /// Creates a key. [`Fault::Exists`] may come of an attempt of our own whose answer was lost: look
+    /// what is there.
     fn create(&self, key: Path, content: Bytes) -> Pending<Result<(), Fault>> {
-        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
+        let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
         let subject = self.subject(&key);
         self.runtime.spawn(async move {
             let attempt = async || {
@@ -224,16 +223,53 @@ impl Inner {
         })
     }
 
-    /// Reads a range of a key, which may end behind the key's end.
+    /// Makes a key durable that was there already. Only a directory needs it: the attempt that linked
+    /// the file, after its content was durable, may have ended before the link was.
+    fn sync(&self, key: &Path) -> Result<(), Fault> {
+        let Some(directory) = &self.location.directory else { return Ok(()) };
+        let file = directory.join(key.as_ref());
+        let links = file.parent().unwrap_or(directory);
+        let synced = std::fs::File::open(links).and_then(|links| links.sync_all());
+        synced.map_err(|error| self.subject(key).local(&error))
+    }
+
+    /// Reads a range of a key, as much of it as the key has.
     fn get(&self, key: Path, range: std::ops::Range<u64>) -> Pending<Result<Bytes, Fault>> {
-        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
+        let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
         let subject = self.subject(&key);
         self.runtime.spawn(async move {
             let attempt = async || {
-                let range = Some(GetRange::Bounded(range.clone()));
-                let found = store.get_opts(&key, GetOptions { range, ..GetOptions::default() });
-                let found = found.await.map_err(|error| subject.fault(&error))?;
-                found.bytes().await.map_err(|error| subject.fault(&error))
+                let options = GetOptions::new().with_range(Some(GetRange::Bounded(range.clone())));
+                let found = async { store.get_opts(&key, options).await?.bytes().await };
+                let error = match found.await {
+                    Ok(bytes) => return Ok(bytes),
+                    Err(error) => subject.fault(&error),
+                };
+                // To ask for what is behind the end is an error, and each store has its own.
+                if matches!(error, Fault::Refused { .. })
+                    && store.head(&key).await.is_ok_and(|now| now.size <= range.start)
+                {
+                    return Ok(Bytes::new());
+                }
+                Err(error)
+            };
+            patience.attempt(&subject, attempt).await
+        })
+    }
+
+    /// What a key is now, and the beginning of what it holds.
+    fn look(&self, key: Path) -> Result<(object_store::ObjectMeta, Bytes), Fault> {
+        let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
+        let subject = self.subject(&key);
+        self.runtime.run(async move {
+            let attempt = async || {
+                let now = store.head(&key).await.map_err(|error| subject.fault(&error))?;
+                let header = 0..now.size.min(HEADER_BYTES as u64);
+                if header.is_empty() {
+                    return Ok((now, Bytes::new()));
+                }
+                let bytes = store.get_range(&key, header).await;
+                Ok((now, bytes.map_err(|error| subject.fault(&error))?))
             };
             patience.attempt(&subject, attempt).await
         })
@@ -241,7 +277,7 @@ impl Inner {
 
     /// Deletes a key, if it is there.
     fn delete(&self, key: Path) -> Result<(), Fault> {
-        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
+        let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
         let subject = self.subject(&key);
         let deleted = self.runtime.run(async move {
             let attempt = async || store.delete(&key).await.map_err(|error| subject.fault(&error));
@@ -255,7 +291,7 @@ impl Inner {
 
     /// Everything that the store says to have below a key, perhaps not the newest.
     fn list(&self, below: Path) -> Result<Vec<object_store::ObjectMeta>, Fault> {
-        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
+        let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
         let subject = self.subject(&below);
         self.runtime.run(async move {
             let attempt = async || {
@@ -266,16 +302,6 @@ impl Inner {
                 }
                 Ok(found)
             };
-            patience.attempt(&subject, attempt).await
-        })
-    }
-
-    /// What a key is now.
-    fn look(&self, key: Path) -> Result<object_store::ObjectMeta, Fault> {
-        let (store, patience) = (Arc::clone(&self.store), self.options.patience);
-        let subject = self.subject(&key);
-        self.runtime.run(async move {
-            let attempt = async || store.head(&key).await.map_err(|error| subject.fault(&error));
             patience.attempt(&subject, attempt).await
         })
     }

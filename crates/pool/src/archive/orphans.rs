@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use super::{Archive, Fault};
+use super::{Archive, Fault, Header};
 use crate::ObjectId;
 
 /// A part that nobody knew when it was listed.
@@ -37,11 +37,29 @@ pub struct Listing {
     pub strangers: Vec<String>,
 }
 
+/// What became of an orphan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// It is removed.
+    Removed,
+    /// It was not there any more.
+    Gone,
+    /// It was kept: the catalogue knows it by now.
+    Known,
+    /// It was kept: it was made again, and is young.
+    Young,
+    /// It was kept: another host wrote it, which is named.
+    Anothers(String),
+    /// It was kept: it is damaged, or not Bindery's.
+    Strange,
+}
+
 impl Archive {
     /// Finds the parts of a pool that its catalogue does not know and that are older than `grace`.
     /// Blocks for a request for each thousand keys.
     ///
-    /// `grace` is longer than the longest copy takes from its first part to its entry in the
+    /// `known` says yes to objects that are being copied, too: a copy takes up parts of an earlier
+    /// attempt, which may be old. `grace` is longer than the longest copy takes from its first part to its entry in the
     /// catalogue, and much longer than clocks differ (S3 refuses when it is more than 15 minutes): a
     /// day is a good choice.
     ///
@@ -54,9 +72,9 @@ impl Archive {
         known: impl Fn(ObjectId) -> bool,
     ) -> Result<Listing, Fault> {
         let mut listing = Listing::default();
-        for entry in self.0.list(self.0.keys.pool(pool))? {
+        for entry in self.0.list(self.0.location.keys.pool(pool))? {
             let key = entry.location.to_string();
-            let Some((object, part)) = self.0.keys.parse(pool, &entry.location) else {
+            let Some((object, part)) = self.0.location.keys.parse(pool, &entry.location) else {
                 listing.strangers.push(key);
                 continue;
             };
@@ -74,8 +92,8 @@ impl Archive {
     }
 
     /// Removes an orphan, if it is one still: the listing that showed it may have been stale, so the
-    /// catalogue is asked again and the key itself is looked at. Says whether it was removed. Blocks
-    /// for two requests.
+    /// catalogue is asked again and the key itself is looked at. What another host wrote is kept: it
+    /// may have a copy of the pool, and a catalogue that knows the object. Blocks for three requests.
     ///
     /// # Errors
     /// See [`Fault`].
@@ -84,17 +102,26 @@ impl Archive {
         orphan: &Orphan,
         grace: Duration,
         known: impl Fn(ObjectId) -> bool,
-    ) -> Result<bool, Fault> {
-        let key = self.0.keys.part(orphan.pool, orphan.object, orphan.part);
-        let now = match self.0.look(key.clone()) {
-            Err(Fault::Absent { .. }) => return Ok(false),
+    ) -> Result<Removal, Fault> {
+        let key = self.0.location.keys.part(orphan.pool, orphan.object, orphan.part);
+        let (now, header) = match self.0.look(key.clone()) {
+            Err(Fault::Absent { .. }) => return Ok(Removal::Gone),
             now => now?,
         };
-        let made = SystemTime::from(now.last_modified);
-        if known(orphan.object) || is_younger(made, grace) || now.size != orphan.stored_bytes {
-            return Ok(false);
+        let Ok(header) = Header::decode(&header) else { return Ok(Removal::Strange) };
+        if (header.pool, header.object, header.part) != (orphan.pool, orphan.object, orphan.part) {
+            return Ok(Removal::Strange);
         }
-        self.0.delete(key).map(|()| true)
+        if known(orphan.object) {
+            return Ok(Removal::Known);
+        }
+        if is_younger(now.last_modified.into(), grace) {
+            return Ok(Removal::Young);
+        }
+        if header.writer != self.0.options.writer {
+            return Ok(Removal::Anothers(header.writer));
+        }
+        self.0.delete(key).map(|()| Removal::Removed)
     }
 }
 

@@ -5,6 +5,7 @@ use std::error::Error as StdError;
 
 use bindery_sys::direct::Buffer;
 use bytes::Bytes;
+use object_store::path::Path;
 use ring::digest;
 use thiserror::Error;
 use uuid::Uuid;
@@ -20,7 +21,7 @@ use crate::ObjectId;
 const DIGEST_BYTES: u64 = 1 << 20;
 
 /// How often a key is looked at that was there a moment ago and then was not.
-const LOOKS: u32 = 10;
+const LOOKS: u32 = 3;
 
 /// An object whose bytes do not change, to be copied.
 pub trait Source {
@@ -181,8 +182,11 @@ impl Copy<'_> {
     }
 
     fn create(&self, part: u32, content: Bytes) -> Pending<Result<(), Fault>> {
-        let key = self.archive.keys.part(self.header.pool, self.header.object, part);
-        self.archive.create(key, content)
+        self.archive.create(self.key(part), content)
+    }
+
+    fn key(&self, part: u32) -> Path {
+        self.archive.location.keys.part(self.header.pool, self.header.object, part)
     }
 
     /// Finds out what a refused creation means: the header there, if it is of this object.
@@ -197,10 +201,9 @@ impl Copy<'_> {
                 Err(Fault::Exists { .. }) => {}
                 Err(fault) => return Err(fault.into()),
             }
-            let key = self.archive.keys.part(self.header.pool, self.header.object, part);
-            match self.archive.get(key, 0..HEADER_BYTES as u64).wait() {
+            match self.archive.get(self.key(part), 0..HEADER_BYTES as u64).wait() {
                 Ok(bytes) => return self.compare(part, &bytes).map(Some),
-                // S3 says 409 while another creation of the key goes on, which may come to nothing.
+                // Somebody removed it in between.
                 Err(Fault::Absent { .. }) => {
                     created = self.create(part, self.content(part)?).wait()
                 }
@@ -214,6 +217,7 @@ impl Copy<'_> {
     fn compare(&mut self, part: u32, bytes: &[u8]) -> Result<Header, PutError> {
         let there = match Header::decode(bytes) {
             Ok(there) if self.is_ours(&there, part) => {
+                self.archive.sync(&self.key(part))?;
                 self.found += 1;
                 return Ok(there);
             }
@@ -227,7 +231,7 @@ impl Copy<'_> {
             ),
             Err(error) => error.to_string(),
         };
-        let key = self.archive.keys.part(self.header.pool, self.header.object, part).to_string();
+        let key = self.key(part).to_string();
         Err(PutError::Taken { store: self.archive.url.clone(), key, there })
     }
 

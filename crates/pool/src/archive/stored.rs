@@ -1,5 +1,6 @@
 //! Reading an object from the archive.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 
@@ -10,6 +11,7 @@ use thiserror::Error;
 use uuid::Uuid;
 
 use super::format::{self, FormatError, HEADER_BYTES, Header, UNIT_BYTES, unit_checksum};
+use super::runtime::Pending;
 use super::{Archive, Fault};
 use crate::ObjectId;
 
@@ -165,7 +167,7 @@ impl Stored {
     }
 
     /// Reads whole units and verifies them; what is behind the object's end in the last is zero.
-    /// Parts are asked for all at once. Blocks.
+    /// [`parts_at_once`](super::Options::parts_at_once) are asked for together. Blocks.
     ///
     /// # Errors
     /// See [`ReadError`]; the buffer's content is then unknown. What does not verify was read three
@@ -186,16 +188,17 @@ impl Stored {
             let length_bytes = layout.length_bytes;
             return Err(ReadError::BeyondEnd { object, offset_bytes, bytes, length_bytes });
         }
-        let pieces: Vec<Piece> = self.pieces(first..end).collect();
-        let asked: Vec<_> = pieces
-            .iter()
-            .map(|piece| self.archive.0.get(self.place(piece.part).key(), self.range(*piece)))
-            .collect();
+        let mut asked = VecDeque::new();
         let mut rest = &mut into[..];
-        for (piece, asked) in pieces.iter().zip(asked) {
-            let (content, behind) = rest.split_at_mut(piece.bytes());
-            self.take(*piece, asked.wait(), content)?;
-            rest = behind;
+        for piece in self.pieces(first..end) {
+            if asked.len() == self.archive.0.options.parts_at_once {
+                rest = self.take_next(&mut asked, rest)?;
+            }
+            let came = self.archive.0.get(self.place(piece.part).key(), self.range(piece));
+            asked.push_back((piece, came));
+        }
+        while !asked.is_empty() {
+            rest = self.take_next(&mut asked, rest)?;
         }
         Ok(())
     }
@@ -278,6 +281,18 @@ impl Stored {
         start..start + piece.bytes() as u64
     }
 
+    /// Waits for the oldest piece that was asked for; what is left of the buffer behind it.
+    fn take_next<'a>(
+        &self,
+        asked: &mut VecDeque<(Piece, Pending<Result<Bytes, Fault>>)>,
+        into: &'a mut [u8],
+    ) -> Result<&'a mut [u8], ReadError> {
+        let Some((piece, came)) = asked.pop_front() else { return Ok(into) };
+        let (content, behind) = into.split_at_mut(piece.bytes());
+        self.take(piece, came.wait(), content)?;
+        Ok(behind)
+    }
+
     /// Verifies what came, or asks again.
     fn take(
         &self,
@@ -333,7 +348,7 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn key(self) -> object_store::path::Path {
-        self.archive.0.keys.part(self.pool, self.object, self.part)
+        self.archive.0.location.keys.part(self.pool, self.object, self.part)
     }
 
     fn get(self, range: Range<u64>) -> Result<Bytes, ReadError> {

@@ -23,6 +23,7 @@ fn moto_agrees() {
     };
     trips::round_trips(&bench.archive("one"), 20);
     hosts::one_of_two_wins(&bench, 5);
+    errors::missing_buckets_are_named(&bench);
     network::answers_are_lost(&bench);
     orphans::stale_listings_lose_nothing(&bench);
 }

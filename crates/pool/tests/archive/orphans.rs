@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use bindery_pool::ObjectId;
-use bindery_pool::archive::{Archive, ReadError};
+use bindery_pool::archive::{Archive, ReadError, Removal};
 
 use super::objects::{Object, new_pool};
 use super::server::{Bench, options};
@@ -35,14 +35,18 @@ pub(crate) fn stale_listings_lose_nothing(bench: &Bench) {
     archive.put(pool, &Object::new(5, 20_000, 5)).unwrap();
     let stale = archive.orphans(pool, grace, knows).unwrap();
     assert_eq!((stale.known, stale.orphans.len()), (2, 6));
-    let mut removed = Vec::new();
+    let other = bench.archive("other");
     for orphan in &old.orphans {
-        assert!(!archive.remove_orphan(orphan, DAY, knows).unwrap(), "it is young");
-        if archive.remove_orphan(orphan, grace, knows).unwrap() {
-            removed.push((orphan.object.0, orphan.part));
-        }
+        let young = archive.remove_orphan(orphan, DAY, knows).unwrap();
+        let another = other.remove_orphan(orphan, grace, knows).unwrap();
+        let removal = archive.remove_orphan(orphan, grace, knows).unwrap();
+        let (first, second, third) = match orphan.object.0 {
+            1 => (Removal::Known, Removal::Known, Removal::Known),
+            2 => (Removal::Gone, Removal::Gone, Removal::Gone),
+            _ => (Removal::Young, Removal::Anothers("one".into()), Removal::Removed),
+        };
+        assert_eq!((young, another, removal), (first, second, third), "{orphan:?}");
     }
-    assert_eq!(removed, [(3, 0), (3, 1), (4, 0), (4, 1)]);
     bench.proxy.freeze_listings(false);
     let fresh = archive.orphans(pool, grace, knows).unwrap();
     assert_eq!((fresh.known, fresh.orphans.len()), (4, 0));
@@ -68,8 +72,18 @@ fn strangers_other_pools_and_the_young_are_left_alone() {
     assert_eq!((listing.young, listing.orphans.len(), listing.strangers.len()), (2, 0, 3));
     let listing = archive.orphans(pool, Duration::ZERO, |_| false).unwrap();
     for orphan in &listing.orphans {
-        assert!(archive.remove_orphan(orphan, Duration::ZERO, |_| false).unwrap());
-        assert!(!archive.remove_orphan(orphan, Duration::ZERO, |_| false).unwrap());
+        let file = directory.path().join(&orphan.key);
+        let before = std::fs::read(&file).unwrap();
+        for strange in [&before[..100], b"", &before.repeat(2)[256..]] {
+            std::fs::write(&file, strange).unwrap();
+            let removal = archive.remove_orphan(orphan, Duration::ZERO, |_| false).unwrap();
+            assert_eq!(removal, Removal::Strange);
+        }
+        std::fs::write(&file, before).unwrap();
+        for expected in [Removal::Removed, Removal::Gone] {
+            let removal = archive.remove_orphan(orphan, Duration::ZERO, |_| false).unwrap();
+            assert_eq!(removal, expected);
+        }
     }
     assert_eq!(listing.orphans.len(), 2);
     for name in strangers {

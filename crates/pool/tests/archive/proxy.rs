@@ -68,7 +68,6 @@ struct State {
     rules: Vec<Rule>,
     fired: usize,
     log: Vec<String>,
-    strip_conditions: bool,
     /// Listings are frozen; the answer that they are frozen to, once there is one.
     frozen: Option<Option<Bytes>>,
 }
@@ -121,11 +120,6 @@ impl Proxy {
         self.state().log.iter().filter(|line| line.starts_with(&start)).count()
     }
 
-    /// Behaves as a store that knows no conditions.
-    pub(crate) fn strip_conditions(&self, strip: bool) {
-        self.state().strip_conditions = strip;
-    }
-
     /// From the next listing on, every listing is that one.
     pub(crate) fn freeze_listings(&self, freeze: bool) {
         self.state().frozen = freeze.then_some(None);
@@ -160,7 +154,7 @@ fn pass(
         let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
         let target = request.uri().to_string();
         let fault = rule_for(&mut lock(), request.method(), &target);
-        let (mut parts, body) = request.into_parts();
+        let (parts, body) = request.into_parts();
         // Read to its end even where it is lost, so that the client gets as far as waiting.
         let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
         match &fault {
@@ -182,9 +176,6 @@ fn pass(
         } else {
             None
         };
-        if lock().strip_conditions {
-            parts.headers.remove(IF_NONE_MATCH);
-        }
         let answer = forward(upstream, Request::from_parts(parts, Full::new(body))).await?;
         drop(alone);
         if target.contains("list-type=2") {
