@@ -52,7 +52,7 @@ pub struct Receipt {
     /// How much it takes in the store, in bytes.
     pub stored_bytes: u64,
     /// How many of its parts were there already: from an attempt whose answer was lost, or that a
-    /// crash interrupted.
+    /// crash interrupted. They are known by their headers; [`verify`](super::Stored::verify) reads them.
     pub parts_found: u32,
 }
 
