@@ -1,7 +1,7 @@
 //! Memory whose content is fetched when it is touched, by the thread that touches it.
 //!
 //! A memfd, mapped shared and read-only and registered with a userfaultfd that turns faults on absent
-//! pages into `SIGBUS` (`UFFD_FEATURE_SIGBUS`). The handler ([`sigbus`](crate::sigbus)) has the
+//! pages into `SIGBUS` (`UFFD_FEATURE_SIGBUS`). The handler ([`sigbus`]) has the
 //! [`Source`] read the pages into a buffer and installs them (`UFFDIO_COPY`); then the access happens
 //! again. No other thread is woken for it, which is most of the time of a fault that a handler thread
 //! serves (measured: 7 to 8 against 15 to 22 µs). Processes that map the same memfd share its pages.
@@ -29,7 +29,7 @@ use crate::sigbus::{self, Registration, Serve};
 use crate::userfault::{Userfault, feature, mode};
 
 /// Where the content comes from. All of it is called in a signal handler, with what
-/// [`Serve::serve`](crate::sigbus::Serve::serve) demands.
+/// [`Serve::serve`] demands.
 pub trait Source: Send + Sync {
     /// Which pages to fetch when `page` is touched: `page` and such as are probably needed too. What is
     /// more than [`FETCH_PAGES_MAX`] of them is left.

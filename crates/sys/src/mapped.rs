@@ -30,8 +30,7 @@ impl MappedFile {
     /// # Errors
     /// As madvise(2).
     pub fn advise_random(&self) -> io::Result<()> {
-        // SAFETY: this advice changes no content.
-        unsafe { mapping::advise(self.0.address(), self.0.bytes(), libc::MADV_RANDOM) }
+        self.0.advise_random()
     }
 
     /// Takes whole pages out of the page tables. The file has their content: touching them again is a

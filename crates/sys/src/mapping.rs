@@ -100,6 +100,16 @@ impl Mapping {
         Ok(Self { address, bytes })
     }
 
+    /// Tells the kernel that a mapping of a file is read here and there, so that a fault reads no more
+    /// than it must.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn advise_random(&self) -> io::Result<()> {
+        // SAFETY: this advice changes no content.
+        unsafe { advise(self.address, self.bytes, libc::MADV_RANDOM) }
+    }
+
     /// Keeps the mapping from children that this process forks.
     ///
     /// # Errors

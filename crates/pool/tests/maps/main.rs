@@ -9,10 +9,14 @@ mod reaper;
 mod sharing;
 mod support;
 
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use bindery_pool::map::{Access, BackEndKind, Choice, Maps, Options, PageRun, Temperature};
 use bindery_pool::object::Object;
+use bindery_sys::cache;
+use bindery_testkit::skipped;
 
 use self::support::{Bench, FileDevice, TestObject, bytes, purge, row};
 
@@ -99,9 +103,17 @@ fn huge_pages_that_stick_out_of_a_map_are_evicted() {
     let bench = Bench::new();
     let device = bench.device("one");
     let objects = row(&device, 128, 128 * KIB, 128 * KIB);
-    // The kernel makes huge pages for who reads forwards; the small object is a part of one.
-    let mut all = std::fs::File::open(&device.path).unwrap();
-    std::io::copy(&mut all, &mut std::io::sink()).unwrap();
+    // The kernel makes huge pages for who writes much at once; an object is a part of one.
+    let mut content = vec![0; 16 * MIB as usize];
+    device.file.read_exact_at(&mut content, 0).unwrap();
+    cache::evict(device.file.as_fd(), 0, 16 * MIB).unwrap();
+    device.file.write_all_at(&content, 0).unwrap();
+    device.file.sync_all().unwrap();
+    let (start, length) = (40 * 128 * KIB, 128 * KIB);
+    cache::evict(device.file.as_fd(), start, length).unwrap();
+    if cache::cached(device.file.as_fd(), start, length).unwrap().resident_pages < 32 {
+        return skipped!("the kernel made no huge pages of a file that was written");
+    }
     let map = Maps::default().map(&objects[40..41], Temperature::Cold, &Options::default());
     let map = map.unwrap();
     map.get(0, 0, 128 * KIB as usize).unwrap().touch();

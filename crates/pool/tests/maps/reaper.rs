@@ -223,9 +223,9 @@ fn the_thread_keeps_memory_within_its_budget_and_can_be_switched_off() {
     let reaper = Reaper::start(&maps, settings).unwrap();
     let within = || map.residency().unwrap().resident_pages * 4096 <= limit;
     let deadline = Instant::now() + Duration::from_secs(20);
-    for object in 0..map.len() {
-        touch(&map, object);
-        assert_eq!(map.get(object, 9, 99).unwrap().to_vec(), bytes(objects[object].id(), 9, 99));
+    for (at, object) in objects.iter().enumerate() {
+        touch(&map, at);
+        assert_eq!(map.get(at, 9, 99).unwrap().to_vec(), bytes(object.id(), 9, 99));
     }
     while !within() {
         assert!(Instant::now() < deadline, "{:?}", reaper.statistics());
