@@ -90,14 +90,10 @@ impl<'a> Chain<'a> {
     /// The next block, if any copy has it.
     pub(super) fn next(&mut self) -> Option<Block<'_>> {
         let block = self.next_block()?;
-        let position = self.position;
         let found: Vec<Result<(Header, u32), Wrong>> = (0..self.copies.count())
             .map(|copy| self.examine(copy, block).map(|found| (found.header, found.checksum)))
             .collect();
-        // Copies differ where one was away while the other went on: the later opening's counts.
-        let good = (0..found.len()).rev().filter(|&copy| found[copy].is_ok());
-        let good = good.max_by_key(|&copy| found[copy].as_ref().map_or(0, |it| it.0.session))?;
-        let (header, checksum) = *found[good].as_ref().ok()?;
+        let (good, header, checksum) = latest(&found)?;
         for (copy, found) in found.into_iter().enumerate() {
             let wrong = match found {
                 Ok((_, same)) if same == checksum => continue,
@@ -108,9 +104,7 @@ impl<'a> Chain<'a> {
             self.defects.push(Defect { damage, good: Some(good) });
         }
         self.position.step(&header, checksum);
-        debug_assert_eq!(self.position.sequence, position.sequence + 1);
-        let bytes = self.window.block(good, block).ok()?;
-        log_block::decode(bytes).ok()
+        log_block::decode(self.window.block(good, block).ok()?).ok()
     }
 
     /// The block of one copy, if it comes next.
@@ -135,4 +129,14 @@ impl<'a> Chain<'a> {
         }
         Ok(found)
     }
+}
+
+/// Which copy's block counts. Copies differ where one was away while the other went on: then it is that
+/// of the later opening.
+fn latest(found: &[Result<(Header, u32), Wrong>]) -> Option<(usize, Header, u32)> {
+    let good = found.iter().enumerate().filter_map(|(copy, found)| {
+        let (header, checksum) = found.as_ref().ok()?;
+        Some((copy, *header, *checksum))
+    });
+    good.max_by_key(|(_, header, _)| header.session)
 }

@@ -52,7 +52,7 @@ fn follow(copies: &Copies, heads: heads::Heads) -> Result<Found, OpenError> {
         let Some(damage) = damage_at(&mut chain) else { break };
         // A writer may have written it since, and more behind it.
         if let Some(block) = chain.next_block() {
-            chain.window.refresh(block);
+            chain.window.load(block, 1);
         }
         if chain.next().is_none() {
             return Err(OpenError::Damaged(damage));

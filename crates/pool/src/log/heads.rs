@@ -76,7 +76,7 @@ impl From<NotABlock> for Wrong {
 
 /// The generation that counts, if there is a log.
 pub(super) fn generation(copies: &Copies) -> Option<u64> {
-    latest(copies, &mut Window::new(copies)).ok().map(|(head, _)| head.generation)
+    latest(copies, &mut heads(copies)).ok().map(|(head, _)| head.generation)
 }
 
 /// What all heads of all copies say together: the latest counts.
@@ -84,7 +84,7 @@ pub(super) fn generation(copies: &Copies) -> Option<u64> {
 /// # Errors
 /// If there is no head, or none that is whole.
 pub(super) fn read(copies: &Copies) -> Result<Heads, OpenError> {
-    let mut window = Window::new(copies);
+    let mut window = heads(copies);
     let latest = latest(copies, &mut window)?;
     let (generation, session) = (latest.0.generation, latest.0.session);
     let log = copies.identity.log;
@@ -106,6 +106,12 @@ pub(super) fn read(copies: &Copies) -> Result<Heads, OpenError> {
         defects.push(Defect { damage: copies.damage(copy, head, what), good: None });
     }
     Ok(Heads { generation, session, defects })
+}
+
+fn heads(copies: &Copies) -> Window<'_> {
+    let mut window = Window::new(copies);
+    window.load(0, HEADS);
+    window
 }
 
 fn all(copies: &Copies) -> impl Iterator<Item = (usize, u64)> {

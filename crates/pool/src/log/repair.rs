@@ -55,15 +55,12 @@ pub(super) fn heal(
 
 /// Writes once more what may have been read from a cache: what it holds is lost in a crash, if the
 /// last writer died before it synced, or even if he did not but his sync failed (fsync(2)). Whatever
-/// a crash tears of a block that is written over itself, nothing changes.
+/// a crash tears of a block that is written over itself, nothing changes. Heads need none of it: where
+/// the second is there, the first was durable before.
 ///
 /// # Errors
 /// If a device fails, or if what was good is not any more.
-pub(super) fn settle(copies: &Copies, end: &Position, session: u64) -> Result<(), OpenError> {
-    // The first block of a generation is made when its heads are durable.
-    if end.sequence == 0 {
-        heads::write(copies, end.generation, session)?;
-    }
+pub(super) fn settle(copies: &Copies, end: &Position) -> Result<(), OpenError> {
     for copy in 0..copies.count() {
         for sequence in end.durable..end.sequence {
             self::copy(copies, HEADS + sequence, copy, copy)?;

@@ -30,7 +30,7 @@ impl<'a> Window<'a> {
     /// Block `block` of copy `copy`, or why it cannot be read. The log must have it.
     pub(super) fn block(&mut self, copy: usize, block: u64) -> Result<&[u8], &DeviceError> {
         if !self.holds(block) {
-            self.load(block, CHUNK_BLOCKS.min(self.copies.blocks() - block));
+            self.load(block, CHUNK_BLOCKS);
         }
         let content = &self.contents[copy];
         let failed = content.unreadable.iter().find(|(unreadable, _)| *unreadable == block);
@@ -47,13 +47,10 @@ impl<'a> Window<'a> {
         (self.first..self.first + blocks as u64).contains(&block)
     }
 
-    /// Reads this block anew.
-    pub(super) fn refresh(&mut self, block: u64) {
-        self.load(block, 1);
-    }
-
-    fn load(&mut self, first: u64, blocks: u64) {
+    /// Reads so many blocks from `first` on, or as many as there are.
+    pub(super) fn load(&mut self, first: u64, blocks: u64) {
         let copies = self.copies;
+        let blocks = blocks.min(copies.blocks() - first);
         let read = |copy| read(copies, copy, first, blocks);
         self.contents = (0..copies.count()).map(read).collect();
         self.first = first;

@@ -67,7 +67,7 @@ impl Log {
             return Err(OpenError::Session { log, found, given: session });
         }
         repair::heal(&copies, &found.end, session, &found.defects)?;
-        repair::settle(&copies, &found.end, session)?;
+        repair::settle(&copies, &found.end)?;
         let mut log = Self::at(copies, session, found.end);
         log.mark()?;
         log.healed = found.defects.into_iter().map(|it| it.damage).collect();
@@ -153,12 +153,7 @@ impl Log {
         if !self.payload.is_empty() {
             self.make(Kind::Records)?;
         }
-        self.write_made()?;
-        if self.end.sequence > self.synced.sequence {
-            self.attempt(Copies::sync)?;
-            self.synced = self.end;
-        }
-        Ok(())
+        Ok(self.sync_made()?)
     }
 
     /// Forgets all records. Durable when it returns; after a crash meanwhile, either all records are
@@ -232,7 +227,7 @@ impl Log {
     }
 
     /// Ends the block that is being filled if nothing more goes into it.
-    fn make_room(&mut self) -> Result<(), WriteError> {
+    fn make_room(&mut self) -> Result<(), DeviceError> {
         if piece::room(&self.payload) > 0 {
             return Ok(());
         }
@@ -240,7 +235,7 @@ impl Log {
     }
 
     /// Makes a block of the payload.
-    fn make(&mut self, kind: Kind) -> Result<(), WriteError> {
+    fn make(&mut self, kind: Kind) -> Result<(), DeviceError> {
         let header = Header {
             identity: self.copies.identity,
             generation: self.end.generation,
@@ -261,7 +256,7 @@ impl Log {
         Ok(())
     }
 
-    fn write_made(&mut self) -> Result<(), WriteError> {
+    fn write_made(&mut self) -> Result<(), DeviceError> {
         if self.made.is_empty() {
             return Ok(());
         }
@@ -273,27 +268,32 @@ impl Log {
         Ok(())
     }
 
+    fn sync_made(&mut self) -> Result<(), DeviceError> {
+        self.write_made()?;
+        if self.end.sequence > self.synced.sequence {
+            self.attempt(Copies::sync)?;
+            self.synced = self.end;
+        }
+        Ok(())
+    }
+
     /// Notes that all blocks are durable, which they are, in one more, unless the last one does.
     fn mark(&mut self) -> Result<(), DeviceError> {
         let noted = matches!(self.end.last, Kind::Head | Kind::Mark);
         if noted || self.end.sequence + HEADS == self.copies.blocks() {
             return Ok(());
         }
-        let marked = self.make(Kind::Mark).and_then(|()| self.sync());
-        match marked {
-            Err(WriteError::Device(error)) => Err(error),
-            _ => Ok(()),
-        }
+        self.make(Kind::Mark)?;
+        self.sync_made()
     }
 
     /// Does something to the devices after whose failure nobody knows what they hold.
     fn attempt(
         &mut self,
         act: impl FnOnce(&Copies) -> Result<(), DeviceError>,
-    ) -> Result<(), WriteError> {
-        act(&self.copies).map_err(|error| {
-            self.failed = true;
-            error.into()
-        })
+    ) -> Result<(), DeviceError> {
+        let acted = act(&self.copies);
+        self.failed |= acted.is_err();
+        acted
     }
 }

@@ -74,3 +74,24 @@ pub(super) fn which(logs: [ObjectId; 2], states: [State; 2]) -> Result<(usize, u
         _ => Err(MdcError::Neither(logs[0], logs[1])),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_complete_log_of_the_highest_number_counts() {
+        use State::{Complete, Empty, Incomplete};
+        let logs = [ObjectId(1), ObjectId(2)];
+        for (states, counts) in [
+            ([Complete(4), Complete(5)], (1, 5)),
+            ([Complete(6), Complete(5)], (0, 6)),
+            ([Complete(4), Incomplete], (0, 4)),
+            ([Empty, Complete(5)], (1, 5)),
+        ] {
+            assert_eq!(which(logs, states).unwrap(), counts);
+        }
+        assert!(matches!(which(logs, [Complete(4); 2]), Err(MdcError::Both(..))));
+        assert!(matches!(which(logs, [Empty, Incomplete]), Err(MdcError::Neither(..))));
+    }
+}

@@ -32,8 +32,8 @@ impl Mdc {
         Ok(mdc)
     }
 
-    /// Opens an MDC for appending; `session` as in [`Log::open`]. A compaction that did not end is
-    /// undone, one that did is finished. Blocks; reads all copies of both logs.
+    /// Opens an MDC for appending; `session` as in [`Log::open`]. A compaction that did not end does
+    /// not count, and what is left of it is erased by the next one. Blocks; reads all copies of both logs.
     ///
     /// # Errors
     /// If there is none, if what was synced is damaged in all copies, or if a device fails.
@@ -43,11 +43,7 @@ impl Mdc {
         let logs = [first?, second?];
         let states = [state(&logs[0], identities[0])?, state(&logs[1], identities[1])?];
         let (active, number) = which([identities[0].log, identities[1].log], states)?;
-        let mut mdc = Self { logs, identities, active, number };
-        if states[1 - active] != State::Empty {
-            mdc.logs[1 - active].erase()?;
-        }
-        Ok(mdc)
+        Ok(Self { logs, identities, active, number })
     }
 
     /// As [`Log::healed`], of both logs.
@@ -97,7 +93,7 @@ impl Mdc {
         let (other, number) = (1 - self.active, self.number + 1);
         let log = &mut self.logs[other];
         if log.used_bytes() > 0 {
-            // What an attempt that failed has left.
+            // What an attempt that failed has left, or one whose old log was not erased any more.
             log.erase()?;
         }
         log.append(&encode(Entry::Begin(number)))?;

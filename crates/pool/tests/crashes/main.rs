@@ -15,7 +15,7 @@ use rand::rngs::StdRng;
 /// How many random lives of each kind.
 fn lives() -> u64 {
     let asked = std::env::var("BINDERY_POOL_LIVES").ok();
-    asked.map_or(1000, |number| number.parse().expect("BINDERY_POOL_LIVES is a number"))
+    asked.map_or(600, |number| number.parse().expect("BINDERY_POOL_LIVES is a number"))
 }
 
 /// The machine stopped, or a device did, in the middle of something.

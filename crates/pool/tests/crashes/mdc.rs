@@ -314,3 +314,29 @@ fn an_mdc_survives_every_operation_that_fails() {
         }
     }
 }
+
+/// If only the erasing of the old log fails, what was compacted counts, and what is appended to it.
+#[test]
+fn a_compaction_whose_old_log_is_not_erased_counts() {
+    for at in 0..4 {
+        let mut life = Life::new(2, 1);
+        life.act(Action::Append).unwrap();
+        life.act(Action::Sync).unwrap();
+        // The first half's second copy.
+        life.machine.devices()[1].fail(at..at + 1, Fault::Error);
+        life.act(Action::Compact(0)).unwrap_err();
+        life.records.clear();
+        life.synced = 0;
+        life.compacted = None;
+        life.act(Action::Append).unwrap();
+        life.act(Action::Sync).unwrap();
+        let before = life.mdc().used_bytes();
+        life.act(Action::Compact(1)).unwrap_err();
+        assert_eq!(life.mdc().used_bytes(), before);
+        life.act(Action::Append).unwrap();
+        life.act(Action::Sync).unwrap();
+        life.recover(at);
+        life.act(Action::Compact(1)).unwrap();
+        life.recover(at);
+    }
+}

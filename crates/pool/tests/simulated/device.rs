@@ -1,9 +1,10 @@
 //! A device in memory.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bindery_pool::BLOCK_BYTES;
 use bindery_pool::device::Device;
@@ -25,13 +26,19 @@ pub(crate) enum Fault {
 }
 
 /// A device that holds what was synced and what was not apart.
-#[derive(Debug)]
 pub(crate) struct Simulated {
     power: Arc<Power>,
     state: Mutex<State>,
+    /// What happens behind the reader's back once he has read.
+    meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-#[derive(Debug)]
+impl fmt::Debug for Simulated {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Simulated({} bytes)", self.bytes())
+    }
+}
+
 struct State {
     /// What a crash leaves for sure.
     durable: Vec<u8>,
@@ -61,11 +68,11 @@ impl Simulated {
             vanished: false,
             most_bytes: u64::MAX,
         };
-        Self { power, state: Mutex::new(state) }
+        Self { power, state: Mutex::new(state), meanwhile: Mutex::new(None) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many operations there were that change it.
@@ -92,6 +99,11 @@ impl Simulated {
     /// Nothing works any more, reads included.
     pub(crate) fn vanish(&self) {
         self.state().vanished = true;
+    }
+
+    /// Has something happen behind the back of whoever reads next, once he has read.
+    pub(crate) fn meanwhile(&self, act: impl FnOnce() + Send + 'static) {
+        *self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
     }
 
     /// Has a block fail to be read until it is written.
@@ -197,6 +209,9 @@ impl Device for Simulated {
         }
         let bytes = into.len();
         into.copy_from_slice(&state.seen[offset_bytes as usize..][..bytes]);
+        drop(state);
+        let meanwhile = self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner).take();
+        meanwhile.into_iter().for_each(|act| act());
         Ok(())
     }
 

@@ -19,8 +19,12 @@ impl Unsynced {
         content[self.at..self.at + self.bytes.len()].copy_from_slice(&self.bytes);
     }
 
-    /// Each sector with a chance of its own.
+    /// Up to any byte, or each sector with a chance of its own.
     fn apply_torn(&self, content: &mut [u8], random: &mut StdRng) {
+        if random.random_range(0..4) == 0 {
+            let done = random.random_range(0..self.bytes.len());
+            return content[self.at..self.at + done].copy_from_slice(&self.bytes[..done]);
+        }
         for (number, sector) in self.bytes.chunks(SECTOR_BYTES).enumerate() {
             if random.random() {
                 let at = self.at + number * SECTOR_BYTES;
