@@ -18,7 +18,7 @@ struct LongForm {
     amount: (&'static str, &'static str),
 }
 
-const LONG_FORMS: [LongForm; 8] = [
+const LONG_FORMS: [LongForm; 9] = [
     LongForm {
         name: "torture, 10^8 operations",
         package: "bindery-space",
@@ -30,6 +30,12 @@ const LONG_FORMS: [LongForm; 8] = [
         package: "bindery-dirty",
         test: "stress",
         amount: ("BINDERY_DIRTY_OPERATIONS", "1000000000"),
+    },
+    LongForm {
+        name: "40,000 lives of logs and MDCs, six crashes each",
+        package: "bindery-pool",
+        test: "crashes",
+        amount: ("BINDERY_POOL_LIVES", "20000"),
     },
     LongForm {
         name: "real guests, 200 rounds",

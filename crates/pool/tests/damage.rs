@@ -229,6 +229,23 @@ fn a_log_that_is_open_is_scrubbed_and_repaired() {
     assert_eq!(log.repair().unwrap().len(), 1);
 }
 
+/// A repair that has returned outlives a crash.
+#[test]
+fn what_was_repaired_is_durable() {
+    for seed in 0..32 {
+        let (machine, places) = written(2);
+        let mut log = Log::open(IDENTITY, places.clone(), 2).unwrap();
+        for (copy, block) in [(0, 3), (1, 4)] {
+            flip(&machine.devices()[copy], block, 9999);
+        }
+        assert_eq!(log.repair().unwrap().len(), 2);
+        machine.restart(seed);
+        for place in places {
+            assert_eq!(read(&Reader::open(IDENTITY, vec![place]).unwrap()), records());
+        }
+    }
+}
+
 /// Bytes of every kind where a log should be cost nobody more than an error.
 #[test]
 fn nonsense_is_refused() {
