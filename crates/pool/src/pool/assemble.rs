@@ -81,7 +81,7 @@ impl Assembly {
         let Some((newest, _)) = self.contents.opened() else {
             return Err(OpenError::Unfinished { name });
         };
-        for Found { attached, superblock } in &self.found {
+        for found @ Found { attached, superblock } in &self.found {
             let opening = superblock.opening;
             let device = attached.label.clone();
             if self.contents.knows_opening(opening, superblock.nonce) {
@@ -90,6 +90,10 @@ impl Assembly {
             if opening > self.contents.last_opening() {
                 let (device, old) = (self.catalogue_devices(), self.contents.last_opening());
                 return Err(OpenError::OldCopy { device, name, opening: old, newest: opening });
+            }
+            // One that was never added to the end may be as old as it is.
+            if !self.contents.devices().any(|entry| is_device(found, entry)) {
+                continue;
             }
             if opening < newest {
                 return Err(OpenError::OldCopy { device, name, opening, newest });
