@@ -50,8 +50,8 @@ pub enum CatalogueError {
 #[derive(Debug)]
 pub struct Catalogue {
     contents: RwLock<Contents>,
-    /// Its leader's alone.
-    mdc: Mutex<Mdc>,
+    /// Its leader's alone; there until this is dropped.
+    mdc: Mutex<Option<Mdc>>,
     queue: Mutex<Queue>,
     progress: Condvar,
     counters: Counters,
@@ -99,7 +99,7 @@ impl Catalogue {
     pub fn new(mdc: Mdc, contents: Contents) -> Self {
         Self {
             contents: RwLock::new(contents),
-            mdc: Mutex::new(mdc),
+            mdc: Mutex::new(Some(mdc)),
             queue: Mutex::default(),
             progress: Condvar::new(),
             counters: Counters::default(),
@@ -152,12 +152,13 @@ impl Catalogue {
         failed: Option<CatalogueError>,
     ) -> Option<CatalogueError> {
         let mut mdc = self.mdc();
+        let mdc = open(&mut mdc);
         let mut taken = Vec::new();
         let mut failed = failed;
         for submission in batch {
             let outcome = match &failed {
                 Some(error) => Err(error.clone()),
-                None => self.append(&mut mdc, &taken, &submission.record),
+                None => self.append(mdc, &taken, &submission.record),
             };
             match outcome {
                 Ok(()) => taken.push(submission),
@@ -229,7 +230,8 @@ impl Catalogue {
 
     /// What it has done.
     pub fn statistics(&self) -> CatalogueStatistics {
-        let mdc = self.mdc();
+        let mut mdc = self.mdc();
+        let mdc = open(&mut mdc);
         CatalogueStatistics {
             records: self.counters.records.load(Ordering::Relaxed),
             syncs: self.counters.syncs.load(Ordering::Relaxed),
@@ -244,7 +246,7 @@ impl Catalogue {
     /// # Errors
     /// If a device fails, or nothing good is left.
     pub fn scrub(&self) -> Result<Vec<Damage>, OpenError> {
-        self.mdc().scrub()
+        open(&mut self.mdc()).scrub()
     }
 
     /// As [`scrub`](Self::scrub), and writes good copies over damaged ones.
@@ -252,15 +254,30 @@ impl Catalogue {
     /// # Errors
     /// As [`scrub`](Self::scrub).
     pub fn repair(&self) -> Result<Vec<Damage>, OpenError> {
-        self.mdc().repair()
+        open(&mut self.mdc()).repair()
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().expect("a queue is whole at any time")
     }
 
-    fn mdc(&self) -> MutexGuard<'_, Mdc> {
+    fn mdc(&self) -> MutexGuard<'_, Option<Mdc>> {
         self.mdc.lock().expect("whoever wrote the catalogue did not panic")
+    }
+}
+
+fn open(mdc: &mut Option<Mdc>) -> &mut Mdc {
+    mdc.as_mut().expect("it is open until it is dropped")
+}
+
+impl Drop for Catalogue {
+    /// Notes that all is durable, so that damage of the last block is not taken for a crash.
+    fn drop(&mut self) {
+        // If a thread panicked while it wrote, nothing is known of what was written.
+        let Ok(Some(mdc)) = self.mdc.get_mut().map(Option::take) else { return };
+        if let Err(error) = mdc.close() {
+            tracing::debug!(%error, "the catalogue was not closed, which costs nothing but a note");
+        }
     }
 }
 

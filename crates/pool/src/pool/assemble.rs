@@ -43,6 +43,7 @@ impl Assembly {
         let newest = newest.max_by_key(|superblock| (superblock.opening, superblock.revision));
         let lead = newest.ok_or(OpenError::NoDevices)?.clone();
         check_one_pool(&found, &lead)?;
+        check_lengths(&found, lead.devices.iter(), &lead.name)?;
         let reader = MdcReader::open(&halves(&found, &lead)?)?;
         let damaged = reader.damaged().to_vec();
         let contents = Contents::replay::<OpenError>(reader.records().map(Ok))?;
@@ -131,17 +132,7 @@ impl Assembly {
             }
             is_known
         });
-        for entry in self.contents.devices() {
-            let Some(found) = find(&self.found, entry) else {
-                return Err(OpenError::Missing { name, missing: describe(entry) });
-            };
-            let bytes = found.attached.device.bytes();
-            if bytes < entry.bytes {
-                let (device, expected) = (found.attached.label.clone(), entry.bytes);
-                return Err(OpenError::Shrunk { device, name, bytes, expected });
-            }
-        }
-        Ok(())
+        check_lengths(&self.found, self.contents.devices(), &name)
     }
 
     /// The devices, with what is used on them.
@@ -213,6 +204,23 @@ fn check_one_pool(found: &[Found], lead: &Superblock) -> Result<(), OpenError> {
         }
     }
     Ok(())
+}
+
+/// That no device which is there is shorter than it was.
+fn check_lengths<'a>(
+    found: &[Found],
+    mut entries: impl Iterator<Item = &'a DeviceEntry>,
+    name: &PoolName,
+) -> Result<(), OpenError> {
+    entries.try_for_each(|entry| {
+        let Some(found) = find(found, entry) else { return Ok(()) };
+        let (bytes, expected) = (found.attached.device.bytes(), entry.bytes);
+        if bytes >= expected {
+            return Ok(());
+        }
+        let (device, name) = (found.attached.label.clone(), name.clone());
+        Err(OpenError::Shrunk { device, name, bytes, expected })
+    })
 }
 
 /// The logs of the catalogue, where a superblock says that they are.

@@ -1,6 +1,7 @@
 //! What everything that belongs to an open pool shares.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 
@@ -15,7 +16,6 @@ use crate::{DeviceIndex, Extent, MediaClass, ObjectId};
 const IDS_AT_ONCE: u64 = 256;
 
 /// What is shared by all that belongs to a pool open for writing.
-#[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) pool: u128,
     pub(crate) opening: u64,
@@ -39,6 +39,12 @@ pub(crate) struct Handles {
     pub(crate) leaving: HashSet<ObjectId>,
     /// Logs and MDCs that are open.
     pub(crate) logs: HashSet<ObjectId>,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "opening {} of pool {:032x}", self.opening, self.pool)
+    }
 }
 
 impl Handles {

@@ -31,6 +31,7 @@ pub use verify::{Finding, Report};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use self::core::Core;
+use self::member::Member;
 use crate::catalogue::Contents;
 use crate::format::record::{ObjectEntry, Record};
 use crate::format::superblock::{DeviceEntry, Residence};
@@ -91,7 +92,8 @@ impl Pool {
     }
 
     /// Begins an mblock of up to `capacity_bytes`, in one piece, aligned to the next power of two up
-    /// to [`LARGEST_ALIGNMENT`]. Blocks for a sync once in 256 objects.
+    /// to [`LARGEST_ALIGNMENT`], or to a block where there is no such place left. Blocks for a sync
+    /// once in 256 objects.
     ///
     /// # Errors
     /// See [`AllocateError`].
@@ -113,8 +115,12 @@ impl Pool {
         let data_bytes = data_bytes.filter(|bytes| *bytes < 1 << 62).ok_or_else(no_room)?;
         let alignment = data_bytes.next_power_of_two().min(LARGEST_ALIGNMENT);
         let table_bytes = table_bytes(capacity_bytes);
-        let hold = |member: &Arc<member::Member>| member.hold(data_bytes, alignment, table_bytes);
-        let (member, extents) = self.core.find_room(class, data_bytes, hold)?;
+        let find = |alignment| {
+            let hold = |member: &Arc<Member>| member.hold(data_bytes, alignment, table_bytes);
+            self.core.find_room(class, data_bytes, hold)
+        };
+        let found = find(alignment).or_else(|_| find(BLOCK_BYTES as u64));
+        let (member, extents) = found?;
         match self.core.new_ids(1) {
             Ok(id) => Ok(Writer::new(Arc::clone(&self.core), member, id, extents, capacity_bytes)),
             Err(error) => {
