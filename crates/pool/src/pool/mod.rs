@@ -11,7 +11,9 @@ mod grow;
 mod logs;
 pub(crate) mod member;
 mod open;
+mod paths;
 mod reader;
+mod scan;
 mod statistics;
 mod superblocks;
 mod syncs;
@@ -24,7 +26,9 @@ pub use error::{
 };
 pub use logs::{OpenLog, OpenMdc};
 pub use member::{Attached, Usage};
+pub use paths::{DevicePath, PathError};
 pub use reader::{PoolReader, ReaderError};
+pub use scan::{FoundPool, Scan, scan};
 pub use statistics::Statistics;
 pub use verify::{Finding, Report};
 

@@ -1,1 +1,178 @@
-//! threads
+//! Many threads at one pool.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use bindery_pool::device::{Device, Read, Write};
+use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
+use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_sys::direct::Buffer;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::model::{Written, read};
+use crate::rig::{MIB, Rig};
+
+/// What somebody committed, and nobody may have deleted yet.
+type Shared = Mutex<BTreeMap<ObjectId, Written>>;
+
+fn write_some(pool: &Pool, shared: &Shared, seed: u64, count: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    for number in 0..count {
+        let it = Written { seed: seed * 1000 + number, length: random.random_range(1..60_000) };
+        let class = if random.random() { MediaClass::Capacity } else { MediaClass::Staging };
+        let Ok(mut writer) = pool.allocate_mblock(class, it.length as u64 + 5000) else { continue };
+        writer.append(&it.bytes()).unwrap();
+        if random.random_ratio(1, 8) {
+            continue;
+        }
+        let object = writer.commit().unwrap();
+        assert_eq!(read(&object), it.bytes());
+        shared.lock().unwrap().insert(object.entry().id, it);
+    }
+}
+
+fn delete_some(pool: &Pool, shared: &Shared, ended: &AtomicBool) {
+    while !ended.load(Ordering::Acquire) {
+        let taken = {
+            let mut shared = shared.lock().unwrap();
+            if shared.len() > 8 { shared.pop_first() } else { None }
+        };
+        let Some((id, it)) = taken else {
+            std::thread::yield_now();
+            continue;
+        };
+        let object = pool.get(id).unwrap();
+        pool.delete(id).unwrap();
+        assert_eq!(read(&object), it.bytes(), "deleted under its holder");
+    }
+}
+
+/// Reads what there is; it may be deleted in between, never be another.
+fn read_some(pool: &Pool, shared: &Shared, ended: &AtomicBool) {
+    let mut random = StdRng::seed_from_u64(77);
+    while !ended.load(Ordering::Acquire) {
+        let chosen = {
+            let shared = shared.lock().unwrap();
+            let nth = random.random_range(0..shared.len().max(1));
+            shared.iter().nth(nth).map(|(&id, &it)| (id, it))
+        };
+        let Some((id, it)) = chosen else { continue };
+        if let Ok(object) = pool.get(id) {
+            assert_eq!(read(&object), it.bytes());
+        }
+    }
+}
+
+#[test]
+fn writers_readers_and_deleters_do_not_disturb_each_other() {
+    let devices = [(MediaClass::Capacity, 6 * MIB), (MediaClass::Staging, 3 * MIB)];
+    let rig = Rig::new(&devices);
+    let pool = rig.create();
+    let (shared, ended) = (Shared::default(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (1..=4)
+            .map(|seed| {
+                scope.spawn({
+                    let (pool, shared) = (&pool, &shared);
+                    move || write_some(pool, shared, seed, 60)
+                })
+            })
+            .collect();
+        scope.spawn(|| delete_some(&pool, &shared, &ended));
+        scope.spawn(|| delete_some(&pool, &shared, &ended));
+        scope.spawn(|| read_some(&pool, &shared, &ended));
+        let outcomes: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        ended.store(true, Ordering::Release);
+        outcomes.into_iter().for_each(|outcome| outcome.unwrap());
+    });
+    let statistics = pool.statistics();
+    assert!(statistics.committed > 100 && statistics.deleted > 50, "{statistics:?}");
+    drop(pool);
+    let pool = rig.open().unwrap();
+    let kept = shared.into_inner().unwrap();
+    assert_eq!(pool.list().len(), kept.len());
+    for (id, it) in kept {
+        assert_eq!(read(&pool.get(id).unwrap()), it.bytes());
+    }
+    assert!(pool.verify().findings.is_empty());
+}
+
+/// A device whose syncs take their time, as those of disks do.
+#[derive(Debug)]
+struct Slow {
+    inner: Arc<dyn Device>,
+    syncs: AtomicU64,
+}
+
+impl Device for Slow {
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn read(&self, offset_bytes: u64, into: &mut Buffer) -> io::Result<()> {
+        self.inner.read(offset_bytes, into)
+    }
+
+    fn write(&self, offset_bytes: u64, from: &Buffer) -> io::Result<()> {
+        self.inner.write(offset_bytes, from)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(5));
+        self.inner.sync()
+    }
+
+    fn discard(&self, offset_bytes: u64, bytes: u64) -> io::Result<()> {
+        self.inner.discard(offset_bytes, bytes)
+    }
+
+    fn grow(&self, bytes: u64) -> io::Result<u64> {
+        self.inner.grow(bytes)
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> io::Result<()> {
+        self.inner.read_many(reads)
+    }
+
+    fn write_many(&self, writes: &[Write<'_>]) -> io::Result<()> {
+        self.inner.write_many(writes)
+    }
+}
+
+#[test]
+fn commits_of_several_threads_share_syncs() {
+    const THREADS: u64 = 16;
+    let rig = Rig::new(&[(MediaClass::Capacity, 8 * MIB)]);
+    let inner = rig.attached().remove(0).device;
+    let slow = Arc::new(Slow { inner, syncs: AtomicU64::new(0) });
+    let device = Arc::clone(&slow) as Arc<dyn Device>;
+    let attached = Attached { label: "slow".into(), device };
+    let new = NewDevice { attached, class: MediaClass::Capacity };
+    // Large enough not to be compacted.
+    let options = CreateOptions { force: false, catalogue_bytes: Some(512 << 10) };
+    let pool = Pool::create_on("shared".parse().unwrap(), vec![new], &options).unwrap();
+    pool.allocate_mblock(MediaClass::Capacity, 1).unwrap().abort();
+    let start = Barrier::new(THREADS as usize);
+    let before = slow.syncs.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for seed in 0..THREADS {
+            let (pool, start) = (&pool, &start);
+            scope.spawn(move || {
+                let mut writer = pool.allocate_mblock(MediaClass::Capacity, 4096).unwrap();
+                writer.append(&Written { seed, length: 4000 }.bytes()).unwrap();
+                start.wait();
+                writer.commit().unwrap();
+            });
+        }
+    });
+    let syncs = slow.syncs.load(Ordering::SeqCst) - before;
+    // Each alone: one for the data, one for each copy of the catalogue.
+    assert!(syncs < 3 * THREADS / 2, "{syncs} syncs for {THREADS} commits");
+    assert_eq!(pool.list().len() as u64, THREADS);
+    assert!(pool.statistics().catalogue.syncs < THREADS);
+}

@@ -1,0 +1,111 @@
+//! Which pools there are.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::OpenError;
+use super::paths::{FILE_EXTENSION, PathError, failed, look_at};
+use crate::PoolName;
+use crate::format::superblock::{DeviceEntry, Residence};
+
+/// A pool of which at least one device was found.
+#[derive(Debug)]
+pub struct FoundPool {
+    /// What it is.
+    pub id: u128,
+    /// What it is called, by the newest of its devices that were found.
+    pub name: PoolName,
+    /// Whether it waits to be imported.
+    pub residence: Residence,
+    /// How often it was opened for writing.
+    pub openings: u64,
+    /// Its devices, and where those are that were found.
+    pub devices: Vec<(DeviceEntry, Option<PathBuf>)>,
+    /// Devices that say that they are of this pool, and of which the newest does not know.
+    pub strays: Vec<PathBuf>,
+}
+
+impl FoundPool {
+    /// Where devices of it were found.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        let known = self.devices.iter().filter_map(|(_, path)| path.as_deref());
+        known.chain(self.strays.iter().map(PathBuf::as_path))
+    }
+
+    /// Whether all its devices were found.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.devices.iter().all(|(_, path)| path.is_some())
+    }
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Scan {
+    /// Pools, by id.
+    pub pools: Vec<FoundPool>,
+    /// Files of pools by their name, and devices that were given, that are of no pool that can be used.
+    pub unusable: Vec<(PathBuf, OpenError)>,
+}
+
+/// Looks for pools on devices and in directories. Takes no locks: what others do with them meanwhile
+/// is not disturbed. Blocks; reads two blocks of each device.
+///
+/// # Errors
+/// If a directory or a device cannot be read.
+pub fn scan(paths: &[PathBuf]) -> Result<Scan, PathError> {
+    let mut result = Scan::default();
+    let mut by_pool: BTreeMap<u128, Vec<_>> = BTreeMap::new();
+    for path in candidates(paths)? {
+        match look_at(&path) {
+            Ok(found) => by_pool.entry(found.superblock.pool).or_default().push((path, found)),
+            Err(PathError::Open(error)) => result.unusable.push((path, error)),
+            Err(error) => return Err(error),
+        }
+    }
+    for (id, devices) in by_pool {
+        let superblocks = devices.iter().map(|(_, found)| &found.superblock);
+        let newest = superblocks.max_by_key(|superblock| (superblock.opening, superblock.revision));
+        let newest = newest.expect("a pool was found by a device");
+        let mut pool = FoundPool {
+            id,
+            name: newest.name.clone(),
+            residence: newest.residence,
+            openings: newest.opening,
+            devices: newest.devices.iter().map(|entry| (*entry, None)).collect(),
+            strays: Vec::new(),
+        };
+        for (path, found) in &devices {
+            let own = found.superblock.entry().map(|entry| entry.id);
+            let known = pool.devices.iter_mut().find(|(entry, _)| Some(entry.id) == own);
+            match known {
+                Some((_, place @ None)) => *place = Some(path.clone()),
+                _ => pool.strays.push(path.clone()),
+            }
+        }
+        result.pools.push(pool);
+    }
+    Ok(result)
+}
+
+/// The devices given, and the files of pools in the directories given.
+fn candidates(paths: &[PathBuf]) -> Result<Vec<PathBuf>, PathError> {
+    let mut candidates = Vec::new();
+    for path in paths {
+        if !path.is_dir() {
+            candidates.push(path.clone());
+            continue;
+        }
+        let entries = fs::read_dir(path).map_err(|source| failed(path, "read", source))?;
+        for entry in entries {
+            let entry = entry.map_err(|source| failed(path, "read", source))?.path();
+            if entry.extension().is_some_and(|extension| extension == FILE_EXTENSION) {
+                candidates.push(entry);
+            }
+        }
+    }
+    candidates.sort();
+    candidates.dedup();
+    Ok(candidates)
+}
