@@ -48,7 +48,6 @@ impl FromStr for PoolName {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
     use super::*;
 
     #[test]

@@ -216,7 +216,7 @@ mod tests {
             Step::Allocate { bytes, shift } => {
                 let alignment = 1 << shift;
                 let offset = space.allocate(bytes, alignment);
-                let fits = |at: &u64| at % alignment == 0 && oracle.all_free(*at, bytes);
+                let fits = |at: &u64| at.is_multiple_of(alignment) && oracle.all_free(*at, bytes);
                 assert_eq!(offset.is_some(), (0..UNITS).any(|at| fits(&at)));
                 if let Some(offset) = offset {
                     assert!(fits(&offset));
