@@ -1,3 +1,4 @@
-//! `bindery bench pool`.
+//! `bindery bench pool`: what the pool costs, and what it is good for.
 
+pub mod transfers;
 pub mod ycsb;

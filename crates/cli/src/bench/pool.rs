@@ -1,15 +1,31 @@
 //! `bindery bench pool`.
 
+mod transfers;
 mod ycsb;
 
 use clap::Subcommand;
 
+use self::transfers::{PoolReadArgs, PoolWriteArgs};
 use self::ycsb::{StoreProcessArgs, YcsbArgs};
 use super::show;
 use crate::exit::Failure;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
+    /// Sequential writes of 1 MiB, synced at the end, beside the bare file
+    #[command(after_help = "\
+Examples:
+  bindery bench pool write --directory /srv/pool
+  bindery bench pool write --file-mib 4096 --depths 8,32 --json")]
+    Write(PoolWriteArgs),
+    /// Random reads of 4 KiB, beside the bare file
+    #[command(after_help = "\
+Examples:
+  bindery bench pool read --directory /srv/pool
+  bindery bench pool read --file-mib 16384 --reads 100000 --json
+
+Files that fit in the memory of what is behind the device show the way to it, not the device.")]
+    Read(PoolReadArgs),
     /// Read more than memory holds: a store on maps, with and without the reaper, beside other stores
     #[command(after_help = "\
 Examples:
@@ -28,6 +44,8 @@ Takes root, for control groups, and three times the data in free space.")]
 impl PoolCommand {
     pub(super) fn run(&self, json: bool) -> Result<(), Failure> {
         match self {
+            Self::Write(arguments) => show(arguments.run(), json),
+            Self::Read(arguments) => show(arguments.run(), json),
             Self::Ycsb(arguments) => show(arguments.run(), json),
             Self::StoreProcess(arguments) => arguments.run(),
         }

@@ -1,0 +1,66 @@
+//! `bindery bench pool write` and `read`.
+
+use std::path::PathBuf;
+
+use bindery_bench::pool::transfers::{self, Options, Report, Work};
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolArgs {
+    /// Where files are made, one for each contender; they are removed at the end
+    #[arg(long, default_value = ".")]
+    directory: PathBuf,
+    /// Length of each file, in MiB
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    file_mib: u64,
+    /// Interleaved rounds; medians are shown
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolWriteArgs {
+    #[command(flatten)]
+    common: PoolArgs,
+    /// Numbers of writes under way at once
+    #[arg(long, value_delimiter = ',', default_value = "1,8")]
+    depths: Vec<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolReadArgs {
+    #[command(flatten)]
+    common: PoolArgs,
+    /// Numbers of reads under way at once
+    #[arg(long, value_delimiter = ',', default_value = "1,2,8,32")]
+    depths: Vec<usize>,
+    /// Reads in each round
+    #[arg(long, default_value_t = 20_000)]
+    reads: usize,
+}
+
+impl PoolWriteArgs {
+    pub(super) fn run(&self) -> Result<Report, String> {
+        self.common.run(Work::Write, &self.depths, 1)
+    }
+}
+
+impl PoolReadArgs {
+    pub(super) fn run(&self) -> Result<Report, String> {
+        self.common.run(Work::Read, &self.depths, self.reads)
+    }
+}
+
+impl PoolArgs {
+    fn run(&self, work: Work, depths: &[usize], reads: usize) -> Result<Report, String> {
+        let options = Options {
+            work,
+            directory: self.directory.clone(),
+            file_mib: self.file_mib,
+            depths: depths.to_vec(),
+            reads,
+            rounds: self.rounds,
+        };
+        transfers::run(&options).map_err(|error| format!("{error:#}"))
+    }
+}
