@@ -7,9 +7,10 @@
 //! Between tasks each of them rests while all together, and the guests' threads that work for them, are
 //! above the [`Ceiling`].
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_advisor::Ceiling;
@@ -27,6 +28,13 @@ const REST_MAX_US: u64 = 100_000;
 /// The most workers there can be.
 pub const WORKERS_MAX: usize = 256;
 
+thread_local! {
+    /// The thread's CPU clock as far as it is metered. A worker's begins with the thread.
+    static METERED_NS: Cell<u64> = const { Cell::new(0) };
+    /// How long the thread has rested below a ceiling so far.
+    static RESTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
 /// How many workers are wanted, and what they may use.
 #[derive(Debug)]
 pub(crate) struct Workers {
@@ -36,12 +44,6 @@ pub(crate) struct Workers {
     epoch: Instant,
     meter: Arc<Meter>,
     stop: Arc<Stop>,
-    /// The thread that starts phases.
-    starter: Mutex<ThreadId>,
-    /// Its CPU clock, as far as it is metered.
-    own_ns: AtomicU64,
-    /// How long that thread has rested below the ceiling so far.
-    rested_us: AtomicU64,
 }
 
 impl Workers {
@@ -52,9 +54,6 @@ impl Workers {
             epoch: Instant::now(),
             meter,
             stop,
-            starter: Mutex::new(thread::current().id()),
-            own_ns: AtomicU64::new(cpu_time_ns()),
-            rested_us: AtomicU64::new(0),
         };
         workers.set_wanted(wanted);
         workers
@@ -76,32 +75,26 @@ impl Workers {
         self.epoch.elapsed().as_micros() as u64
     }
 
-    /// The calling thread starts phases from now on.
+    /// The calling thread works for the engine from now on: what it has used before is not metered.
     pub(crate) fn begin(&self) {
-        *self.starter.lock().expect("no worker panics with it") = thread::current().id();
-        self.own_ns.store(cpu_time_ns(), Ordering::Relaxed);
+        METERED_NS.set(cpu_time_ns());
     }
 
-    /// Meters what the thread that starts phases has used since it was last metered.
+    /// Meters what the calling thread has used since it was last metered.
     pub(crate) fn lap(&self) {
         let now = cpu_time_ns();
-        let before = self.own_ns.swap(now, Ordering::Relaxed);
-        self.meter.add_thread(now.saturating_sub(before));
+        self.meter.add_thread(now.saturating_sub(METERED_NS.replace(now)));
     }
 
-    /// How long the thread that starts phases has rested so far, because of the ceiling.
+    /// How long the calling thread has rested so far, because of a ceiling.
     pub(crate) fn rested(&self) -> Duration {
-        Duration::from_micros(self.rested_us.load(Ordering::Relaxed))
+        RESTED.get()
     }
 
-    /// Rests until all are below the ceiling again, or the engine is stopped. For workers, between
-    /// tasks and within long ones.
+    /// Meters the calling thread, then rests until all are below the ceiling again, or the engine is
+    /// stopped. For workers, between tasks and within long ones.
     pub(crate) fn breathe(&self) {
-        let is_starter =
-            *self.starter.lock().expect("no worker panics with it") == thread::current().id();
-        if is_starter {
-            self.lap();
-        }
+        self.lap();
         let start = Instant::now();
         while !self.stop.is_set() {
             let mut ceiling = self.ceiling.lock().expect("no worker panics with it");
@@ -114,9 +107,7 @@ impl Workers {
             }
             self.stop.sleep(Duration::from_micros(rest_us.min(REST_MAX_US)));
         }
-        if is_starter {
-            self.rested_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
-        }
+        RESTED.set(RESTED.get() + start.elapsed());
     }
 
     pub(crate) fn wanted(&self) -> usize {
@@ -144,20 +135,16 @@ impl Workers {
         let next = AtomicUsize::new(0);
         let take = || tasks.get(next.fetch_add(1, Ordering::Relaxed));
         let help = |number: usize| {
-            let mut metered_ns = 0;
             let mut scratch = scratch();
             while number < self.wanted() {
                 let Some(task) = take() else { break };
                 work(&mut scratch, task);
-                let used_ns = cpu_time_ns();
-                self.meter.add_thread(used_ns - metered_ns);
-                metered_ns = used_ns;
                 // Whoever starts the next phase rests for all, and is not kept from it.
                 if next.load(Ordering::Relaxed) < tasks.len() {
                     self.breathe();
                 }
             }
-            self.meter.add_thread(cpu_time_ns() - metered_ns);
+            self.lap();
         };
         thread::scope(|scope| {
             let mut helpers: Vec<thread::ScopedJoinHandle<'_, ()>> = Vec::new();
