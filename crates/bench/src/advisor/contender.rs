@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use bindery_advisor::Mode;
 use bindery_host::settings::Change;
+use bindery_sys::ksm::DIRECTORY;
 use bindery_testkit::machine::{KsmSettings, SettingGuard};
 use serde::Serialize;
 
@@ -48,8 +49,6 @@ impl fmt::Display for Contender {
         })
     }
 }
-
-const KSM_DIRECTORY: &str = "/sys/kernel/mm/ksm";
 
 /// The bounds on a batch: the same for all three that pace.
 const MIN_PAGES_TO_SCAN: u64 = 300;
@@ -155,7 +154,7 @@ fn start_kernels(options: &Options) -> Result<Vec<SettingGuard>> {
     ];
     let mut guards: Vec<SettingGuard> = Vec::new();
     for (name, value) in values {
-        guards.insert(0, SettingGuard::set(Path::new(KSM_DIRECTORY).join(name), value)?);
+        guards.insert(0, SettingGuard::set(Path::new(DIRECTORY).join(name), value)?);
     }
     Ok(guards)
 }
