@@ -62,7 +62,7 @@ samples! {
     scan_time_us: u64,
     /// How long it may take, in microseconds; `None` where nothing sets the pace.
     target_scan_time_us: Option<u64>,
-    /// Pages looked at in 20 ms; `None`: as fast as it goes.
+    /// Pages of a batch, between two rests; `None`: as fast as it goes.
     pages_to_scan: Option<u64>,
     /// CPU time of what the advisor's ceiling holds for, in milliseconds.
     merge_cpu_ms: u64,

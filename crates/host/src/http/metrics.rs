@@ -45,9 +45,10 @@ const HOST: &[Figure<HostStatus>] = &[
         "CPU time of what the advisor's ceiling holds for.",
         |host| micro(host.merge_cpu_us),
     ),
-    gauge("pages_to_scan", "Pages looked at in 20 ms; 0: as fast as it goes.", |host| {
+    gauge("pages_to_scan", "Pages of a batch, between two rests; 0: as fast as it goes.", |host| {
         host.advisor.pages_to_scan.unwrap_or(0) as f64
     }),
+    gauge("rest_seconds", "The rest after a batch; 0: none.", |host| micro(host.advisor.rest_us)),
     counter("scans_total", "Scans completed.", |host| host.advisor.scans as f64),
     gauge("scan_time_seconds", "How long the last scan took.", |host| {
         micro(host.advisor.scan_time_us)
