@@ -12,7 +12,7 @@ mod verdict;
 
 pub use load::{Kind, Load, Noise, Point, Shape};
 pub use run::{Batch, Run, ScanRecord};
-pub use scenario::{Scenario, UnknownScenario};
+pub use scenario::Scenario;
 pub use verdict::Verdict;
 
 use crate::{Advisor, Pace, Scan, Settings};

@@ -1,7 +1,6 @@
 //! The loads that laws are compared on, in sizes that suit the settings.
 
 use std::fmt;
-use std::str::FromStr;
 
 use super::random::Random;
 use super::{Conditions, Load, Noise, Point, Shape};
@@ -111,19 +110,5 @@ fn start_up(target_s: f64, most: f64) -> Load {
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// No scenario has that name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("scenarios are step, ramp, sawtooth, noise and start-up, not {0:?}")]
-pub struct UnknownScenario(pub String);
-
-impl FromStr for Scenario {
-    type Err = UnknownScenario;
-
-    fn from_str(name: &str) -> Result<Self, UnknownScenario> {
-        let scenario = Self::ALL.into_iter().find(|scenario| scenario.name() == name);
-        scenario.ok_or_else(|| UnknownScenario(name.to_owned()))
     }
 }
