@@ -7,7 +7,8 @@
 //!
 //! - [`Mode::ScanTime`] is the law of the kernel's own advisor ([`kernel`]), integer for integer.
 //! - [`Mode::Steady`] reckons with what a page costs ([`steady`]): it is at its target one scan after
-//!   the number of pages has changed, and never above its ceiling.
+//!   the number of pages has changed, goes faster in a scan that proves larger than was said, and is
+//!   never above its ceiling.
 //! - [`simulate`] runs either against a model of a scanner, second by second.
 //! - [`Ceiling`] holds the CPU time of any number of threads below a share of each second, while a
 //!   scan runs.
@@ -63,6 +64,17 @@ impl Scan {
     pub fn cpu_percent(&self) -> u64 {
         self.cpu_us.saturating_mul(100) / self.time_us.max(1)
     }
+}
+
+/// How far a scan under way is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Since it began, in microseconds.
+    pub time_us: u64,
+    /// Pages that it has looked at.
+    pub pages: u64,
+    /// Pages of it, looked at or not, that are known to be on top of those it was said to have.
+    pub new_pages: u64,
 }
 
 /// How to scan: batches of so many pages, with a rest after each.
@@ -155,11 +167,22 @@ impl Advisor {
 
     /// Takes in what was done within a scan since it was last told, or since the scan began, and slows
     /// down at once where pages cost too much for the ceiling. To be called every fifth of a second or
-    /// so: the ceiling is as fine as that. Never advises to go faster than the scan began; the kernel's
-    /// law does nothing before its end.
+    /// so: the ceiling is as fine as that. Never advises to go faster than the scan began, or than
+    /// [`catch_up`](Self::catch_up) said since; the kernel's law does nothing before its end.
     pub fn hold(&mut self, part: Scan) -> Pace {
         if let Law::Steady(law) = &mut self.law {
             law.hold(&self.settings, part);
+        }
+        self.pace()
+    }
+
+    /// Takes in how far the scan under way is, and goes faster for the rest of it, as far as the ceiling
+    /// allows, where it has more pages than it was said to have or its target has passed. To be called
+    /// after [`hold`](Self::hold), by whoever is not told the pages of a scan when it begins. Never
+    /// slows down; the kernel's law has no use for it.
+    pub fn catch_up(&mut self, progress: Progress) -> Pace {
+        if let Law::Steady(law) = &mut self.law {
+            law.catch_up(&self.settings, progress);
         }
         self.pace()
     }

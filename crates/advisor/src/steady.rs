@@ -11,6 +11,12 @@
 //! - *At its target in two scans.* The scan that begins with the number of its pages known, or the one
 //!   after a scan of as many, is on its target, because nothing else is in the formula. A scan is left
 //!   as it is only within [`TOLERANCE_PERCENT`] of it.
+//! - *A scan that meets growth catches up.* Where a scan proves to have more pages than it was said to
+//!   have, as many again are believed to follow, and the rest is reckoned anew, for the time that the
+//!   target leaves ([`Steady::catch_up`] is told). Once the target has passed that is as fast as the
+//!   ceiling allows. A scan of `g` times its pages, which are found at its end at worst, takes a target
+//!   and what the others take at the ceiling: where that allows just the target, `1 + (g - 1)/g`
+//!   targets. The first scan, of which nothing is known, is one of these.
 //! - *Never above the ceiling.* A second can begin and end with a batch: it has at most as many batches
 //!   as `1 + r` seconds have on average, and so at most `m'·(1 + r)` of CPU time, where `m'` is the share
 //!   over a long time. Batches are therefore bounded by `m' = m/(1 + r)`; rests that come later only
@@ -28,7 +34,7 @@
 
 mod estimate;
 
-use crate::{Pace, Scan, Settings};
+use crate::{Pace, Progress, Scan, Settings};
 use estimate::{Highest, Mean};
 
 pub use estimate::NOISE_PERCENT;
@@ -58,6 +64,8 @@ pub struct Steady {
     busy: Mean,
     /// What the dearest pages of the last scan cost.
     dearest: Highest,
+    /// How many pages the scan was said to have; none, as long as nobody knows.
+    expected: u64,
     within: Within,
 }
 
@@ -70,8 +78,10 @@ struct Within {
     dearest_s: f64,
     /// What pages cost lately: up at once, down by and by.
     lately_s: f64,
-    /// Whether the pace was changed.
+    /// Whether it was slowed down.
     is_held: bool,
+    /// Pages up to where it last went faster, and in how many batches they were looked at.
+    raised: (u64, u64),
 }
 
 /// The settings as the law reckons with them.
@@ -116,6 +126,7 @@ impl Steady {
             page: Mean::default(),
             busy: Mean::default(),
             dearest: Highest::default(),
+            expected: 0,
             within: Within::default(),
         }
     }
@@ -138,13 +149,14 @@ impl Steady {
         self.busy.take(a_page_s(scan.busy_us, scan.pages));
         self.dearest.take(within.dearest_s.min(page_s * DEAREST).max(page_s));
         if !within.is_held && self.pace.rest_us == self.rest_us {
-            self.rest.take(self.rest_of(scan));
+            self.rest.take(self.rest_of(scan, within.raised));
         }
         self.begin_scan(settings, next_pages.unwrap_or(scan.pages));
     }
 
     /// Takes in how many pages the next scan has.
     pub fn begin_scan(&mut self, settings: &Settings, pages: u64) {
+        self.expected = pages;
         let (Some(busy_s), Some(dearest_s)) = (self.busy.get(), self.dearest.get()) else {
             return;
         };
@@ -162,7 +174,8 @@ impl Steady {
     }
 
     /// Takes in what was done since it was last told, or since the scan began, and slows down where the
-    /// pages cost too much for the ceiling. Never goes faster than the scan began.
+    /// pages cost too much for the ceiling. Never goes faster than the scan began, or than it was to
+    /// catch up.
     pub fn hold(&mut self, settings: &Settings, part: Scan) {
         let within = &mut self.within;
         within.part = within.part.and(part);
@@ -183,16 +196,54 @@ impl Steady {
         self.within.is_held |= self.pace != self.begun;
     }
 
+    /// Takes in how far the scan is, and goes faster where it is larger than it was said to be, or late
+    /// beyond noise. Never slows down.
+    pub fn catch_up(&mut self, settings: &Settings, progress: Progress) {
+        let Some(page_s) = self.dearest_so_far() else { return };
+        let bounds = Bounds::of(settings);
+        let left_s = bounds.target_s - progress.time_us as f64 / 1e6;
+        let known = self.expected.saturating_add(progress.new_pages).max(progress.pages);
+        let surplus = known - self.expected;
+        let is_larger = surplus as f64 > self.expected as f64 * TOLERANCE_PERCENT as f64 / 100.0;
+        let is_late = -left_s > bounds.target_s * NOISE_PERCENT / 100.0;
+        // The pace of the first scan was none: what a page costs is known only now.
+        if !is_larger && !is_late && self.busy.get().is_some() {
+            return;
+        }
+        // Where so many came, as many are believed to follow.
+        let left = (known - progress.pages) as f64 + surplus as f64;
+        let wanted = self.batch_for(left_s, left, self.busy.get().unwrap_or(page_s));
+        let pages_to_scan = bounds.batch(wanted.min(self.most(bounds, page_s)));
+        let now = self.pace.pages_to_scan;
+        if pages_to_scan <= now.saturating_add(now / 8) {
+            return;
+        }
+        let (pages, batches) = self.within.raised;
+        let more = progress.pages.saturating_sub(pages).div_ceil(now);
+        self.within.raised = (progress.pages.max(pages), batches + more);
+        self.pace = Pace { pages_to_scan, rest_us: self.rest_for(bounds, pages_to_scan, page_s) };
+        self.begun = self.pace;
+    }
+
+    /// What the dearest pages of the last scan and of this one cost; `None` as long as nothing is known.
+    fn dearest_so_far(&self) -> Option<f64> {
+        let within_s = self.within.dearest_s.max(self.within.lately_s);
+        let dearest_s = self.dearest.get().unwrap_or(0.0).max(within_s);
+        (dearest_s > 0.0).then_some(dearest_s)
+    }
+
     /// How long a rest is to be, and how long it proved to be.
     fn rests(&self) -> (f64, f64) {
         let asked_s = self.rest_us as f64 / 1e6;
         (asked_s, self.rest.get().unwrap_or(asked_s))
     }
 
-    /// How long a rest of this scan was. One follows each batch, the last as well.
-    fn rest_of(&self, scan: Scan) -> f64 {
+    /// How long a rest of this scan was, which went faster after so many pages in so many batches. One
+    /// follows each batch, the last as well.
+    fn rest_of(&self, scan: Scan, (pages, batches): (u64, u64)) -> f64 {
         let (asked_s, _) = self.rests();
-        let batches = scan.pages.div_ceil(self.pace.pages_to_scan.max(1));
+        let later = scan.pages.saturating_sub(pages).div_ceil(self.pace.pages_to_scan.max(1));
+        let batches = batches.saturating_add(later).max(1);
         let rests_s = scan.time_us.saturating_sub(scan.busy_us) as f64 / 1e6;
         (rests_s / batches as f64).clamp(asked_s / REST_FACTOR, asked_s * REST_FACTOR)
     }

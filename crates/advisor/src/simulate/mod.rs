@@ -15,7 +15,7 @@ pub use run::{Batch, Run, ScanRecord};
 pub use scenario::Scenario;
 pub use verdict::Verdict;
 
-use crate::{Advisor, Pace, Scan, Settings};
+use crate::{Advisor, Pace, Progress, Scan, Settings};
 use random::Random;
 
 /// How a load is scanned.
@@ -25,7 +25,7 @@ pub struct Conditions {
     pub rest_us: u64,
     /// For how long, in seconds. The scan that is under way at the end is not among the scans.
     pub duration_s: f64,
-    /// How often [`Advisor::hold`] is called, in seconds, if it is.
+    /// How often [`Advisor::hold`] and [`Advisor::catch_up`] are called, in seconds, if they are.
     pub hold_s: Option<f64>,
     /// Whether the advisor is told how many pages the next scan has.
     pub knows_pages: bool,
@@ -78,6 +78,9 @@ struct Told {
     since_s: f64,
     cpu_s: f64,
     pages: f64,
+    /// When the scan began, and the pages of it that the advisor was told of.
+    begun_s: f64,
+    done: f64,
 }
 
 impl Scanner<'_> {
@@ -90,7 +93,8 @@ impl Scanner<'_> {
             self.advisor.begin_scan(self.load.candidates(self.now_s) as u64);
         }
         let (start_s, begun) = (self.now_s, self.advisor.pace());
-        self.told = Told { since_s: start_s, next_s: self.told.next_s, ..Told::default() };
+        let next_s = self.told.next_s;
+        self.told = Told { since_s: start_s, begun_s: start_s, next_s, ..Told::default() };
         // How far it is through the candidates, from 0 to 1.
         let (mut progress, mut pages, mut cpu_s) = (0.0, 0.0, 0.0);
         loop {
@@ -155,15 +159,23 @@ impl Scanner<'_> {
     }
 
     fn hold(&mut self) -> Pace {
-        let Told { next_s, since_s, cpu_s, pages } = self.told;
+        let Told { next_s, since_s, cpu_s, pages, begun_s, done } = self.told;
         let part = Scan {
             time_us: ((next_s - since_s) * 1e6) as u64,
             busy_us: (cpu_s * 1e6) as u64,
             cpu_us: (cpu_s * 1e6) as u64,
             pages: pages as u64,
         };
-        let next_s = next_s + self.conditions.hold_s.unwrap_or(f64::INFINITY);
-        self.told = Told { next_s, since_s: self.told.next_s, cpu_s: 0.0, pages: 0.0 };
-        self.advisor.hold(part)
+        let done = done + pages;
+        let progress = Progress {
+            time_us: ((next_s - begun_s) * 1e6) as u64,
+            pages: done as u64,
+            new_pages: 0,
+        };
+        let later_s = next_s + self.conditions.hold_s.unwrap_or(f64::INFINITY);
+        self.told =
+            Told { next_s: later_s, since_s: next_s, begun_s, done, cpu_s: 0.0, pages: 0.0 };
+        self.advisor.hold(part);
+        self.advisor.catch_up(progress)
     }
 }

@@ -22,7 +22,7 @@ pub struct Verdict {
     /// How much faster than the target the fastest scan was, in percent of the speed that was wanted;
     /// scans into which a jump of the load fell are not counted.
     pub overshoot_percent: f64,
-    /// The longest of the same scans, as a multiple of the target.
+    /// The longest scan, as a multiple of the target; those into which a jump fell are counted.
     pub longest_targets: f64,
     /// CPU time, in seconds.
     pub cpu_s: f64,
@@ -51,7 +51,8 @@ impl Verdict {
             scans_to_target: scans_to_target(load, run, target_s),
             near_percent: 100.0 * near as f64 / run.scans.len().max(1) as f64,
             overshoot_percent: (target_s / times().fold(target_s, f64::min) - 1.0) * 100.0,
-            longest_targets: times().fold(0.0, f64::max) / target_s,
+            longest_targets: run.scans.iter().map(ScanRecord::time_s).fold(0.0, f64::max)
+                / target_s,
             cpu_s: run.cpu_s(),
             most_cpu_percent: run.most_in_a_second(0.0) * 100.0,
             cpu_over_ceiling_s: over.sum(),
