@@ -41,7 +41,7 @@ pub enum Event {
         next_pages: u64,
         /// How many scans there have been since KSM was started.
         full_scans: u64,
-        /// Whether the scan was seen from its beginning to its end, at one pace.
+        /// Whether the scan was seen from its beginning to its end, at no pace but the pilot's.
         is_whole: bool,
         /// For how long ksmd pauses first, because the scan passed over nearly everything, in
         /// microseconds.
@@ -55,10 +55,22 @@ pub enum Event {
         pilot_cpu_us: u64,
     },
     /// The pace was lowered within a scan, because its pages cost more than the ceiling allows, or
-    /// raised again, at most to what the scan began with.
+    /// raised again, at most to what it was before.
     Held {
         /// ksmd's share of a CPU lately, in percent.
         cpu_percent: u64,
+        /// From now on.
+        pages_to_scan: u64,
+        /// From now on.
+        sleep_millisecs: u64,
+    },
+    /// The pace was raised within a scan, because that has more pages than were known when it began, or
+    /// its target has passed.
+    Raised {
+        /// Pages that it has looked at so far.
+        pages: u64,
+        /// Pages that KSM has met in it for the first time.
+        new_pages: u64,
         /// From now on.
         pages_to_scan: u64,
         /// From now on.
@@ -105,6 +117,9 @@ impl Event {
             ),
             Self::Held { cpu_percent, pages_to_scan, sleep_millisecs } => {
                 tracing::info!(cpu_percent, pages_to_scan, sleep_millisecs, "held");
+            }
+            Self::Raised { pages, new_pages, pages_to_scan, sleep_millisecs } => {
+                tracing::info!(pages, new_pages, pages_to_scan, sleep_millisecs, "raised");
             }
             Self::ForeignWrite { setting, found, restored, suspect, count } => {
                 let suspect = suspect.as_ref().map(ToString::to_string);

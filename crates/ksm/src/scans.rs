@@ -89,6 +89,13 @@ impl Scans {
         pages_between(&self.start, &self.last)
     }
 
+    /// How long the scan under way has taken, in microseconds, up to where it last got on, and without
+    /// the time in which ksmd had nothing to do.
+    #[must_use]
+    pub fn time_us(&self) -> u64 {
+        self.progress.at_us.saturating_sub(self.start.at_us).saturating_sub(self.idle_us)
+    }
+
     /// Takes in a look; `rest_us` is how long ksmd rests between batches. Tells of a scan that has
     /// ended since the last one.
     pub fn observe(&mut self, sample: Sample, rest_us: u64) -> Option<EndedScan> {
@@ -158,7 +165,7 @@ mod tests {
             let sample = at(20 + look * 20, 8, 300 + look * 100, 100 + look * 30);
             assert_eq!(scans.observe(sample, 20_000), None);
         }
-        assert_eq!(scans.pages(), 1000);
+        assert_eq!((scans.pages(), scans.time_us()), (1000, 200_000));
         let second = scans.observe(at(225, 9, 1350, 420), 20_000).unwrap();
         assert_eq!(second.scan, scan(205_000, 320, 1050));
         assert!(second.is_whole);
@@ -189,7 +196,11 @@ mod tests {
         let mut scans = Scans::new(at(0, 0, 0, 0));
         assert!(scans.observe(at(100, 1, 10, 10), 20_000).is_some());
         assert_eq!(scans.observe(at(10_100, 1, 10, 10), 20_000), None);
+        assert_eq!(scans.time_us(), 0);
         assert_eq!(scans.observe(at(10_200, 1, 20, 15), 20_000), None);
+        assert_eq!(scans.time_us(), 0);
+        assert_eq!(scans.observe(at(10_300, 1, 25, 18), 20_000), None);
+        assert_eq!(scans.time_us(), 100_000);
         let ended = scans.observe(at(10_400, 2, 30, 20), 20_000).unwrap();
         assert_eq!(ended.scan, scan(200_000, 10, 20));
     }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -68,6 +68,35 @@ fn rest(meter: &Meter) -> Option<(u64, u64)> {
     (sleeps && same).then_some((after.full_scans, pages))
 }
 
+/// Whether all of `rests` lie at the ends of whole batches from `at` on, which are of the first of
+/// `sizes`, and from some batch on of the next.
+fn is_walk(mut at: u64, rests: &[u64], sizes: &[u64]) -> bool {
+    // Of which sizes the last batch can have been.
+    let mut last = BTreeSet::from([0]);
+    for rest in rests {
+        let is_way = |from: usize, to: usize| is_made_of(rest - at, &sizes[from..=to]);
+        let later = |from: usize| (from..sizes.len()).filter(move |to| is_way(from, *to));
+        last = last.into_iter().flat_map(later).collect();
+        at = *rest;
+    }
+    !last.is_empty()
+}
+
+/// Whether so many pages are whole batches of these sizes.
+fn is_made_of(pages: u64, sizes: &[u64]) -> bool {
+    let Some((size, others)) = sizes.split_first() else { return pages == 0 };
+    (0..=pages / size).any(|batches| is_made_of(pages - batches * size, others))
+}
+
+#[test]
+fn walks_are_of_whole_batches() {
+    assert!(is_walk(10, &[20, 40, 50], &[10]));
+    assert!(!is_walk(10, &[20, 45], &[10]));
+    assert!(is_walk(10, &[20, 55, 90], &[10, 35]), "one switch, seen as it happens");
+    assert!(is_walk(10, &[20, 65, 100], &[10, 35]), "one that happened between two looks");
+    assert!(!is_walk(10, &[55, 65], &[10, 35]), "and none back");
+}
+
 #[test]
 fn a_new_value_takes_effect_between_scans() {
     let test = "a_new_value_takes_effect_between_scans";
@@ -79,9 +108,10 @@ fn a_new_value_takes_effect_between_scans() {
     let witness = Witness::start();
     // A ceiling so low that nothing is held, and a target that asks for about 450 pages a batch.
     let pilot = Piloted::start(settings(Mode::Steady, 1));
-    // What each scan was to go at, and whether that was set before it began.
-    let mut exact: BTreeMap<u64, u64> = BTreeMap::new();
-    let mut late = 0;
+    // What each scan was to go at, if that was set before it began, and what it was raised to within it.
+    let mut exact: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    let (mut late, mut raised) = (0, 0);
+    let mut under_way = 0;
     let mut more = None;
     let mut scans = 0;
     while exact.len() < CHANGES {
@@ -90,10 +120,16 @@ fn a_new_value_takes_effect_between_scans() {
             Event::KsmAdvisor { full_scans, pages_to_scan, timing, .. } => {
                 Some((*full_scans, *pages_to_scan, *timing))
             }
+            Event::Raised { pages_to_scan, .. } => {
+                exact.entry(under_way).and_modify(|sizes| sizes.push(*pages_to_scan));
+                raised += 1;
+                None
+            }
             _ => None,
         });
+        under_way = scan;
         match timing {
-            Timing::BetweenScans => drop(exact.insert(scan, pages)),
+            Timing::BetweenScans => drop(exact.insert(scan, vec![pages])),
             Timing::Late => late += 1,
             Timing::Unchanged => {}
         }
@@ -105,23 +141,25 @@ fn a_new_value_takes_effect_between_scans() {
         }
     }
     // The last of them must have been scanned at.
-    pilot.next(|event| matches!(event, Event::KsmAdvisor { .. }).then_some(()));
+    pilot.next(|event| match event {
+        Event::KsmAdvisor { .. } => Some(()),
+        Event::Raised { pages_to_scan, .. } => {
+            exact.entry(under_way).and_modify(|sizes| sizes.push(*pages_to_scan));
+            None
+        }
+        _ => None,
+    });
     let totals = pilot.end();
     let rests = witness.end();
     let mut seen = 0;
-    for (scan, pages_to_scan) in &exact {
+    for (scan, sizes) in &exact {
         let Some([end, batches @ ..]) = rests.get(scan).map(Vec::as_slice) else { continue };
-        for rest in batches {
-            // From the end of the last scan on, whole batches of the new size and nothing else.
-            assert_eq!(
-                (rest - end) % pages_to_scan,
-                0,
-                "scan {scan}: {pages_to_scan}, {batches:?}"
-            );
-        }
+        // From the end of the last scan on, whole batches of the new size and nothing else, until the
+        // pilot itself raises it.
+        assert!(is_walk(*end, batches, sizes), "scan {scan}: {sizes:?} from {end}, {batches:?}");
         seen += usize::from(!batches.is_empty());
     }
-    println!("{} new values in time, {seen} witnessed, {late} late", exact.len());
+    println!("{} new values in time, {seen} witnessed, {late} late, {raised} raised", exact.len());
     assert!(seen * 2 >= exact.len(), "the witness saw {seen} of {}", exact.len());
     assert_eq!(totals.late_changes, late);
     assert!(totals.changes >= CHANGES as u64 + late);

@@ -114,6 +114,10 @@ fn describe(event: &Event, target_s: u64) -> String {
         Event::Held { cpu_percent, pages_to_scan, sleep_millisecs } => format!(
             "at {cpu_percent}% of a CPU lately: {pages_to_scan} pages every {sleep_millisecs} ms for now"
         ),
+        Event::Raised { pages, new_pages, pages_to_scan, sleep_millisecs } => format!(
+            "more to scan than was known ({pages} pages so far, {new_pages} of them new): {pages_to_scan} \
+             pages every {sleep_millisecs} ms for now"
+        ),
         Event::ForeignWrite { setting, found, restored, suspect, count } => {
             let who = suspect.as_ref().map_or("somebody".into(), |who| format!("process {who}"));
             let often = if *count > 1 { format!(" {count} times") } else { String::new() };

@@ -106,7 +106,7 @@ impl Pilot {
     fn teaches(&self, ended: &EndedScan, pages: u64, next_pages: u64) -> bool {
         // A batch of somebody else's size may have got through.
         let batches = ended.scan.time_us / (sleep_ms(self.pace) * 1000).max(1) + 2;
-        let is_even = ended.is_even && pages <= batches.saturating_mul(self.pace.pages_to_scan);
+        let is_even = ended.is_even && pages <= batches.saturating_mul(self.largest);
         match self.advisor.settings().mode {
             Mode::None => false,
             // The kernel's law has no eye for how many pages there were.
@@ -133,6 +133,7 @@ impl Pilot {
         let is_set = self.guard.set(PAGES_TO_SCAN, pace.pages_to_scan, tell)?;
         let written = self.look()?;
         self.pace = pace;
+        self.largest = pace.pages_to_scan;
         // Last: ksmd goes on at once when its rest is changed.
         self.guard.set(SLEEP_MILLISECS, self.sleep_ms(), tell)?;
         let within_us = written.at_us - ended.after_us;

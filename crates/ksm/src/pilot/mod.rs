@@ -3,6 +3,10 @@
 //! One thread does everything. It looks at ksmd's counters twice or more in each of its rests when a
 //! scan may end in the next one, and seldom while the end is far: from the pages that the scan must
 //! still look at, it follows how long that takes at least.
+//!
+//! Within a scan the pace is left alone, with two exceptions: pages that cost more than the ceiling
+//! allows slow it down, and a scan that meets more pages than anybody knew of goes faster. KSM counts
+//! a page when it has first met it, so that grown memory shows as soon as ksmd is there.
 
 mod between;
 
@@ -10,7 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bindery_advisor::{Advisor, Mode, Pace, Scan, Settings};
+use bindery_advisor::{Advisor, Mode, Pace, Progress, Scan, Settings};
 use bindery_sys::ksm::{PAGES_TO_SCAN, SLEEP_MILLISECS};
 use bindery_sys::socket::wait_any_readable;
 use bindery_sys::thread::process_cpu_time;
@@ -56,6 +60,8 @@ pub struct Pilot {
     guard: Guard,
     advisor: Advisor,
     pace: Pace,
+    /// The largest batch of the scan under way.
+    largest: u64,
     scans: Scans,
     forecast: Forecast,
     known: KnownCost,
@@ -128,6 +134,7 @@ impl Pilot {
         let mut pilot = Self {
             guard: Guard::new(knobs)?,
             pace: advisor.pace(),
+            largest: advisor.pace().pages_to_scan,
             advisor,
             scans: Scans::new(sample),
             forecast: Forecast::default(),
@@ -162,6 +169,7 @@ impl Pilot {
         self.scans = Scans::new(self.look()?);
         self.items = self.meter.items().map_err(PilotError::io("look at KSM"))?;
         self.items_before = self.items.all;
+        self.advisor.begin_scan(self.items.all);
         self.told = self.look()?;
         Ok(())
     }
@@ -264,13 +272,15 @@ impl Pilot {
         }
     }
 
-    /// What is to be done now and then: the settings, the ceiling, whether KSM runs.
+    /// What is to be done now and then: the settings, the ceiling, whether the scan has grown, whether KSM
+    /// runs.
     fn tick(&mut self, sample: Sample, tell: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
         self.ticked_us = sample.at_us;
         self.guard.restore_at_tick(tell)?;
         self.note_foreign();
         self.note_run(tell)?;
         let items = self.meter.items().map_err(PilotError::io("look at KSM"))?;
+        let new_pages = items.all.saturating_sub(self.items_before);
         self.items.all = self.items.all.min(items.all);
         self.items.never_skipped = self.items.never_skipped.min(items.never_skipped);
         let part = self.part(self.told, sample);
@@ -278,7 +288,22 @@ impl Pilot {
         if self.pause.is_some() || !self.runs {
             return Ok(());
         }
-        self.hold(part, tell)
+        self.advisor.hold(part);
+        let (time_us, pages) = (self.scans.time_us(), self.scans.pages());
+        let before = self.advisor.pace();
+        let pace = self.advisor.catch_up(Progress { time_us, pages, new_pages });
+        let is_faster = pace != before;
+        if !self.set_within_scan(pace, tell)? {
+            return Ok(());
+        }
+        let Pace { pages_to_scan, .. } = pace;
+        let sleep_millisecs = sleep_ms(pace);
+        tell(&if is_faster {
+            Event::Raised { pages, new_pages, pages_to_scan, sleep_millisecs }
+        } else {
+            Event::Held { cpu_percent: part.cpu_percent(), pages_to_scan, sleep_millisecs }
+        });
+        Ok(())
     }
 
     /// What was done from one look to another.
@@ -296,24 +321,26 @@ impl Pilot {
         Scan { time_us, busy_us: cpu_us, cpu_us, pages }
     }
 
-    /// Slows down within a scan whose pages cost too much, or goes back to the pace that it began at.
-    fn hold(&mut self, part: Scan, tell: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
-        let pace = self.advisor.hold(part);
+    /// Changes the pace within a scan: at once where it gets slower, and if it is worth it where it gets
+    /// faster. Returns whether it did.
+    fn set_within_scan(
+        &mut self,
+        pace: Pace,
+        tell: &mut dyn FnMut(&Event),
+    ) -> Result<bool, PilotError> {
         let Pace { pages_to_scan: now, rest_us } = self.pace;
         let is_slower = pace.pages_to_scan < now || pace.rest_us > rest_us;
         let is_worth_it =
             pace.pages_to_scan > now + now / 8 || pace.rest_us < rest_us - rest_us / 8;
         if !is_slower && !is_worth_it {
-            return Ok(());
+            return Ok(false);
         }
         self.guard.set(PAGES_TO_SCAN, pace.pages_to_scan, tell)?;
         self.guard.set(SLEEP_MILLISECS, sleep_ms(pace), tell)?;
         self.pace = pace;
+        self.largest = self.largest.max(pace.pages_to_scan);
         self.totals.holds += 1;
-        let Pace { pages_to_scan, .. } = pace;
-        let (cpu_percent, sleep_millisecs) = (part.cpu_percent(), sleep_ms(pace));
-        tell(&Event::Held { cpu_percent, pages_to_scan, sleep_millisecs });
-        Ok(())
+        Ok(true)
     }
 
     /// Who stops KSM has the right to; scans are not what they were then.
