@@ -9,9 +9,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use bindery_sys::group::group_id;
-use common::{Ended, NOBODY, TestDaemon, bindery, can_change_user, program_for_all, run};
+use common::{Ended, NOBODY, PATIENCE, TestDaemon, bindery, can_change_user, program_for_all, run};
 use guest::{TestGuest, can_manage};
 
 /// Groups that machines have, none of which is anybody's: members of one, and of the other.
@@ -107,7 +108,12 @@ fn members_see_everything_and_change_nothing_of_others() {
         return;
     }
     let mut roots = TestGuest::start(&stage.daemon.socket(), "roots", "web");
-    assert!(stage.ask_as(stage.gid, &["ps"]).out.contains("roots"));
+    // It comes by itself, once it is there.
+    let deadline = Instant::now() + PATIENCE;
+    while !stage.ask_as(stage.gid, &["ps"]).out.contains("roots") {
+        assert!(Instant::now() < deadline, "the guest never came: {}", stage.daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
     for command in ["unmerge", "merge", "unmanage", "dirty"] {
         let refused = stage.ask_as(stage.gid, &[command, "roots"]);
         assert_eq!(refused.code, Some(5), "{command}: {}", refused.err);

@@ -212,7 +212,14 @@ fn a_guest_whose_connection_is_cut_comes_back_under_its_name() {
             status["state"]["name"] == "merging" && figure(status, "pages_merged") > 0
         });
     }
-    let listed = daemon.guests().unwrap().as_array().unwrap().len();
-    assert_eq!(listed, PROCESSES.len(), "guests are listed once: {:?}", daemon.guests());
+    await_some(
+        "guests are listed once",
+        PATIENCE,
+        || {
+            let listed = daemon.guests().ok()?.as_array()?.len();
+            (listed == PROCESSES.len()).then_some(())
+        },
+        || format!("{:?}", daemon.guests()),
+    );
     verify(&mut processes);
 }

@@ -80,7 +80,7 @@ impl Daemon {
         engine.add_guest(&grant, guest.clone());
         let start = Instant::now();
         while guest.regions().is_empty() {
-            assert!(start.elapsed() < Duration::from_secs(10), "no region was announced");
+            assert!(start.elapsed() < Duration::from_secs(20), "no region was announced");
             guest.wait_events(Duration::from_millis(100)).unwrap();
         }
         Self { engine, guest }

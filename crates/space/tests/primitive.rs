@@ -73,7 +73,7 @@ fn merged_pages_share_a_frame_and_part_when_written() {
 /// Losses, once there are any: a writer goes on before its page is noted as lost.
 fn await_loss(worker: &mut Worker) -> Vec<Lost> {
     let mut lost = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while lost.is_empty() && Instant::now() < deadline {
         assert!(!worker.lost(&mut lost, 1000));
     }

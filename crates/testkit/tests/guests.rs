@@ -8,7 +8,7 @@ use bindery_testkit::guest::{
 };
 use bindery_testkit::skipped;
 
-const BOOT: Duration = Duration::from_secs(60);
+const BOOT: Duration = Duration::from_secs(120);
 
 fn kit() -> Option<Kit> {
     Kit::locate().map_err(|error| skipped!("{error}")).ok()

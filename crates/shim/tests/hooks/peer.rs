@@ -14,7 +14,7 @@ use bindery_sys::{memfd, socket};
 use bindery_units::PAGE_BYTES;
 
 /// Nothing here takes so long unless it is broken.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(20);
 
 /// Pages that the little VMM fills, and with how many different words: 1, 2, …
 const FILLED: u32 = 256;

@@ -14,7 +14,7 @@ use bindery_units::PAGE_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Nothing here takes so long unless it is broken.
-pub(crate) const SOON: Duration = Duration::from_secs(10);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// Every domain's secret, in these tests.
 pub(crate) const SECRET: [u8; 32] = [7; 32];
