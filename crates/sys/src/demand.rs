@@ -32,7 +32,8 @@ use crate::userfault::{Userfault, feature, mode};
 /// [`Serve::serve`] demands.
 pub trait Source: Send + Sync {
     /// Which pages to fetch when `page` is touched: `page` and such as are probably needed too. What is
-    /// more than [`FETCH_PAGES_MAX`] of them is left.
+    /// more than [`FETCH_PAGES_MAX`] of them is left. Called once a fault, before anything is taken for
+    /// it: whoever is to be slowed waits here.
     fn window(&self, page: usize) -> Range<usize> {
         page..page + 1
     }

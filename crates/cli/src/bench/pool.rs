@@ -1,11 +1,14 @@
 //! `bindery bench pool`.
 
 mod transfers;
+mod vma;
 mod ycsb;
 
+use bindery_bench::pool::vma::run as map_objects;
 use clap::Subcommand;
 
 use self::transfers::{PoolReadArgs, PoolWriteArgs};
+use self::vma::PoolVmaArgs;
 use self::ycsb::{StoreProcessArgs, YcsbArgs};
 use super::show;
 use crate::exit::Failure;
@@ -26,6 +29,14 @@ Examples:
 
 Files that fit in the memory of what is behind the device show the way to it, not the device.")]
     Read(PoolReadArgs),
+    /// Map objects each by itself, beside maps of collections
+    #[command(after_help = "\
+Examples:
+  bindery bench pool vma --objects 1000 --rounds 1
+  bindery bench pool vma --directory /srv/pool --json
+
+Reads /proc/slabinfo: run it as root. Makes as many small files as objects.")]
+    Vma(PoolVmaArgs),
     /// Read more than memory holds: a store on maps, with and without the reaper, beside other stores
     #[command(after_help = "\
 Examples:
@@ -46,6 +57,7 @@ impl PoolCommand {
         match self {
             Self::Write(arguments) => show(arguments.run(), json),
             Self::Read(arguments) => show(arguments.run(), json),
+            Self::Vma(arguments) => show(map_objects(&arguments.options()), json),
             Self::Ycsb(arguments) => show(arguments.run(), json),
             Self::StoreProcess(arguments) => arguments.run(),
         }

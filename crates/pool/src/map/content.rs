@@ -8,7 +8,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_sys::demand::Source;
 use bindery_units::PAGE_BYTES;
@@ -39,7 +39,6 @@ pub(super) struct Content {
     pub(super) duty: Duty,
     pub(super) access: Access,
     pub(super) on_lost: Option<fn(Lost)>,
-    pub(super) faults: AtomicU64,
 }
 
 impl fmt::Debug for Content {
@@ -63,6 +62,12 @@ impl Content {
 
 impl Source for Content {
     fn window(&self, page: usize) -> Range<usize> {
+        let delay = self.duty.fault_delay();
+        if !delay.is_zero() {
+            // One system call; no allocation and no lock. Up to twice as long, so that those who wait
+            // do not go on all at once.
+            std::thread::sleep(delay + delay * (page % 16) as u32 / 16);
+        }
         let alone = page..page + 1;
         let (Access::Sequential, Some((place, unit))) = (self.access, self.find(page)) else {
             return alone;
@@ -74,13 +79,6 @@ impl Source for Content {
 
     fn fetch(&self, first_page: usize, into: &mut [u8]) -> bool {
         let Some((place, unit)) = self.find(first_page) else { return false };
-        let delay = self.duty.fault_delay();
-        if !delay.is_zero() {
-            // One system call; no allocation and no lock. Up to twice as long, so that those who wait
-            // do not go on all at once.
-            std::thread::sleep(delay + delay * (first_page % 16) as u32 / 16);
-        }
-        self.faults.fetch_add(1, Ordering::Relaxed);
         place.fetched.store(true, Ordering::Relaxed);
         let at = place.object.offset_bytes() + unit * UNIT_BYTES as u64;
         let read = place.file.read_exact_at(into, at);

@@ -121,6 +121,7 @@ impl BackEnd for FileMap {
 
     fn read(&self, object: usize, offset_bytes: u64, into: &mut [u8]) -> Result<(), ReadError> {
         let object = &*self.objects[object];
+        object.load_checksums()?;
         let (mut at, mut into) = (offset_bytes, into);
         let mut units = Vec::new();
         while !into.is_empty() {

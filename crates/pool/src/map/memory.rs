@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_sys::cache;
 use bindery_sys::demand::{Demand, FETCH_PAGES_MAX, Source};
@@ -45,7 +45,6 @@ impl MemoryMap {
             duty: Duty::default(),
             access: options.access,
             on_lost: options.on_lost,
-            faults: AtomicU64::new(0),
         });
         let source: Arc<dyn Source> = Arc::<Content>::clone(&content);
         let demand = match &options.memory {

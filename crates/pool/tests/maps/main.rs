@@ -10,12 +10,15 @@ mod sharing;
 mod support;
 
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bindery_pool::map::{Access, BackEndKind, Choice, Maps, Options, PageRun, Temperature};
 use bindery_pool::object::Object;
 use bindery_sys::cache;
+use bindery_sys::direct::Buffer;
 use bindery_testkit::skipped;
 
 use self::support::{Bench, FileDevice, TestObject, bytes, purge, row};
@@ -188,4 +191,64 @@ fn what_cannot_be_mapped_is_said() {
     let beyond = map.get(0, 1, 1).unwrap_err().to_string();
     assert!(beyond.contains("has 1 bytes"), "{beyond}");
     assert!(map.read(0, u64::MAX, &mut [0; 2]).is_err());
+}
+
+#[test]
+fn a_place_that_is_given_away_shows_what_is_there_now() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let mut options = std::fs::OpenOptions::new();
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let uncached = options.write(true).custom_flags(direct).open(&device.path).unwrap();
+    for kind in BOTH {
+        // The kernel's cache has the old object, and the pool writes past it.
+        let old = row(&device, 4, 64 * KIB, 64 * KIB);
+        let maps = Maps::default();
+        let before = maps.map(&old, Temperature::Warm, &fixed(kind)).unwrap();
+        (0..4).for_each(|object| before.get(object, 0, 64 * KIB as usize).unwrap().touch());
+        // As where another map keeps the mapping.
+        let keeps = maps.map(&old[..1], Temperature::Warm, &fixed(kind)).unwrap();
+        drop(before);
+        let new = TestObject::placed(99, &device, 2 * 64 * KIB, 64 * KIB);
+        let mut content = Buffer::zeroed(64 * KIB as usize);
+        content.copy_from_slice(&bytes(new.id(), 0, 64 * KIB as usize));
+        uncached.write_all_at(&content, 2 * 64 * KIB).unwrap();
+        let new: Vec<Arc<dyn Object>> = vec![Arc::new(new)];
+        let map = maps.map(&new, Temperature::Warm, &fixed(kind)).unwrap();
+        assert_eq!(map.get(0, 0, 64 * KIB as usize).unwrap().to_vec(), content[..], "{kind:?}");
+        map.read(0, 0, &mut content).unwrap();
+        drop(keeps);
+    }
+}
+
+#[test]
+fn threads_read_what_is_evicted_under_them() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, 32, 128 * KIB, 128 * KIB);
+    for kind in BOTH {
+        let maps = Maps::default();
+        let map = maps.map(&objects, Temperature::Cold, &fixed(kind)).unwrap();
+        let deadline = Instant::now() + Duration::from_millis(400);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while Instant::now() < deadline {
+                    map.purge().unwrap();
+                }
+            });
+            for thread in 0..3 {
+                let (map, objects) = (&map, &objects);
+                scope.spawn(move || {
+                    let mut page = vec![0; 4096];
+                    for step in (thread..).take_while(|_| Instant::now() < deadline) {
+                        let (object, at) = (step * 7 % 32, (step * 13 % 32) as u64 * 4096);
+                        let expected = bytes(objects[object].id(), at, 4096);
+                        assert_eq!(map.get(object, at, 4096).unwrap().to_vec(), expected);
+                        map.read(object, at, &mut page).unwrap();
+                        assert_eq!(page, expected);
+                    }
+                });
+            }
+        });
+    }
 }

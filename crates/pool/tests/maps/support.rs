@@ -98,7 +98,8 @@ fn checksum(id: ObjectId, unit: u64, bytes: &[u8]) -> u32 {
 impl TestObject {
     /// Writes an object, or finds it where another process has written it.
     pub fn new(id: u64, device: &Arc<FileDevice>, offset_bytes: u64, length_bytes: u64) -> Self {
-        let id = ObjectId(id);
+        let object = Self::placed(id, device, offset_bytes, length_bytes);
+        let id = object.id;
         let units = length_bytes.div_ceil(UNIT_BYTES as u64);
         let mut content = bytes(id, 0, length_bytes as usize);
         content.resize(units as usize * UNIT_BYTES, 0);
@@ -109,6 +110,14 @@ impl TestObject {
                 device.file.write_all_at(&content, offset_bytes).unwrap();
             }
         }
+        object
+    }
+
+    /// An object that somebody else writes.
+    pub fn placed(id: u64, device: &Arc<FileDevice>, offset_bytes: u64, length_bytes: u64) -> Self {
+        let id = ObjectId(id);
+        let mut content = bytes(id, 0, length_bytes as usize);
+        content.resize(content.len().next_multiple_of(UNIT_BYTES), 0);
         let checksums = content.chunks(UNIT_BYTES).zip(0..);
         let checksums = checksums.map(|(bytes, unit)| checksum(id, unit, bytes)).collect();
         let device = Arc::<FileDevice>::clone(device);
