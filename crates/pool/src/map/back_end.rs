@@ -50,6 +50,8 @@ pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
     fn read(&self, object: usize, offset_bytes: u64, into: &mut [u8]) -> Result<(), ReadError>;
     /// Has pages in memory and waits for it.
     fn prefetch(&self, runs: &[PageRun]) -> Result<(), ReadError>;
+    /// What all of it takes of memory now, if that can be told at once and is nobody else's.
+    fn allocated_bytes(&self) -> Option<u64>;
     /// How many pages of an object are in memory.
     fn resident_pages(&self, object: usize) -> Result<u64, EvictError>;
     /// How many of them this process has in its page tables.

@@ -157,6 +157,10 @@ impl BackEnd for FileMap {
         Ok(())
     }
 
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
+
     fn resident_pages(&self, object: usize) -> Result<u64, EvictError> {
         let (start, bytes) = self.place(self.whole(object));
         self.resident_in(start, start + bytes).map_err(self.failed("count the pages", object))

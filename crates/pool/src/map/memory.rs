@@ -205,6 +205,10 @@ impl BackEnd for MemoryMap {
         Ok(())
     }
 
+    fn allocated_bytes(&self) -> Option<u64> {
+        memfd::allocated_bytes(self.demand.file()).ok()
+    }
+
     fn resident_pages(&self, object: usize) -> Result<u64, EvictError> {
         let start = self.content.layout.base_bytes(object) as u64;
         let bytes = self.bytes_of(object) as u64;

@@ -183,16 +183,15 @@ impl Sweep {
         }
     }
 
+    /// What the maps hold: as the kernel says now where it does, else as it was last seen.
     fn held(&self) -> Held {
-        let mut held = Held::default();
-        for cell in self.cells.iter().filter(|cell| cell.resident_pages() > 0) {
-            let bytes = cell.resident_pages() * PAGE_BYTES as u64;
-            held.bytes += bytes;
-            if cell.kind() == Some(BackEndKind::File) {
-                held.cached_bytes += bytes;
-            }
-        }
-        held
+        let maps = self.maps.all();
+        let allocated = maps.iter().filter_map(|map| map.back_end.allocated_bytes()).sum::<u64>();
+        let is_cached = |cell: &&Cell| cell.kind() == Some(BackEndKind::File);
+        let seen = self.cells.iter().filter(|cell| cell.resident_pages() > 0).filter(is_cached);
+        let pages = seen.map(Cell::resident_pages).sum::<u64>();
+        let cached_bytes = pages * PAGE_BYTES as u64;
+        Held { bytes: allocated + cached_bytes, cached_bytes }
     }
 
     fn impose(&mut self, room: Option<Room>, pressure: Option<Pressure>) {
