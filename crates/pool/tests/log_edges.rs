@@ -5,7 +5,7 @@ mod simulated;
 
 use bindery_pool::log::{Identity, Log, OpenError, Place, Reader};
 use bindery_pool::{BLOCK_BYTES, ObjectId};
-use simulated::{Machine, place, places};
+use simulated::{Machine, Simulated, place, places};
 
 const IDENTITY: Identity = Identity { pool: 0xb1d, log: ObjectId(7) };
 const BLOCKS: u64 = 12;
@@ -57,18 +57,51 @@ fn the_least_log_takes_a_record() {
     assert_eq!(read(&places), [[7; 4000]]);
 }
 
+/// Changes bytes of a block of the log, and makes its checksum right again.
+fn forge(device: &Simulated, block: usize, at: usize, bytes: &[u8]) {
+    let mut content = device.content();
+    let block = &mut content[(1 + block) * BLOCK_BYTES..][..BLOCK_BYTES];
+    block[at..at + bytes.len()].copy_from_slice(bytes);
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(&block[..12]), &block[16..]);
+    block[12..16].copy_from_slice(&checksum.to_le_bytes());
+    device.replace(content);
+}
+
+/// Whoever can write checksums can lie, but costs nobody more than an error.
+#[test]
+fn forged_fields_cost_no_more_than_an_error() {
+    let (machine, places, mut log) = log(1);
+    put(&mut log, &[1; 9000]);
+    log.close().unwrap();
+    let device = &machine.devices()[0];
+    let good = device.content();
+    // Heads, blocks of records, the mark, and what lies behind it; every field, and the first piece.
+    for block in 0..7 {
+        for at in (0..88).step_by(2) {
+            for value in [0, 1, 2, 3, 0xff00, 0xffff_u64, u64::from(u32::MAX), u64::MAX, 1 << 63] {
+                for length in [2, 4, 8] {
+                    forge(device, block, at, &value.to_le_bytes()[..length]);
+                    if let Ok(reader) = Reader::open(IDENTITY, places.clone()) {
+                        reader.records().for_each(drop);
+                    }
+                    if let Ok(mut log) = Log::open(IDENTITY, places.clone(), 2) {
+                        let _ = log.append(&[2; 9000]).and_then(|()| log.sync());
+                        let _ = log.erase();
+                    }
+                    let _ = Log::create(IDENTITY, places.clone(), 2);
+                    device.replace(good.clone());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn formats_to_come_are_named() {
     let (machine, places, _) = log(1);
-    let device = &machine.devices()[0];
-    let mut content = device.content();
-    for head in [1, 2] {
-        let block = &mut content[head * BLOCK_BYTES..][..BLOCK_BYTES];
-        block[8] = 2;
-        let checksum = crc32c::crc32c_append(crc32c::crc32c(&block[..12]), &block[16..]);
-        block[12..16].copy_from_slice(&checksum.to_le_bytes());
+    for head in [0, 1] {
+        forge(&machine.devices()[0], head, 8, &[2]);
     }
-    device.replace(content);
     let opened = Reader::open(IDENTITY, places);
     assert!(matches!(opened, Err(OpenError::Version { found: 2, known: 1, .. })), "{opened:?}");
 }

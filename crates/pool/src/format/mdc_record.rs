@@ -42,13 +42,19 @@ pub(crate) fn encode(entry: Entry<'_>) -> Vec<u8> {
 /// # Errors
 /// If there is none, its first byte, if it has one.
 pub(crate) fn decode(record: &[u8]) -> Result<Entry<'_>, Option<u8>> {
-    let numbered = record.len() == 1 + size_of::<u64>();
-    match record.split_first() {
-        Some((&CLIENT, bytes)) => Ok(Entry::Client(bytes)),
-        Some((&BEGIN, number)) if numbered => Ok(Entry::Begin(u64_at(number, 0))),
-        Some((&END, number)) if numbered => Ok(Entry::End(u64_at(number, 0))),
-        other => Err(other.map(|(&tag, _)| tag)),
+    let (&tag, content) = record.split_first().ok_or(None)?;
+    match (tag, number(content)) {
+        (CLIENT, _) => Ok(Entry::Client(content)),
+        (BEGIN, Some(number)) => Ok(Entry::Begin(number)),
+        (END, Some(number)) => Ok(Entry::End(number)),
+        _ => Err(Some(tag)),
     }
+}
+
+/// The number of a compaction. The last of all is none: there must be one more.
+fn number(content: &[u8]) -> Option<u64> {
+    let whole = content.len() == size_of::<u64>();
+    whole.then(|| u64_at(content, 0)).filter(|number| *number < u64::MAX)
 }
 
 /// What the client gave, if the record is the client's.
@@ -75,5 +81,6 @@ mod tests {
         for (bytes, tag) in [(&b""[..], None), (b"\x03", Some(3)), (b"\x01abc", Some(1))] {
             assert_eq!(decode(bytes), Err(tag));
         }
+        assert_eq!(decode(&encode(Entry::Begin(u64::MAX))), Err(Some(BEGIN)));
     }
 }

@@ -100,7 +100,8 @@ fn unreadable_at(chain: &mut Chain<'_>, end: u64) -> Option<Damage> {
 /// What a block behind the end says against that end.
 fn contradiction(chain: &Chain<'_>, header: &Header, block: u64) -> Option<String> {
     let Position { generation, sequence, .. } = chain.position;
-    if header.identity != chain.copies.identity || header.sequence + HEADS != block {
+    if header.identity != chain.copies.identity || block.checked_sub(HEADS) != Some(header.sequence)
+    {
         return None;
     }
     if header.generation > generation {
