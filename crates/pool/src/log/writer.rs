@@ -51,8 +51,8 @@ impl Log {
         Ok(Self::at(copies, session, Position::start(generation, session)))
     }
 
-    /// Opens a log for appending. `session` is a number that is higher than that of every other
-    /// opening of the pool before: blocks that a crash left behind the end are known by it.
+    /// Opens a log for appending. `session` is the number of this opening of the pool, higher than
+    /// those of all before: blocks that they left behind the end are known by it.
     ///
     /// The copies are equal afterwards, and all that was found is durable. Blocks; reads all copies of
     /// all of it, and syncs once or more.
@@ -115,7 +115,8 @@ impl Log {
         self.record_blocks() * BLOCK_BYTES as u64
     }
 
-    /// How much of [`capacity_bytes`](Self::capacity_bytes) is used.
+    /// How much of [`capacity_bytes`](Self::capacity_bytes) is used; with a mark in the last block, one
+    /// block more than there is.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         (self.end.sequence + u64::from(!self.payload.is_empty())) * BLOCK_BYTES as u64
