@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::model::{Written, read};
-use crate::rig::{MIB, Rig};
+use crate::rig::{CATALOGUE_BYTES, MIB, Rig};
 
 /// What somebody committed, and nobody may have deleted yet.
 type Shared = Mutex<BTreeMap<ObjectId, Written>>;
@@ -123,7 +123,7 @@ impl Device for Slow {
 
     fn sync(&self) -> io::Result<()> {
         self.syncs.fetch_add(1, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(3));
         self.inner.sync()
     }
 
@@ -144,35 +144,59 @@ impl Device for Slow {
     }
 }
 
-#[test]
-fn commits_of_several_threads_share_syncs() {
-    const THREADS: u64 = 16;
-    let rig = Rig::new(&[(MediaClass::Capacity, 8 * MIB)]);
+/// A pool on one slow device.
+fn slow_pool(rig: &Rig, catalogue_bytes: u64) -> (Pool, Arc<Slow>) {
     let inner = rig.attached().remove(0).device;
     let slow = Arc::new(Slow { inner, syncs: AtomicU64::new(0) });
     let device = Arc::clone(&slow) as Arc<dyn Device>;
     let attached = Attached { label: "slow".into(), device };
     let new = NewDevice { attached, class: MediaClass::Capacity };
-    // Large enough not to be compacted.
-    let options = CreateOptions { force: false, catalogue_bytes: Some(512 << 10) };
-    let pool = Pool::create_on("shared".parse().unwrap(), vec![new], &options).unwrap();
-    pool.allocate_mblock(MediaClass::Capacity, 1).unwrap().abort();
-    let start = Barrier::new(THREADS as usize);
-    let before = slow.syncs.load(Ordering::SeqCst);
+    let options = CreateOptions { force: false, catalogue_bytes: Some(catalogue_bytes) };
+    (Pool::create_on("shared".parse().unwrap(), vec![new], &options).unwrap(), slow)
+}
+
+/// Each of several threads commits objects; all begin at once.
+fn commit_at_once(pool: &Pool, threads: u64, each: u64) {
+    let start = Barrier::new(threads as usize);
     std::thread::scope(|scope| {
-        for seed in 0..THREADS {
-            let (pool, start) = (&pool, &start);
+        for seed in 0..threads {
+            let start = &start;
             scope.spawn(move || {
-                let mut writer = pool.allocate_mblock(MediaClass::Capacity, 4096).unwrap();
-                writer.append(&Written { seed, length: 4000 }.bytes()).unwrap();
-                start.wait();
-                writer.commit().unwrap();
+                for _ in 0..each {
+                    let mut writer = pool.allocate_mblock(MediaClass::Capacity, 4096).unwrap();
+                    writer.append(&Written { seed, length: 4000 }.bytes()).unwrap();
+                    start.wait();
+                    writer.commit().unwrap();
+                }
             });
         }
     });
+}
+
+#[test]
+fn commits_of_several_threads_share_syncs() {
+    const THREADS: u64 = 16;
+    let rig = Rig::new(&[(MediaClass::Capacity, 8 * MIB)]);
+    // Large enough not to be compacted.
+    let (pool, slow) = slow_pool(&rig, 512 << 10);
+    pool.allocate_mblock(MediaClass::Capacity, 1).unwrap().abort();
+    let before = slow.syncs.load(Ordering::SeqCst);
+    commit_at_once(&pool, THREADS, 1);
     let syncs = slow.syncs.load(Ordering::SeqCst) - before;
     // Each alone: one for the data, one for each copy of the catalogue.
     assert!(syncs < 3 * THREADS / 2, "{syncs} syncs for {THREADS} commits");
     assert_eq!(pool.list().len() as u64, THREADS);
     assert!(pool.statistics().catalogue.syncs < THREADS);
+}
+
+#[test]
+fn commits_that_meet_a_compaction_are_not_lost() {
+    let rig = Rig::new(&[(MediaClass::Capacity, 8 * MIB)]);
+    let (pool, _) = slow_pool(&rig, CATALOGUE_BYTES);
+    commit_at_once(&pool, 16, 12);
+    let statistics = pool.statistics().catalogue;
+    assert!(statistics.compactions > 3 && statistics.syncs < 16 * 12, "{statistics:?}");
+    let listed = pool.list();
+    drop(pool);
+    assert_eq!(rig.open().unwrap().list(), listed);
 }

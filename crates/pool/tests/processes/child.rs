@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bindery_pool::device::OpenError;
+use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::object::Object;
 use bindery_pool::pool::{PathError, PoolReader};
 use bindery_pool::{MediaClass, ObjectId, Pool};
@@ -125,17 +126,19 @@ fn hold(paths: &[PathBuf], id: ObjectId) {
 fn live(paths: &[PathBuf], seed: u64) {
     let pool = open(paths);
     say("opened");
+    // Each goes on with half of what those before have left.
+    let left: Vec<ObjectId> = pool.list().iter().map(ObjectEntry::id).collect();
+    let (first, second) = left.split_at(left.len() / 2);
     std::thread::scope(|scope| {
-        for thread in 0..2 {
+        for (thread, left) in (0..).zip([first.to_vec(), second.to_vec()]) {
             let pool = &pool;
-            scope.spawn(move || live_alone(pool, seed * 2 + thread));
+            scope.spawn(move || live_alone(pool, seed * 2 + thread, left));
         }
     });
 }
 
-fn live_alone(pool: &Pool, seed: u64) {
+fn live_alone(pool: &Pool, seed: u64, mut own: Vec<ObjectId>) {
     let mut random = StdRng::seed_from_u64(seed);
-    let mut own: Vec<ObjectId> = Vec::new();
     loop {
         if own.len() > 12 || (!own.is_empty() && random.random_ratio(1, 3)) {
             let id = own.swap_remove(random.random_range(0..own.len()));
@@ -146,16 +149,7 @@ fn live_alone(pool: &Pool, seed: u64) {
         }
         let class = if random.random() { MediaClass::Capacity } else { MediaClass::Staging };
         let it = Written { seed: random.random(), length: random.random_range(1..90_000) };
-        let Ok(mut writer) = pool.allocate_mblock(class, it.length as u64) else {
-            // Full of what those before have left.
-            if let Some(entry) = pool.list().first()
-                && own.is_empty()
-            {
-                say(&format!("delete {}", entry.id().0));
-                let _ = pool.delete(entry.id());
-            }
-            continue;
-        };
+        let Ok(mut writer) = pool.allocate_mblock(class, it.length as u64) else { continue };
         let id = writer.id();
         writer.append(&it.bytes()).unwrap();
         say(&format!("commit {} {} {}", id.0, it.seed, it.length));
