@@ -18,7 +18,7 @@ struct LongForm {
     amount: (&'static str, &'static str),
 }
 
-const LONG_FORMS: [LongForm; 9] = [
+const LONG_FORMS: [LongForm; 11] = [
     LongForm {
         name: "torture, 10^8 operations",
         package: "bindery-space",
@@ -36,6 +36,18 @@ const LONG_FORMS: [LongForm; 9] = [
         package: "bindery-pool",
         test: "crashes",
         amount: ("BINDERY_POOL_LIVES", "20000"),
+    },
+    LongForm {
+        name: "20,000 lives of pools, with up to four crashes each",
+        package: "bindery-pool",
+        test: "pools",
+        amount: ("BINDERY_POOL_LIVES", "20000"),
+    },
+    LongForm {
+        name: "500 processes killed while they write to a pool",
+        package: "bindery-pool",
+        test: "processes",
+        amount: ("BINDERY_POOL_KILLS", "500"),
     },
     LongForm {
         name: "real guests, 200 rounds",

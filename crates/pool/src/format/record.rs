@@ -278,3 +278,94 @@ fn decode_mdc(fields: &mut Fields<'_>) -> Option<ObjectEntry> {
     let halves = [decode_copies(fields)?, decode_copies(fields)?];
     Some(ObjectEntry::Mdc(MdcEntry { id, is_root, halves }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn extent() -> impl Strategy<Value = Extent> {
+        let block = crate::BLOCK_BYTES as u64;
+        (any::<u16>(), 0..1_u64 << 40, 1..1_u64 << 20).prop_map(move |(device, first, blocks)| {
+            let device = DeviceIndex(device);
+            Extent { device, offset_bytes: first * block, bytes: blocks * block }
+        })
+    }
+
+    fn copies() -> impl Strategy<Value = Vec<Extent>> {
+        prop::collection::vec(extent(), 1..=MOST_COPIES)
+    }
+
+    fn mblock() -> impl Strategy<Value = ObjectEntry> {
+        (any::<u64>(), extent(), extent(), any::<u32>(), 0..4096_u64).prop_map(
+            |(id, data, table, table_checksum, missing)| {
+                let bytes = (data.bytes / 1024).next_multiple_of(crate::BLOCK_BYTES as u64);
+                ObjectEntry::Mblock(MblockEntry {
+                    id: ObjectId(id),
+                    length_bytes: data.bytes - missing,
+                    data,
+                    table: Extent { device: data.device, bytes, ..table },
+                    table_checksum,
+                })
+            },
+        )
+    }
+
+    fn record() -> impl Strategy<Value = Record> {
+        let id = || any::<u64>().prop_map(ObjectId);
+        let class = prop::sample::select(&crate::MediaClass::ALL[..]);
+        let device = (any::<u16>(), any::<u128>(), class, any::<u64>());
+        prop_oneof![
+            any::<[u64; 2]>().prop_map(|[number, nonce]| Record::Opening { number, nonce }),
+            any::<u64>().prop_map(|number| Record::Opened { number }),
+            "[a-z0-9][a-z.]{0,62}".prop_map(|name| Record::Name(name.parse().unwrap())),
+            any::<bool>().prop_map(|exported| Record::Residence(if exported {
+                Residence::Exported
+            } else {
+                Residence::Here
+            })),
+            device.prop_map(|(index, id, class, bytes)| Record::Device(DeviceEntry {
+                index: DeviceIndex(index),
+                id,
+                class,
+                bytes
+            })),
+            any::<u64>().prop_map(|below| Record::Ids { below }),
+            mblock().prop_map(Record::Commit),
+            (id(), copies())
+                .prop_map(|(id, copies)| Record::Commit(ObjectEntry::Log(LogEntry { id, copies }))),
+            (id(), any::<bool>(), copies(), copies()).prop_map(|(id, is_root, first, second)| {
+                let halves = [first, second];
+                Record::Commit(ObjectEntry::Mdc(MdcEntry { id, is_root, halves }))
+            }),
+            id().prop_map(Record::Delete),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn records_are_read_as_they_were_written(record in record()) {
+            prop_assert_eq!(Record::decode(&record.encode()), Some(record));
+        }
+
+        #[test]
+        fn parts_of_records_and_more_than_one_are_none(record in record(), more: u8) {
+            let bytes = record.encode();
+            for length in 0..bytes.len() {
+                // A shorter name is a name, but says how long it is.
+                prop_assert_eq!(Record::decode(&bytes[..length]), None);
+            }
+            prop_assert_eq!(Record::decode(&[&bytes[..], &[more]].concat()), None);
+        }
+
+        #[test]
+        fn no_bytes_make_a_decoder_panic(
+            kind in 0..12_u8,
+            bytes in prop::collection::vec(any::<u8>(), 0..120),
+        ) {
+            if let Some(record) = Record::decode(&[&[kind], &bytes[..]].concat()) {
+                prop_assert_eq!(Record::decode(&record.encode()), Some(record));
+            }
+        }
+    }
+}

@@ -21,7 +21,7 @@ pub const VERSION: u32 = 1;
 /// The most devices of a pool.
 pub const MOST_DEVICES: usize = 64;
 
-const MAGIC: [u8; 8] = *b"BNDRPOOL";
+const MAGIC: [u8; 8] = *b"BndrPool";
 const CHECKSUM_AT: usize = 12;
 const USED_BYTES: usize = 256 + MOST_DEVICES * 32;
 
@@ -246,5 +246,70 @@ pub(crate) const fn class_of(number: u8) -> Option<MediaClass> {
         1 => Some(MediaClass::Staging),
         2 => Some(MediaClass::Archive),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn superblock(seed: u64, devices: u16) -> Superblock {
+        let extent = |at: u64| Extent {
+            device: DeviceIndex((at % u64::from(devices)) as u16),
+            offset_bytes: (at + seed % 1000) * 4096,
+            bytes: 65_536,
+        };
+        let entry = |index: u16| DeviceEntry {
+            index: DeviceIndex(index),
+            id: u128::from(seed) << 64 | u128::from(index),
+            class: [MediaClass::Capacity, MediaClass::Staging][usize::from(index % 2)],
+            bytes: seed ^ u64::from(index),
+        };
+        Superblock {
+            copy: (seed % 2) as u8,
+            revision: seed,
+            pool: u128::from(seed) << 33,
+            name: format!("pool-{seed}").parse().unwrap(),
+            residence: if seed.is_multiple_of(3) { Residence::Exported } else { Residence::Here },
+            device: DeviceIndex((seed % u64::from(devices)) as u16),
+            opening: seed >> 3,
+            nonce: !seed,
+            catalogue: [[extent(0), extent(1)], [extent(2), extent(3)]],
+            devices: (0..devices).map(entry).collect(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn superblocks_are_read_as_they_were_written(
+            seed: u64,
+            devices in 1..=MOST_DEVICES as u16,
+        ) {
+            let superblock = superblock(seed, devices);
+            let mut block = vec![0xa5; BLOCK_BYTES];
+            superblock.encode(&mut block);
+            prop_assert_eq!(Superblock::decode(superblock.copy, &block), Ok(superblock));
+        }
+
+        /// What a hostile hand can make: any fields at all, with a checksum that is right.
+        #[test]
+        fn fields_that_nobody_wrote_are_damage(
+            seed: u64,
+            changes in prop::collection::vec((16..400_usize, any::<u8>()), 1..6),
+        ) {
+            let mut block = vec![0; BLOCK_BYTES];
+            superblock(seed, 4).encode(&mut block);
+            for (at, byte) in changes {
+                block[at] = byte;
+            }
+            let checksum = checksum_of(&block);
+            block[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
+            if let Ok(superblock) = Superblock::decode((seed % 2) as u8, &block) {
+                let mut again = vec![0; BLOCK_BYTES];
+                superblock.encode(&mut again);
+                prop_assert_eq!(Superblock::decode(superblock.copy, &again), Ok(superblock));
+            }
+        }
     }
 }
