@@ -1,10 +1,14 @@
 //! Processes that read an object while another deletes it.
 
-use bindery_pool::pool::{CreateOptions, DevicePath};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bindery_pool::pool::{CreateOptions, DevicePath, PoolReader, ReaderError};
 use bindery_pool::{MediaClass, ObjectId, Pool};
 
 use crate::child::{Other, open};
-use crate::model::Written;
+use crate::model::{Written, read};
 
 const CLASS: MediaClass = MediaClass::Capacity;
 
@@ -71,4 +75,57 @@ fn what_a_killed_reader_held_is_free() {
     reader.kill();
     pool.reclaim();
     assert_eq!(pool.usage(CLASS).limbo_bytes, 0);
+}
+
+/// Commits and deletes, renames and opens again, with a catalogue that is compacted all the time, until
+/// enough was read beside it.
+fn churn(paths: &[PathBuf], got: &AtomicU64) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    for round in 0.. {
+        if got.load(Ordering::Relaxed) > 20 && round > 2 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "nobody reads");
+        let pool = open(paths);
+        let mut own = Vec::new();
+        for number in 0..40 {
+            let it = Written { seed: round * 100 + number, length: 30_000 };
+            let mut writer = pool.allocate_mblock(CLASS, it.length as u64).unwrap();
+            writer.append(&it.bytes()).unwrap();
+            own.push(writer.commit().unwrap().entry().id);
+            if own.len() > 5 {
+                pool.delete(own.remove(0)).unwrap();
+            }
+        }
+        own.into_iter().for_each(|id| pool.delete(id).unwrap());
+        pool.rename(format!("churned-{round}").parse().unwrap()).unwrap();
+        assert!(pool.statistics().catalogue.compactions > 0);
+    }
+}
+
+#[test]
+fn readers_are_right_whatever_the_writer_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = [directory.path().to_path_buf()];
+    let device = DevicePath { path: paths[0].clone(), class: CLASS, bytes: Some(6 << 20) };
+    let options = CreateOptions { force: false, catalogue_bytes: Some(64 << 10) };
+    drop(Pool::create(&"churned".parse().unwrap(), &[device], &options).unwrap());
+    let got = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| churn(&paths, &got));
+        while !writer.is_finished() {
+            let reader = PoolReader::open(&paths, None).unwrap();
+            for entry in reader.list() {
+                match reader.get(entry.id()) {
+                    Ok(object) => {
+                        // Only what was committed whole is seen, and it stays while it is held.
+                        assert_eq!(read(&object).len(), 30_000);
+                        got.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(ReaderError::Deleted(id)) => assert_eq!(id, entry.id()),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    });
 }
