@@ -4,6 +4,7 @@
 //! cargo xtask setup         fetch what tests and the demo need, and stop
 //! cargo xtask test          every test; --long for the long forms
 //! cargo xtask demo          boot guests and watch their memory shrink
+//! cargo xtask fuzz          send nonsense that libFuzzer thinks of to what reads it
 //! cargo xtask deb           build the programs and a Debian package of them
 //! cargo xtask rivals        build the stores that `bindery bench pool ycsb` compares with
 //! cargo xtask record-advisor   record what the kernel's own KSM advisor does
@@ -13,6 +14,7 @@
 mod cargo;
 mod deb;
 mod demo;
+mod fuzz;
 mod record_advisor;
 mod rivals;
 mod setup;
@@ -33,6 +35,15 @@ enum Task {
         #[arg(long)]
         long: bool,
     },
+    /// Fuzz what strangers can send; needs a C++ compiler
+    #[command(after_help = "\
+Examples:
+  cargo xtask fuzz                      every target for a minute
+  cargo xtask fuzz http --seconds 3600
+  cargo xtask fuzz http -- -runs=0      what libFuzzer itself takes: here, only what is there already
+
+What is found lies in target/fuzz/artifacts; `cargo xtask fuzz TARGET -- FILE` does it again.")]
+    Fuzz(fuzz::FuzzArgs),
     /// Boot guests and watch their memory shrink, under kernel KSM and under Bindery
     Demo(demo::DemoArgs),
     /// Build the programs and a Debian package of them
@@ -58,6 +69,7 @@ fn main() -> Result<()> {
     match Task::parse() {
         Task::Setup => setup::run().map(drop),
         Task::Test { long } => test::run(long),
+        Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Deb(arguments) => deb::run(&arguments),
         Task::Rivals => rivals::build(),

@@ -103,7 +103,11 @@ impl Client {
     }
 }
 
-fn decode_answer(line: &[u8]) -> Result<Answer, ClientError> {
+/// Reads one line as an answer.
+///
+/// # Errors
+/// [`ClientError::Nonsense`] if it is none, [`ClientError::Failed`] if the daemon speaks another version.
+pub fn decode_answer(line: &[u8]) -> Result<Answer, ClientError> {
     #[derive(Deserialize)]
     struct Version {
         version: u32,

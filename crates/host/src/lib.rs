@@ -41,6 +41,13 @@ use std::time::Duration;
 pub use bindery_guest::{NAME_BYTES_MAX, is_name};
 pub use daemon::{BindError, Config, Daemon, Reload};
 pub use http::{HttpConfig, HttpError};
+
+/// What is served over HTTP, without a daemon: for the fuzz target.
+#[cfg(feature = "fuzzing")]
+pub mod http_alone {
+    pub use crate::http::alone::converse;
+}
+
 pub use stop::Stopper;
 
 /// How many workers a daemon may have.

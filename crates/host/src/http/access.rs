@@ -55,7 +55,7 @@ impl Access {
         shown.is_some_and(|shown| constant_time_eq(shown, &token.0))
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn of_token(token: Option<&str>) -> Self {
         Self { token: token.map(|token| Token(token.into())), by_local_name: true }
     }

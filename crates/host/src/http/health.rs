@@ -68,7 +68,7 @@ impl Watchdog {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::host;
+    use super::super::alone::host;
     use super::*;
     use crate::status::State;
 

@@ -10,6 +10,8 @@
 //! Who may ask is decided in [`access`].
 
 mod access;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod alone;
 mod answer;
 mod dashboard;
 mod health;

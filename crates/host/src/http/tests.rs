@@ -1,95 +1,20 @@
 //! A server without a daemon: whatever comes, it answers or ends the connection.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use super::access::Access;
-use super::serve::{CROWDED_PATIENCE, HEADER_PATIENCE, REQUEST_BYTES_MAX, attend};
+use super::alone::{runtime, serve, site, talk};
+use super::serve::{CROWDED_PATIENCE, HEADER_PATIENCE, REQUEST_BYTES_MAX};
 use super::site::Site;
-use super::{Memory, Pulse, Source};
-use crate::status::{AdvisorStatus, GuestStatus, HostStatus, Settings, State};
-
-/// A daemon without guests.
-pub(super) fn host() -> HostStatus {
-    HostStatus {
-        pid: 1,
-        uid: 0,
-        program_version: "1.2.3 \"\\\n".into(),
-        uptime_s: 7,
-        settings: Settings::with_workers(2),
-        advisor: AdvisorStatus { scan_time_us: 2500, ..AdvisorStatus::default() },
-        merge_cpu_us: 700,
-        cpu_ms: 1500,
-        resident_bytes: 4096,
-        http: None,
-        state: State { name: "running".into(), advice: None },
-        domains: Vec::new(),
-    }
-}
-
-struct Alone;
-
-impl Source for Alone {
-    fn status(&self) -> HostStatus {
-        host()
-    }
-
-    fn guests(&self) -> Vec<GuestStatus> {
-        Vec::new()
-    }
-
-    fn memory(&self, _: &str) -> Option<Memory> {
-        None
-    }
-
-    fn pulse(&self) -> Pulse {
-        Pulse { full_scans: 3, period_time_us: 2500 }
-    }
-}
-
-fn site(token: Option<&str>) -> Arc<Site> {
-    Arc::new(Site::new(Arc::new(Alone), Access::of_token(token), Instant::now()))
-}
-
-/// A runtime whose time goes on at once where everybody waits for it.
-fn runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_time().start_paused(true).build().unwrap()
-}
-
-/// Serves a connection whose seat is wanted as often as `wanted` is told.
-fn serve(stream: DuplexStream, site: &Arc<Site>, wanted: &Arc<Notify>) -> JoinHandle<()> {
-    let (site, wanted) = (Arc::clone(site), Arc::clone(wanted));
-    tokio::spawn(async move { attend(stream, site, &wanted).await })
-}
 
 /// Sends `sent` over a connection of its own, ends it, and returns all that came back.
 fn converse(site: &Arc<Site>, sent: &[u8], is_ended: bool) -> String {
-    let runtime = runtime();
-    runtime.block_on(async {
-        let (ours, theirs) = duplex(64 * 1024);
-        let (mut reader, mut writer) = tokio::io::split(ours);
-        let served = serve(theirs, site, &Arc::default());
-        let sent = sent.to_vec();
-        let sending = tokio::spawn(async move {
-            // The server may have hung up before it took all of it.
-            let _ = writer.write_all(&sent).await;
-            if is_ended {
-                let _ = writer.shutdown().await;
-            }
-            writer
-        });
-        let mut heard = Vec::new();
-        reader.read_to_end(&mut heard).await.unwrap();
-        served.await.expect("serving does not panic");
-        drop(sending.await);
-        String::from_utf8_lossy(&heard).into_owned()
-    })
+    String::from_utf8_lossy(&talk(site, sent, is_ended)).into_owned()
 }
 
 fn status_of(answer: &str) -> Option<u16> {
