@@ -98,7 +98,8 @@ pub(super) fn talk(site: &Arc<Site>, sent: &[u8], is_ended: bool) -> Vec<u8> {
     })
 }
 
-/// [`talk`] with a server of its own, which wants `token` if there is one.
+/// Sends `sent` to a server of its own, which wants `token` if there is one; ends the connection if it
+/// `is_ended`, and returns all that came back until the server ended it. Time is not waited for.
 ///
 /// # Panics
 /// If serving panics.
