@@ -4,7 +4,8 @@
 //! an object? The contenders map the same number of objects of 128 KiB: each a file that is opened, mapped
 //! and closed; each a slice of one file, mapped; and, a hundred at a time, as maps of either back end. All
 //! are read at random (`MADV_RANDOM`). Kernel memory is what `/proc/slabinfo` says of mappings and of the
-//! trees that hold them, before and after. Faults are of the first byte of an object: *cold*, with nothing
+//! trees that hold them, before and after; of all its slabs beside, which takes in inodes and whatever else
+//! the machine does. Faults are of the first byte of an object: *cold*, with nothing
 //! cached, so that the device is read; and *warm*, in memory and not mapped here yet.
 
 mod scene;
@@ -94,10 +95,12 @@ pub fn run(options: &Options) -> Result<Report> {
 
 fn measure(scene: &Scene, kind: Kind, objects: usize) -> Result<Measured> {
     let (slab_before, mappings_before) = (slab_bytes()?, mappings()?);
+    let all_before = all_slabs_kib()?;
     let (map_time, mapped) = timed(|| scene.map(kind, objects));
     let mapped = mapped?;
     let slab = slab_bytes()?.saturating_sub(slab_before);
     let mappings = mappings()?.saturating_sub(mappings_before);
+    let all_slabs = all_slabs_kib()? - all_before;
     let faults = FAULTS.min(objects);
     scene.evict(&mapped, faults)?;
     let mut check = 0;
@@ -113,7 +116,8 @@ fn measure(scene: &Scene, kind: Kind, objects: usize) -> Result<Measured> {
     let (unmap_time, ()) = timed(|| drop(mapped));
     let each = |time: Duration| time.as_secs_f64() * 1e6 / objects as f64;
     Ok(Measured::new("kernel memory", "KiB", slab as f64 / 1024.0)
-        .and("mappings", "", mappings as f64)
+        .and("all slabs", "KiB", all_slabs)
+        .and("mappings", "count", mappings as f64)
         .and("map", "µs/object", each(map_time))
         .and("unmap", "µs/object", each(unmap_time))
         .and("cold fault", "µs", median(&cold))
@@ -135,6 +139,14 @@ fn slab_bytes() -> Result<u64> {
     Ok(bytes("vm_area_struct")? + bytes("maple_node")?)
 }
 
+/// What all that the kernel keeps in slabs takes: inodes and names of files as well, and whatever else
+/// happens on the machine.
+fn all_slabs_kib() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Slab:")).context("no Slab in it")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
 fn mappings() -> Result<usize> {
     Ok(std::fs::read_to_string("/proc/self/maps")?.lines().count())
 }
@@ -149,7 +161,7 @@ impl fmt::Display for Report {
         for Comparison { objects, contenders } in &self.comparisons {
             let title =
                 format!("{objects} objects of {kib} KiB, maps of {} objects", self.collection);
-            writeln!(f, "{}", Table::by_figure(title, contenders, Kind::Maps as usize))?;
+            writeln!(f, "{}", Table::by_figure(title, contenders, Kind::Slices as usize))?;
         }
         Ok(())
     }
