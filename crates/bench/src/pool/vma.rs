@@ -5,8 +5,8 @@
 //! and closed; each a slice of one file, mapped; and, a hundred at a time, as maps of either back end. All
 //! are read at random (`MADV_RANDOM`). Kernel memory is what `/proc/slabinfo` says of mappings and of the
 //! trees that hold them, before and after; of all its slabs beside, which takes in inodes and whatever else
-//! the machine does. Faults are of the first byte of an object: *cold*, with nothing
-//! cached, so that the device is read; and *warm*, in memory and not mapped here yet.
+//! the machine does. Faults are of the first byte of an object: *cold*, with nothing cached, so that the
+//! device is read; and *warm*, in memory and not mapped here yet.
 
 mod scene;
 
