@@ -205,9 +205,12 @@ fn pressure_slows_who_fetches_until_it_ends() {
     sweep.tick(Duration::from_secs(1), &Memory::default());
     assert_eq!(sweep.statistics().fault_delay, Duration::ZERO);
     assert_eq!(cold.prefetch_object(2).unwrap().pages, 32);
-    // The fastest of some: this machine has other things to do as well.
-    let fastest = (2..8).map(|object| took(&hot, object)).min().unwrap();
-    assert!(fastest < Duration::from_millis(3), "{fastest:?}");
+    // Some fault is fast, whatever else this machine does.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while took(&hot, 3) >= Duration::from_millis(3) {
+        assert!(Instant::now() < deadline, "faults still wait");
+        hot.purge().unwrap();
+    }
 }
 
 #[test]
