@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::thread;
 
 use bindery_sys::direct::Buffer;
 use thiserror::Error;
@@ -17,7 +18,7 @@ use crate::pool::member::Member;
 use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, UNIT_BYTES};
 
 /// What is gathered before it is written, in bytes: so many buffers, at once.
-const BUFFER_BYTES: usize = 512 << 10;
+const BUFFER_BYTES: usize = 1 << 20;
 const BUFFERS: usize = 4;
 
 /// Bytes could not be appended to an object.
@@ -227,17 +228,24 @@ impl Writer {
         } else {
             self.buffers[last][rest..].fill(0);
         }
-        let first = self.checksums.len() as u64;
+        let (id, first) = (self.id, self.checksums.len() as u64);
         let start = self.data.offset_bytes + first * UNIT_BYTES as u64;
         let used = &self.buffers[..=last];
-        let units = used.iter().flat_map(|buffer| buffer.chunks_exact(UNIT_BYTES));
-        let checksums = (first..).zip(units).map(|(unit, at)| unit_checksum(self.id, unit, at));
+        let writes = (0..).zip(used);
+        let writes: Vec<Write<'_>> = writes
+            .map(|(at, from)| Write { offset_bytes: start + at * most as u64, from })
+            .collect();
+        let device = &self.member.device;
+        let (written, checksums) = if last == 0 {
+            (device.write_many(&writes), checksums_of(id, first, used))
+        } else {
+            // The processor has something to do while the device writes.
+            thread::scope(|scope| {
+                let checksums = scope.spawn(|| checksums_of(id, first, used));
+                (device.write_many(&writes), checksums.join().expect("checksums do not panic"))
+            })
+        };
         self.checksums.extend(checksums);
-        let place = |buffer: usize| start + (buffer * most) as u64;
-        let writes = used.iter().enumerate();
-        let writes: Vec<Write<'_>> =
-            writes.map(|(at, from)| Write { offset_bytes: place(at), from }).collect();
-        let written = self.member.device.write_many(&writes);
         self.buffered_bytes = 0;
         written.map_err(|error| self.broken(error))
     }
@@ -335,6 +343,12 @@ impl fmt::Debug for Writer {
         let Self { id, length_bytes, capacity_bytes, data, .. } = self;
         write!(formatter, "mblock {id} ({length_bytes} of {capacity_bytes} bytes, {data})")
     }
+}
+
+/// The checksums of all units in `buffers`, of which the first is number `first` of the object.
+fn checksums_of(id: ObjectId, first: u64, buffers: &[Buffer]) -> Vec<u32> {
+    let units = buffers.iter().flat_map(|buffer| buffer.chunks_exact(UNIT_BYTES));
+    (first..).zip(units).map(|(unit, bytes)| unit_checksum(id, unit, bytes)).collect()
 }
 
 /// What the checksums of so many bytes take on a device, in bytes.

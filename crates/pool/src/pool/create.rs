@@ -135,6 +135,12 @@ fn make(name: PoolName, members: Vec<Arc<Member>>, log_bytes: u64) -> Result<Cor
     let places = place_catalogue(&members, log_bytes);
     let pool = Uuid::new_v4().as_u128();
     let (number, nonce) = (1, new_nonce());
+    for extent in places.iter().flatten() {
+        let member = &members[usize::from(extent.device.0)];
+        let written = member.write_zeros(*extent);
+        let device = || member.label.clone();
+        written.map_err(|source| CreateError::Write { device: device(), source })?;
+    }
     let halves = [0, 1].map(|half| {
         let place = |extent: Extent| {
             let device = &members[usize::from(extent.device.0)].device;

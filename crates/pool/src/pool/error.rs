@@ -246,6 +246,14 @@ pub enum CreateError {
     /// There is no device for most objects.
     #[error("a pool needs a device of class capacity: name one")]
     NoCapacity,
+    /// The place of the catalogue could not be written.
+    #[error("the place of the catalogue on {device} could not be written: {source}")]
+    Write {
+        /// Which device.
+        device: String,
+        /// What it said.
+        source: io::Error,
+    },
     /// The catalogue could not be made.
     #[error("the catalogue could not be made: {0}")]
     Mdc(#[from] MdcError),
@@ -371,6 +379,14 @@ pub enum LogError {
     /// There is a root already.
     #[error("the pool has a root already, object {0}: open it")]
     HasRoot(ObjectId),
+    /// The place of it could not be written.
+    #[error("the place of a log on {device} could not be written: {source}")]
+    Write {
+        /// Which device.
+        device: String,
+        /// What it said.
+        source: io::Error,
+    },
     /// A pool has so many copies of logs, not others.
     #[error("a log has 1 or 2 copies, not {0}")]
     Copies(usize),

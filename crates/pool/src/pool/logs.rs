@@ -35,7 +35,8 @@ struct Turn {
 }
 
 impl Pool {
-    /// Makes an mlog of a length, in one copy or two. It is there when this returns. Blocks.
+    /// Makes an mlog of a length, in one copy or two. It is there when this returns. Blocks; writes all
+    /// of it once.
     ///
     /// # Errors
     /// See [`LogError`].
@@ -200,6 +201,11 @@ impl<'a> Held<'a, 1> {
                 .find_room(class, bytes, other)
                 .or_else(|_| core.find_room(class, bytes, |member| member.hold_high(bytes)))?;
             held.copies[0].push(found);
+        }
+        for (member, extent) in &held.copies[0] {
+            let device = || member.label.clone();
+            let written = member.write_zeros(*extent);
+            written.map_err(|source| LogError::Write { device: device(), source })?;
         }
         Ok(held)
     }

@@ -5,13 +5,19 @@
 //! or because another process still reads it.
 
 use std::fmt;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
+
+use bindery_sys::direct::Buffer;
 
 use super::syncs::Syncs;
 use crate::device::Device;
 use crate::format::superblock::{DeviceEntry, HEAD_BYTES};
 use crate::space::FreeSpace;
 use crate::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass};
+
+/// What is written at once where a log is to be, in bytes.
+const ZEROS_BYTES: u64 = 1 << 20;
 
 /// How a device of a pool is reached.
 #[derive(Clone, Debug)]
@@ -149,6 +155,24 @@ impl Member {
             self.settle(bytes);
             self.retire(extent);
         }
+    }
+
+    /// Writes zeros over a part that a log is to have. A log is synced at each commit: in a sparse file
+    /// that would otherwise have the file system find room and write its journal each time, and could
+    /// fail for want of room when a deletion is to be written.
+    pub(crate) fn write_zeros(&self, extent: Extent) -> io::Result<()> {
+        let whole = Buffer::zeroed(extent.bytes.min(ZEROS_BYTES) as usize);
+        let end = extent.offset_bytes + extent.bytes;
+        let mut offset_bytes = extent.offset_bytes;
+        while end - offset_bytes >= whole.len() as u64 {
+            self.device.write(offset_bytes, &whole)?;
+            offset_bytes += whole.len() as u64;
+        }
+        if offset_bytes < end {
+            let rest = Buffer::zeroed((end - offset_bytes) as usize);
+            self.device.write(offset_bytes, &rest)?;
+        }
+        Ok(())
     }
 
     /// What was held is used from now on.
