@@ -115,8 +115,8 @@ fn describe(event: &Event, target_s: u64) -> String {
             "at {cpu_percent}% of a CPU lately: {pages_to_scan} pages every {sleep_millisecs} ms for now"
         ),
         Event::Raised { pages, new_pages, pages_to_scan, sleep_millisecs } => format!(
-            "more to scan than was known ({pages} pages so far, {new_pages} of them new): {pages_to_scan} \
-             pages every {sleep_millisecs} ms for now"
+            "to be on time with this scan ({pages} pages so far, {new_pages} of them new): \
+             {pages_to_scan} pages every {sleep_millisecs} ms for now"
         ),
         Event::ForeignWrite { setting, found, restored, suspect, count } => {
             let who = suspect.as_ref().map_or("somebody".into(), |who| format!("process {who}"));
