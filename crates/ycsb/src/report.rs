@@ -42,6 +42,8 @@ pub struct Report {
     pub requests_per_s: f64,
     /// How long it ran.
     pub elapsed_s: f64,
+    /// What was read from devices meanwhile, in bytes, where the kernel says.
+    pub device_read_bytes: Option<u64>,
     /// Its reads.
     pub reads: Latency,
     /// Its updates.

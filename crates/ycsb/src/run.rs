@@ -63,10 +63,13 @@ pub fn load(store: &dyn Store, records: Records) -> Result<(), RunError> {
 pub fn run(store: &dyn Store, run: Run) -> Result<Report, RunError> {
     let begin = Instant::now() + run.warm_up;
     let end = begin + run.duration;
+    let mut read_before = None;
     let threads = thread::scope(|scope| {
         let asking: Vec<_> = (0..run.threads)
             .map(|thread| scope.spawn(move || Asker::new(store, run, thread).ask(begin, end)))
             .collect();
+        thread::sleep(begin.saturating_duration_since(Instant::now()));
+        read_before = device_read_bytes();
         let ended = asking.into_iter().map(|thread| thread.join().expect("no asker panics"));
         ended.collect::<Vec<Result<Measured, RunError>>>()
     });
@@ -77,13 +80,22 @@ pub fn run(store: &dyn Store, run: Run) -> Result<Report, RunError> {
         all.updates += thread.updates;
     }
     let elapsed_s = (Instant::now() - begin).as_secs_f64();
+    let device_read_bytes =
+        device_read_bytes().zip(read_before).map(|(after, before)| after - before);
     let requests = all.reads.len() + all.updates.len();
     Ok(Report {
         requests_per_s: requests as f64 / elapsed_s,
         elapsed_s,
+        device_read_bytes,
         reads: Latency::of(&all.reads),
         updates: Latency::of(&all.updates),
     })
+}
+
+/// What this process has had read from devices so far, by faults too (proc_pid_io(5)).
+fn device_read_bytes() -> Option<u64> {
+    let counters = std::fs::read_to_string("/proc/self/io").ok()?;
+    counters.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
 }
 
 /// Longer requests are counted as this long.

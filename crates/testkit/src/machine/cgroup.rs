@@ -162,18 +162,6 @@ impl ControlGroup {
         Ok(())
     }
 
-    /// What its processes have read from a device so far, in bytes; none where the kernel does not
-    /// count.
-    #[must_use]
-    pub fn read_bytes(&self, device: BlockDevice) -> Option<u64> {
-        let file = match self.version {
-            Version::One => "blkio.throttle.io_service_bytes",
-            Version::Two => "io.stat",
-        };
-        let text = fs::read_to_string(self.device.join(file)).ok()?;
-        Some(read_bytes_of(&text, &device.name()))
-    }
-
     /// What it uses now, page cache included, in bytes; none where the kernel does not say.
     #[must_use]
     pub fn memory_bytes(&self) -> Option<u64> {
@@ -183,17 +171,6 @@ impl ControlGroup {
         };
         fs::read_to_string(self.memory.join(file)).ok()?.trim().parse().ok()
     }
-}
-
-/// The bytes read in `io.stat` ("8:0 rbytes=1 wbytes=2 …") or in the statistics of version 1
-/// ("8:0 Read 1"). A device that is not named was not read.
-fn read_bytes_of(text: &str, device: &str) -> u64 {
-    let of_device = text.lines().filter_map(|line| line.strip_prefix(device)?.strip_prefix(' '));
-    let read = of_device.filter_map(|rest| {
-        let fields = rest.split(' ').find_map(|field| field.strip_prefix("rbytes="));
-        fields.or_else(|| rest.strip_prefix("Read "))?.trim().parse::<u64>().ok()
-    });
-    read.sum()
 }
 
 impl Drop for ControlGroup {
@@ -214,11 +191,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_versions_say_what_was_read() {
-        let one = "254:0 Read 4096\n254:0 Write 8192\n254:0 Total 12288\n25:0 Read 1\nTotal 7\n";
-        let two = "25:0 rbytes=1 wbytes=0\n254:0 rbytes=4096 wbytes=8192 rios=1 wios=2\n";
-        assert_eq!(read_bytes_of(one, "254:0"), 4096);
-        assert_eq!(read_bytes_of(two, "254:0"), 4096);
-        assert_eq!(read_bytes_of(two, "8:0"), 0);
+    fn devices_are_named_by_their_numbers() {
+        let device = BlockDevice::parse("254:16").unwrap();
+        assert_eq!((device.major, device.minor, device.name().as_str()), (254, 16, "254:16"));
+        assert!(BlockDevice::parse("sda").is_none());
     }
 }

@@ -107,8 +107,7 @@ impl<'a> Stage<'a> {
             .perform(Some(workload), Some(&group))
             .with_context(|| format!("workload {workload:?} on {engine}"))?
             .context("a workload gives figures")?;
-        let read_bytes = group.read_bytes(device);
-        Ok(Course { engine, workload, round, figures, read_bytes })
+        Ok(Course { engine, workload, round, figures })
     }
 
     fn task(&self, workload: Option<Workload>, round_seed: u64) -> Task {

@@ -19,8 +19,6 @@ pub struct Course {
     pub round: usize,
     /// How it did.
     pub figures: Figures,
-    /// What it read from the device meanwhile, warm-up included, in bytes.
-    pub read_bytes: Option<u64>,
 }
 
 /// The medians of one contender under one workload.
@@ -88,7 +86,8 @@ impl Line {
             reads: latency(&own, |course| course.figures.reads),
             updates: latency(&own, |course| course.figures.updates),
             read_bytes_per_request: middle(&own, |course| {
-                course.read_bytes.unwrap_or(0) as f64 / requests(&course.figures) as f64
+                course.figures.device_read_bytes.unwrap_or(0) as f64
+                    / requests(&course.figures) as f64
             }),
         })
     }
