@@ -16,8 +16,8 @@ Settings:
   advisor_mode=MODE              how scans are paced: steady; scan-time, the kernel's law; none
   advisor_target_scan_time=TIME  how long it may take to look at memory that has come to rest
   advisor_max_cpu=PERCENT        most CPU time of all workers together, in percent of one CPU
-  advisor_min_pages_to_scan=N    fewest pages looked at in 20 ms while there are any
-  advisor_max_pages_to_scan=N    most pages looked at in 20 ms
+  advisor_min_pages_to_scan=N    fewest pages looked at between two rests of 20 ms
+  advisor_max_pages_to_scan=N    most pages looked at between two rests
   pages_to_scan=N                pages looked at in 20 ms with advisor_mode=none; 0: no limit
   run_when=WHEN                  always; pressure: merge only while memory is short
   pressure_available_low=PERCENT   memory is short when less of it is available
