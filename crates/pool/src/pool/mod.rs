@@ -29,7 +29,7 @@ pub use member::{Attached, Usage};
 pub use paths::{DevicePath, PathError};
 pub use reader::{PoolReader, ReaderError};
 pub use scan::{FoundPool, Scan, scan};
-pub use statistics::Statistics;
+pub use statistics::{DeviceUsage, Statistics};
 pub use verify::{Finding, Report};
 
 use std::sync::{Arc, Mutex, MutexGuard};

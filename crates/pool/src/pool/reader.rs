@@ -19,6 +19,7 @@ use super::error::{FindError, OpenError};
 use super::member::{Attached, Member, Usage};
 use crate::catalogue::Contents;
 use crate::format::record::{MblockEntry, ObjectEntry};
+use crate::log::Damage;
 use crate::mblock::Committed;
 use crate::object::{Object, ReadError};
 use crate::{MediaClass, ObjectId, PoolName};
@@ -36,6 +37,18 @@ pub struct PoolReader {
 struct View {
     contents: Contents,
     members: Vec<Arc<Member>>,
+    /// Copies of the catalogue's blocks that are not as they should be.
+    damaged: Vec<Damage>,
+    catalogue_bytes: u64,
+}
+
+impl View {
+    fn of(assembly: Assembly) -> Result<Self, OpenError> {
+        let members = assembly.members()?;
+        let catalogue_bytes = assembly.lead.catalogue[0][0].bytes;
+        let Assembly { contents, damaged, .. } = assembly;
+        Ok(Self { contents, members, damaged, catalogue_bytes })
+    }
 }
 
 /// An object could not be had.
@@ -71,8 +84,8 @@ impl PoolReader {
     pub fn open_on(devices: Vec<Attached>) -> Result<Self, OpenError> {
         let assembly = assemble(&devices)?;
         let id = assembly.lead.pool;
-        let view = View { members: assembly.members()?, contents: assembly.contents };
-        Ok(Self { devices, id, view: RwLock::new(view), handles: Mutex::default() })
+        let view = RwLock::new(View::of(assembly)?);
+        Ok(Self { devices, id, view, handles: Mutex::default() })
     }
 
     /// What it is, wherever it is and whatever it is called.
@@ -92,10 +105,8 @@ impl PoolReader {
     /// # Errors
     /// See [`OpenError`]; then what was seen before still is.
     pub fn refresh(&self) -> Result<(), OpenError> {
-        let assembly = assemble(&self.devices)?;
-        let members = assembly.members()?;
-        *self.view.write().expect("the view is whole") =
-            View { members, contents: assembly.contents };
+        let view = View::of(assemble(&self.devices)?)?;
+        *self.view.write().expect("the view is whole") = view;
         Ok(())
     }
 
@@ -173,6 +184,25 @@ impl PoolReader {
         let view = self.view();
         let members = view.members.iter().filter(|member| member.class == class);
         members.map(|member| member.usage()).sum()
+    }
+
+    /// How large a log of the catalogue is, in bytes.
+    #[must_use]
+    pub fn catalogue_bytes(&self) -> u64 {
+        self.view().catalogue_bytes
+    }
+
+    /// What the catalogue said.
+    pub fn with_contents<T>(&self, look: impl FnOnce(&Contents) -> T) -> T {
+        look(&self.view().contents)
+    }
+
+    pub(super) fn members(&self) -> Vec<Arc<Member>> {
+        self.view().members.clone()
+    }
+
+    pub(super) fn damaged(&self) -> Vec<Damage> {
+        self.view().damaged.clone()
     }
 
     fn view(&self) -> RwLockReadGuard<'_, View> {

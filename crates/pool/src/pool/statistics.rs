@@ -1,10 +1,13 @@
 //! What a pool has done.
 
 use std::iter::Sum;
+use std::sync::Arc;
 
 use super::Pool;
-use super::member::Usage;
+use super::member::{Member, Usage};
+use super::reader::PoolReader;
 use crate::catalogue::CatalogueStatistics;
+use crate::format::superblock::DeviceEntry;
 
 /// What a pool has done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +26,40 @@ pub struct Statistics {
     pub catalogue: CatalogueStatistics,
 }
 
+/// A device of a pool that is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceUsage {
+    /// What the pool's table says of it.
+    pub entry: DeviceEntry,
+    /// What it is called in messages: its path.
+    pub label: String,
+    /// What is on it.
+    pub usage: Usage,
+}
+
+fn device_usages(members: &[Arc<Member>]) -> Vec<DeviceUsage> {
+    let of = |member: &Arc<Member>| {
+        let (entry, usage) = (member.entry(), member.usage());
+        DeviceUsage { entry, label: member.label.clone(), usage }
+    };
+    members.iter().map(of).collect()
+}
+
+impl PoolReader {
+    /// What is on each device, by index.
+    #[must_use]
+    pub fn device_usages(&self) -> Vec<DeviceUsage> {
+        device_usages(&self.members())
+    }
+}
+
 impl Pool {
+    /// What is on each device, by index.
+    #[must_use]
+    pub fn device_usages(&self) -> Vec<DeviceUsage> {
+        device_usages(&self.core.members())
+    }
+
     /// What it has done since it was opened.
     #[must_use]
     pub fn statistics(&self) -> Statistics {

@@ -6,18 +6,26 @@ use bindery_sys::direct::Buffer;
 
 use super::Pool;
 use super::assemble::occupied;
-use super::error::ChangeError;
+use super::error::{ChangeError, OpenError};
 use super::member::Member;
 use super::open::write_superblocks;
+use super::reader::{PoolReader, ReaderError};
 use super::superblocks;
 use crate::format::record::ObjectEntry;
 use crate::format::superblock::NoSuperblock;
 use crate::log;
+use crate::mblock::Committed;
 use crate::object::{Object, ReadError};
 use crate::{ObjectId, UNIT_BYTES};
 
 /// What is read at once, in bytes.
 const READ_BYTES: u64 = 1 << 20;
+
+/// How many objects a reader holds at once: for each of so many it reads the catalogue again.
+const OBJECTS_AT_ONCE: usize = 64;
+
+/// How often a reader looks at what is wrong: the pool's writer may be in the middle of it.
+const LOOKS: usize = 3;
 
 /// Something that is not as it should be.
 #[derive(Debug)]
@@ -127,23 +135,8 @@ impl Pool {
     }
 
     fn verify_superblocks(&self, report: &mut Report) {
-        for member in self.core.members() {
-            let device = || member.label.clone();
-            match superblocks::read(&*member.device) {
-                Err(error) => report.findings.push(Finding::Device { device: device(), error }),
-                Ok(copies) => {
-                    let wrong = copies.iter().enumerate();
-                    let wrong =
-                        wrong.filter_map(|(copy, found)| Some((copy, *found.as_ref().err()?)));
-                    let findings = wrong.map(|(copy, what)| Finding::Superblock {
-                        device: device(),
-                        copy,
-                        what,
-                    });
-                    report.findings.extend(findings);
-                }
-            }
-        }
+        let members = self.core.members();
+        report.findings.extend(members.iter().flat_map(|member| wrong_superblocks(member)));
     }
 
     /// Compares what is free with what the catalogue does not name.
@@ -173,17 +166,109 @@ impl Pool {
     fn verify_object(&self, id: ObjectId, report: &mut Report) {
         // It may have been deleted since it was listed.
         let Ok(object) = self.get(id) else { return };
-        report.objects += 1;
+        report.read(&object, |_| {});
+    }
+}
+
+impl PoolReader {
+    /// Reads everything, beside whoever uses the pool, and writes nothing: superblocks, both copies of
+    /// the catalogue, all objects. What is deleted meanwhile is left out. `progress` is told how many
+    /// bytes of objects were read since it was told last. Blocks for as long as the devices take.
+    ///
+    /// # Errors
+    /// See [`OpenError`]: so damaged that nothing says what there is.
+    pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<Report, OpenError> {
+        let mut report = self.verify_structure()?;
+        let ids: Vec<ObjectId> = self.with_contents(|contents| {
+            let mblocks = contents.objects().filter(|it| matches!(it, ObjectEntry::Mblock(_)));
+            mblocks.map(ObjectEntry::id).collect()
+        });
+        for ids in ids.chunks(OBJECTS_AT_ONCE) {
+            if let Ok(objects) = self.get_many(ids) {
+                objects.iter().for_each(|object| report.read(object, &mut progress));
+                continue;
+            }
+            // One of them cannot be had: which?
+            ids.iter().try_for_each(|&id| self.verify_object(id, &mut report, &mut progress))?;
+        }
+        Ok(report)
+    }
+
+    fn verify_object(
+        &self,
+        id: ObjectId,
+        report: &mut Report,
+        progress: &mut impl FnMut(u64),
+    ) -> Result<(), OpenError> {
+        match self.get(id) {
+            Ok(object) => report.read(&object, progress),
+            Err(ReaderError::Deleted(_) | ReaderError::Find(_)) => {}
+            Err(ReaderError::Catalogue(error)) => return Err(error),
+            Err(ReaderError::Read(error)) => report.findings.push(Finding::Object(error)),
+            Err(ReaderError::Hold { object, source }) => {
+                let error = ReadError::Device { object, offset_bytes: 0, source };
+                report.findings.push(Finding::Object(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`verify`](Self::verify), of all but the objects.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify).
+    pub fn verify_structure(&self) -> Result<Report, OpenError> {
+        let look = || -> Result<Vec<Finding>, OpenError> {
+            self.refresh()?;
+            let members = self.members();
+            let superblocks = members.iter().flat_map(|member| wrong_superblocks(member));
+            Ok(superblocks.chain(self.damaged().into_iter().map(Finding::Catalogue)).collect())
+        };
+        let mut findings = look()?;
+        for _ in 1..LOOKS {
+            if findings.is_empty() {
+                break;
+            }
+            let again: Vec<String> = look()?.iter().map(ToString::to_string).collect();
+            findings.retain(|finding| again.contains(&finding.to_string()));
+        }
+        Ok(Report { findings, ..Report::default() })
+    }
+}
+
+impl Report {
+    /// Reads an object, whatever of it can be.
+    fn read(&mut self, object: &Committed, mut progress: impl FnMut(u64)) {
+        self.objects += 1;
+        self.object_bytes += object.length_bytes();
         let units_bytes = object.length_bytes().next_multiple_of(UNIT_BYTES as u64);
         let mut offset_bytes = 0;
         while offset_bytes < units_bytes {
             let bytes = READ_BYTES.min(units_bytes - offset_bytes);
             let mut buffer = Buffer::zeroed(bytes as usize);
             if let Err(error) = object.read(offset_bytes, &mut buffer) {
-                report.findings.push(Finding::Object(error));
+                let is_hopeless = matches!(error, ReadError::Checksums { .. });
+                self.findings.push(Finding::Object(error));
+                if is_hopeless {
+                    break;
+                }
             }
             offset_bytes += bytes;
+            progress(bytes);
         }
-        report.object_bytes += object.length_bytes();
+    }
+}
+
+/// Superblocks of a device that are not as they should be.
+fn wrong_superblocks(member: &Member) -> Vec<Finding> {
+    let device = || member.label.clone();
+    match superblocks::read(&*member.device) {
+        Err(error) => vec![Finding::Device { device: device(), error }],
+        Ok(copies) => {
+            let wrong = copies.iter().enumerate();
+            let wrong = wrong.filter_map(|(copy, found)| Some((copy, *found.as_ref().err()?)));
+            let finding = |(copy, what)| Finding::Superblock { device: device(), copy, what };
+            wrong.map(finding).collect()
+        }
     }
 }
