@@ -18,6 +18,7 @@ use crate::bench::BenchCommand;
 use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
+use crate::pool::PoolCommand;
 use crate::settings::{SETTINGS, Setting};
 
 /// Merges identical pages of running virtual machines.
@@ -207,6 +208,21 @@ Examples:
     Ksm {
         #[command(subcommand)]
         command: KsmCommand,
+    },
+    /// Keep immutable objects in media classes, on files or block devices
+    #[command(after_help = "\
+Examples:
+  bindery pool create guests --capacity /srv/pool --size 200G
+  bindery pool put guests kernel.img                     prints the object's id
+  bindery pool get guests 0x100 -o kernel.img
+  bindery pool stat guests
+  bindery pool verify guests                             reads everything, names what is damaged
+
+Pools are known by name to the user who made or imported them: root's in /var/lib/bindery/pools, others'
+in ~/.local/state/bindery/pools, or where BINDERY_POOLS says.")]
+    Pool {
+        #[command(subcommand)]
+        command: PoolCommand,
     },
     /// Check whether this machine is ready, and say what to change
     #[command(after_help = "\

@@ -20,19 +20,21 @@ pub(crate) enum Reason {
     Usage = 2,
     /// No daemon listens on the socket.
     NoDaemon = 3,
-    /// No such guest, process or file.
+    /// No such guest, process, file, pool or object.
     NotFound = 4,
     /// Another user's process or daemon, or a missing right.
     Refused = 5,
-    /// The guest's name is taken, or a daemon or pilot runs already.
+    /// The name of a guest or pool is taken, a daemon or pilot runs already, or a device is in use.
     Taken = 6,
     /// This kernel, or its settings, lack something.
     Unsupported = 7,
     /// An input file is not what it should be.
     BadInput = 8,
+    /// What was stored is not what is there.
+    Damaged = 9,
 }
 
-const REASONS: [Reason; 8] = [
+const REASONS: [Reason; 9] = [
     Reason::Failed,
     Reason::Usage,
     Reason::NoDaemon,
@@ -41,6 +43,7 @@ const REASONS: [Reason; 8] = [
     Reason::Taken,
     Reason::Unsupported,
     Reason::BadInput,
+    Reason::Damaged,
 ];
 
 impl Reason {
@@ -50,13 +53,16 @@ impl Reason {
             Self::Failed => "it was tried and failed; the message says why",
             Self::Usage => "the command line is wrong",
             Self::NoDaemon => "no daemon listens on the socket",
-            Self::NotFound => "no such guest, process or file",
+            Self::NotFound => "no such guest, process, file, pool or object",
             Self::Refused => "not permitted: another user's process or daemon, or a missing right",
             Self::Taken => {
-                "the guest's name, the socket (a daemon runs) or the HTTP address is taken, or a pilot paces KSM"
+                "the name of a guest or pool, the socket (a daemon runs), the HTTP address or a device is taken, or a pilot paces KSM"
             }
             Self::Unsupported => "this kernel, its settings or this VMM lack something needed",
-            Self::BadInput => "a memory image, configuration, token or saved state is wrong",
+            Self::BadInput => {
+                "a memory image, configuration, token, saved state or device of a pool is wrong"
+            }
+            Self::Damaged => "something that a pool holds is damaged",
         }
     }
 }

@@ -15,6 +15,7 @@ mod guests;
 mod ksm;
 mod manual;
 mod output;
+mod pool;
 mod run;
 mod scan;
 mod screen;
@@ -57,6 +58,7 @@ fn perform(arguments: &Arguments) -> Result<(), Failure> {
         Command::Bench { command } => bench::run(command, global.json),
         Command::Advisor { command } => advisor::run(command, global.json),
         Command::Ksm { command } => ksm::run(command, global.json),
+        Command::Pool { command } => pool::run(command, global.json),
         Command::Doctor => doctor::run(global),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::Man(arguments) => manual::man(arguments),

@@ -16,12 +16,14 @@ use thiserror::Error;
 const SYSTEM: &str = "/var/lib/bindery/pools";
 
 /// Names another place for it.
-pub(super) const VARIABLE: &str = "BINDERY_POOLS";
+const VARIABLE: &str = "BINDERY_POOLS";
 
 /// What is remembered of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
+    /// What the pool is, whatever it is called: its id in hexadecimal digits.
+    pub(super) id: String,
     /// The files and block devices that it lies on.
     pub(super) devices: Vec<PathBuf>,
     /// Where its archive is, if it has one.
@@ -82,7 +84,8 @@ impl Registry {
     /// The user's own, or the one that the environment names.
     pub(super) fn of_user() -> Self {
         let named = std::env::var_os(VARIABLE).map(PathBuf::from);
-        let home = || std::env::var_os("HOME").map(PathBuf::from).unwrap_or_else(std::env::temp_dir);
+        let home =
+            || std::env::var_os("HOME").map(PathBuf::from).unwrap_or_else(std::env::temp_dir);
         let directory = named.unwrap_or_else(|| match rustix::process::geteuid().is_root() {
             true => SYSTEM.into(),
             false => home().join(".local/state/bindery/pools"),
@@ -105,7 +108,7 @@ impl Registry {
         for file in files {
             let path = file.map_err(failed)?.path();
             let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
-            let Some(name) = name.and_then(|name| name.parse().ok()) else { continue };
+            let Some(name) = name.and_then(|name| name.parse::<PoolName>().ok()) else { continue };
             pools.extend(read(&path)?.map(|entry| (name, entry)));
         }
         pools.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -119,13 +122,17 @@ impl Registry {
         read(&self.path(name))?.ok_or_else(unknown)
     }
 
-    /// Fails if the name is taken.
-    pub(super) fn require_free(&self, name: &PoolName) -> Result<(), RegistryError> {
+    /// Fails if the name is that of another pool than the one with this id, if any.
+    pub(super) fn require_free(
+        &self,
+        name: &PoolName,
+        id: Option<&str>,
+    ) -> Result<(), RegistryError> {
         match read(&self.path(name))? {
-            None => Ok(()),
-            Some(Entry { devices, .. }) => {
-                Err(RegistryError::Taken { name: name.clone(), devices })
+            Some(entry) if Some(&*entry.id) != id => {
+                Err(RegistryError::Taken { name: name.clone(), devices: entry.devices })
             }
+            _ => Ok(()),
         }
     }
 
@@ -173,12 +180,14 @@ mod tests {
         let registry = Registry { directory: directory.path().join("pools") };
         let name = |name: &str| name.parse::<PoolName>().unwrap();
         assert_eq!(registry.list().unwrap(), []);
-        let entry = Entry { devices: vec!["/dev/nvme0n1".into()], archive: None };
-        registry.require_free(&name("guests")).unwrap();
+        let devices = vec!["/dev/nvme0n1".into()];
+        let entry = Entry { id: "7".repeat(32), devices, archive: None };
+        registry.require_free(&name("guests"), None).unwrap();
         registry.put(&name("guests"), &entry).unwrap();
         registry.put(&name("builds"), &entry).unwrap();
-        let taken = registry.require_free(&name("guests")).unwrap_err().to_string();
+        let taken = registry.require_free(&name("guests"), None).unwrap_err().to_string();
         assert!(taken.contains("/dev/nvme0n1"), "{taken}");
+        registry.require_free(&name("guests"), Some(&entry.id)).unwrap();
         let names: Vec<_> = registry.list().unwrap().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, [name("builds"), name("guests")]);
 

@@ -1,0 +1,103 @@
+//! `bindery pool verify`: reads everything, names what is damaged, and makes good what can be.
+
+use bindery_pool::format::record::ObjectEntry;
+use bindery_pool::pool::{Finding, PoolReader, Report};
+use serde_json::json;
+
+use super::args::VerifyArgs;
+use super::{Pools, progress_bar};
+use crate::exit::{Failure, Reason};
+use crate::output::{human_bytes, print, print_json};
+
+/// Something that was found, and what became of it.
+struct Found {
+    finding: Finding,
+    is_repaired: bool,
+}
+
+pub(super) fn run(pools: &Pools, arguments: &VerifyArgs) -> Result<(), Failure> {
+    let VerifyArgs { name, repair } = arguments;
+    let reader = pools.reader(name)?;
+    let bytes = reader.with_contents(|contents| contents.objects().map(read_bytes).sum());
+    let progress = progress_bar("verifying", bytes);
+    let report = reader.verify(|bytes| progress.inc(bytes));
+    progress.finish_and_clear();
+    let Report { objects, object_bytes, findings, .. } = report?;
+    let left = match *repair && findings.iter().any(has_second_copy) {
+        true => Some(repaired(pools, arguments, &reader)?),
+        false => None,
+    };
+    let found = findings.into_iter().map(|finding| {
+        let is_left = left.as_ref().is_none_or(|left| left.contains(&finding.to_string()));
+        Found { is_repaired: has_second_copy(&finding) && !is_left, finding }
+    });
+    let found: Vec<Found> = found.collect();
+    tell(pools, objects, object_bytes, &found)?;
+    if found.is_empty() {
+        return Ok(());
+    }
+    let repaired = found.iter().filter(|found| found.is_repaired).count();
+    let message = match found.len() - repaired {
+        0 => format!("pool {name} was damaged, and is repaired ({repaired} findings)"),
+        left => format!("pool {name} is damaged: {left} findings, and {repaired} repaired"),
+    };
+    Err(Failure::new(Reason::Damaged, message))
+}
+
+/// Makes good what has a second copy; what is left of that.
+fn repaired(
+    pools: &Pools,
+    arguments: &VerifyArgs,
+    reader: &PoolReader,
+) -> Result<Vec<String>, Failure> {
+    let pool = pools.open(&arguments.name)?;
+    pool.repair()?;
+    drop(pool);
+    let left = reader.verify_structure()?;
+    Ok(left.findings.iter().map(ToString::to_string).collect())
+}
+
+fn has_second_copy(finding: &Finding) -> bool {
+    matches!(finding, Finding::Superblock { .. } | Finding::Catalogue(_))
+}
+
+/// What is read of an object.
+fn read_bytes(object: &ObjectEntry) -> u64 {
+    match object {
+        ObjectEntry::Mblock(mblock) => mblock.data.bytes,
+        _ => 0,
+    }
+}
+
+fn kind(finding: &Finding) -> &'static str {
+    match finding {
+        Finding::Superblock { .. } => "superblock",
+        Finding::Catalogue(_) => "catalogue",
+        Finding::CatalogueUnreadable(_) => "catalogue-unreadable",
+        Finding::Device { .. } => "device",
+        Finding::Object(_) => "object",
+        Finding::Space { .. } => "space",
+    }
+}
+
+fn tell(pools: &Pools, objects: u64, object_bytes: u64, found: &[Found]) -> Result<(), Failure> {
+    if pools.json {
+        let findings = found.iter().map(|Found { finding, is_repaired }| {
+            json!({
+                "kind": kind(finding), "message": finding.to_string(), "is_repaired": is_repaired,
+            })
+        });
+        return print_json(&json!({
+            "objects": objects, "object_bytes": object_bytes,
+            "findings": findings.collect::<Vec<_>>(),
+        }));
+    }
+    print(|out| {
+        for Found { finding, is_repaired } in found {
+            let what = if *is_repaired { "repaired" } else { "damaged" };
+            writeln!(out, "{what}: {finding}")?;
+        }
+        let bytes = human_bytes(object_bytes);
+        writeln!(out, "{objects} objects of {bytes} were read, {} findings", found.len())
+    })
+}
