@@ -1,6 +1,8 @@
 //! Reading everything that a pool has, and making good what can be.
 
 use std::fmt;
+use std::thread;
+use std::time::Duration;
 
 use bindery_sys::direct::Buffer;
 
@@ -24,8 +26,11 @@ const READ_BYTES: u64 = 1 << 20;
 /// How many objects a reader holds at once: for each of so many it reads the catalogue again.
 const OBJECTS_AT_ONCE: usize = 64;
 
-/// How often a reader looks at what is wrong: the pool's writer may be in the middle of it.
-const LOOKS: usize = 3;
+/// How often a reader looks at what is wrong, and how long it waits before the second look; twice as
+/// long before each one after that, 1.3 s in all. The pool's writer may be between the two writes of a
+/// change, for as long as a sync takes.
+const LOOKS: u32 = 8;
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Something that is not as it should be.
 #[derive(Debug)]
@@ -213,7 +218,8 @@ impl PoolReader {
         Ok(())
     }
 
-    /// As [`verify`](Self::verify), of all but the objects.
+    /// As [`verify`](Self::verify), of all but the objects. What is wrong counts if it still is after
+    /// more than a second. A crash can leave the last block of one copy of the catalogue so.
     ///
     /// # Errors
     /// As [`verify`](Self::verify).
@@ -225,10 +231,11 @@ impl PoolReader {
             Ok(superblocks.chain(self.damaged().into_iter().map(Finding::Catalogue)).collect())
         };
         let mut findings = look()?;
-        for _ in 1..LOOKS {
+        for pause in 0..LOOKS - 1 {
             if findings.is_empty() {
                 break;
             }
+            thread::sleep(FIRST_PAUSE * (1 << pause));
             let again: Vec<String> = look()?.iter().map(ToString::to_string).collect();
             findings.retain(|finding| again.contains(&finding.to_string()));
         }

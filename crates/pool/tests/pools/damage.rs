@@ -198,3 +198,46 @@ fn damage_of_an_object_is_named_and_stays_in_it() {
     assert!(pool.usage(MediaClass::Capacity).used_bytes > 0);
     assert!(pool.verify().findings.is_empty());
 }
+
+#[test]
+fn whoever_only_reads_names_all_damage_and_writes_nothing() {
+    let (rig, model) = filled();
+    let reader = rig.read().unwrap();
+    let mut read_bytes = 0;
+    let report = reader.verify(|bytes| read_bytes += bytes).unwrap();
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(report.objects, model.sure.len() as u64);
+    assert!(
+        (report.object_bytes..report.object_bytes + report.objects * 4096).contains(&read_bytes)
+    );
+
+    let mblock = reader.list().into_iter().find_map(|entry| match entry {
+        ObjectEntry::Mblock(entry) => Some(entry),
+        _ => None,
+    });
+    let mblock = mblock.unwrap();
+    let second = catalogue(&rig)[0][1];
+    rig.device(0).flip(SUPERBLOCK_OFFSETS[1] + 9, 1);
+    rig.device(usize::from(second.device.0)).flip(second.offset_bytes + 9, 1);
+    rig.device(usize::from(mblock.data.device.0)).flip(mblock.data.offset_bytes, 1);
+    let before: Vec<_> = (0..2).map(|device| rig.device(device).content()).collect();
+    let is_named = |findings: &[Finding]| {
+        matches!(
+            findings,
+            [Finding::Superblock { copy: 1, .. }, Finding::Catalogue(_), Finding::Object(_)]
+        )
+    };
+    let found = reader.verify(|_| {}).unwrap().findings;
+    assert!(is_named(&found), "{found:?}");
+    assert_eq!(reader.verify_structure().unwrap().findings.len(), 2);
+    assert!((0..2).all(|device| rig.device(device).content() == before[device]));
+
+    // Checksums that cannot be read are found, too, and nothing else is lost with them.
+    rig.device(usize::from(mblock.table.device.0)).flip(mblock.table.offset_bytes, 1);
+    let report = reader.verify(|_| {}).unwrap();
+    let last = report.findings.last();
+    assert!(matches!(last, Some(Finding::Object(ReadError::Checksums { .. }))), "{last:?}");
+    assert_eq!((report.findings.len(), report.objects), (3, model.sure.len() as u64 - 1));
+    drop(rig.open().unwrap());
+    assert_eq!(reader.verify_structure().unwrap().findings.len(), 0);
+}

@@ -129,3 +129,22 @@ fn readers_are_right_whatever_the_writer_does() {
         }
     });
 }
+
+#[test]
+fn nothing_is_found_damaged_whatever_the_writer_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = [directory.path().to_path_buf()];
+    let device = DevicePath { path: paths[0].clone(), class: CLASS, bytes: Some(6 << 20) };
+    let options = CreateOptions { force: false, catalogue_bytes: Some(64 << 10) };
+    drop(Pool::create(&"churned".parse().unwrap(), &[device], &options).unwrap());
+    let got = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| churn(&paths, &got));
+        let reader = PoolReader::open(&paths, None).unwrap();
+        while !writer.is_finished() {
+            let report = reader.verify(|_| {}).unwrap();
+            assert!(report.findings.is_empty(), "{:?}", report.findings);
+            got.fetch_add(report.objects, Ordering::Relaxed);
+        }
+    });
+}
