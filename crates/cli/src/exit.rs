@@ -56,7 +56,7 @@ impl Reason {
             Self::NotFound => "no such guest, process, file, pool or object",
             Self::Refused => "not permitted: another user's process or daemon, or a missing right",
             Self::Taken => {
-                "the name of a guest or pool, the socket (a daemon runs), the HTTP address or a device is taken, or a pilot paces KSM"
+                "a name, the socket (a daemon runs), the HTTP address or a device is taken, or a pilot paces KSM"
             }
             Self::Unsupported => "this kernel, its settings or this VMM lack something needed",
             Self::BadInput => {

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use bindery_pool::Pool;
 use common::{Ended, bindery, run};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -415,6 +416,30 @@ fn an_archive_is_remembered() {
     place.done(&["export", "guests"]);
     place.done(&["import", "--directory", "d", "--archive", &url]);
     assert_eq!(place.json(&["stat", "guests"])["archive"], url);
+}
+
+/// Runs a command on a terminal on which somebody types.
+fn on_terminal(mut command: Command, typed: &str) -> Ended {
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let name = ptsname(&terminal, Vec::new()).unwrap();
+    let stdin = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    rustix::io::write(&terminal, typed.as_bytes()).unwrap();
+    command.stdin(stdin);
+    run(command)
+}
+
+#[test]
+fn who_destroys_a_pool_is_asked() {
+    let (place, device) = Place::with_pool();
+    let ended = on_terminal(place.command(&["destroy", "guests"]), "yes\n");
+    assert_eq!(ended.code, Some(1), "{}", ended.err);
+    assert!(ended.err.contains(device.to_str().unwrap()), "{}", ended.err);
+    assert!(ended.err.contains("left as it is") && device.exists(), "{}", ended.err);
+    let ended = on_terminal(place.command(&["destroy", "guests"]), "guests\n");
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(!device.exists());
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn manuals_and_completions_are_generated() {
     let directory = tempfile::tempdir().unwrap();
     let ended = run(bindery(["man".as_ref(), directory.path().as_os_str()]));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    for page in ["bindery.1", "bindery-run.1", "bindery-scan.1"] {
+    for page in ["bindery.1", "bindery-run.1", "bindery-scan.1", "bindery-pool-create.1"] {
         let page = std::fs::read_to_string(directory.path().join(page)).unwrap();
         assert!(page.contains(".TH bindery"), "{page}");
     }

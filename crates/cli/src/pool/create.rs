@@ -29,7 +29,14 @@ pub(super) fn create(pools: &Pools, arguments: &CreateArgs) -> Result<(), Failur
     let paths: Vec<PathBuf> = devices.into_iter().map(|device| device.path).collect();
     let devices = devices_of(pool.id(), &paths)?;
     let entry = Entry { id: id_text(pool.id()), devices, archive: archive.clone() };
-    pools.registry.put(name, &entry)?;
+    pools.registry.put(name, &entry).map_err(|error| {
+        let message = format!(
+            "{error}; so pool {name} is made, and not known by its name: end that, and then have \
+             `bindery pool import {name} --directory {}` find it",
+            paths[0].display()
+        );
+        Failure::new(Failure::from(error).reason(), message)
+    })?;
     tell(pools, "created", &pool, &entry)
 }
 
