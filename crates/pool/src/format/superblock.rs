@@ -81,6 +81,9 @@ pub enum NoSuperblock {
     /// It is not as it was written.
     #[error("the superblock is damaged")]
     Damaged,
+    /// The device cannot read it, though it can read the other one.
+    #[error("the superblock cannot be read")]
+    Unreadable,
     /// It was written by later code.
     #[error("its format is version {version}, and this program knows {VERSION} and older")]
     Newer {

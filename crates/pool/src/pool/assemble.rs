@@ -179,7 +179,9 @@ pub(crate) fn identify(attached: Attached) -> Result<Found, OpenError> {
             Ok(Found { attached, superblock })
         }
         Err(NoSuperblock::Absent) => Err(OpenError::NoPool { device: device() }),
-        Err(NoSuperblock::Damaged) => Err(OpenError::Superblocks { device: device() }),
+        Err(NoSuperblock::Damaged | NoSuperblock::Unreadable) => {
+            Err(OpenError::Superblocks { device: device() })
+        }
         Err(NoSuperblock::Newer { version }) => Err(OpenError::Newer { device: device(), version }),
     }
 }

@@ -11,12 +11,17 @@ use crate::format::superblock::{HEAD_BYTES, NoSuperblock, SUPERBLOCK_OFFSETS, Su
 /// Both copies, as they are.
 pub(crate) type Copies = [Result<Superblock, NoSuperblock>; 2];
 
-/// Reads both. A device without room for them has none.
+/// Reads both. A device without room for them has none. That one cannot be read is no error where the
+/// other is good: that is what there are two for.
 pub(crate) fn read(device: &dyn Device) -> io::Result<Copies> {
     if device.bytes() < HEAD_BYTES {
         return Ok([Err(NoSuperblock::Absent), Err(NoSuperblock::Absent)]);
     }
-    Ok([read_copy(device, 0)?, read_copy(device, 1)?])
+    match [read_copy(device, 0), read_copy(device, 1)] {
+        [Err(_), Ok(Ok(good))] => Ok([Err(NoSuperblock::Unreadable), Ok(good)]),
+        [Ok(Ok(good)), Err(_)] => Ok([Ok(good), Err(NoSuperblock::Unreadable)]),
+        [first, second] => Ok([first?, second?]),
+    }
 }
 
 fn read_copy(device: &dyn Device, copy: u8) -> io::Result<Result<Superblock, NoSuperblock>> {
@@ -38,11 +43,15 @@ pub(crate) fn newest(copies: &Copies) -> Result<&Superblock, NoSuperblock> {
 }
 
 /// Writes both, as the next revision, the one that counts last: at any time the other, or it, is whole.
+/// One that cannot be read is written first, which may be all that it lacks.
 pub(crate) fn write(device: &dyn Device, superblock: &Superblock) -> io::Result<()> {
-    let copies = read(device)?;
-    let revision_of = |copy: usize| copies[copy].as_ref().map_or(0, |found| found.revision);
-    let revision = revision_of(0).max(revision_of(1)) + 1;
-    let order = if revision_of(1) > revision_of(0) { [0, 1] } else { [1, 0] };
+    let revision_of = |copy: u8| match read_copy(device, copy) {
+        Ok(Ok(found)) => found.revision,
+        Ok(Err(_)) | Err(_) => 0,
+    };
+    let [first, second] = [revision_of(0), revision_of(1)];
+    let revision = first.max(second) + 1;
+    let order = if second > first { [0, 1] } else { [1, 0] };
     for copy in order {
         let superblock = Superblock { copy, revision, ..superblock.clone() };
         let mut block = Buffer::zeroed(BLOCK_BYTES);

@@ -59,6 +59,28 @@ fn one_superblock_is_enough_and_the_other_is_made_good() {
 }
 
 #[test]
+fn one_superblock_that_can_be_read_is_enough() {
+    let (rig, mut model) = filled();
+    for (device, copy) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        rig.device(device).spoil(SUPERBLOCK_OFFSETS[copy]);
+        assert_eq!(rig.read().unwrap().list().len(), model.sure.len() + 1);
+        // Opening writes it anew.
+        let pool = rig.open().unwrap();
+        check_whole(&pool, &mut model);
+        assert!(pool.verify().findings.is_empty());
+        rig.device(device).spoil(SUPERBLOCK_OFFSETS[copy]);
+        let found = pool.verify().findings;
+        let text = found.iter().map(ToString::to_string).collect::<String>();
+        assert!(text.contains(&format!("disk{device}, superblock {copy}")), "{text}");
+        assert_eq!(pool.repair().unwrap().len(), 1);
+        assert!(pool.verify().findings.is_empty());
+    }
+    SUPERBLOCK_OFFSETS.into_iter().for_each(|offset| rig.device(1).spoil(offset));
+    let error = rig.open().unwrap_err();
+    assert!(matches!(&error, OpenError::Read { device, .. } if device == "disk1"), "{error}");
+}
+
+#[test]
 fn a_device_without_any_superblock_left_is_named() {
     let (rig, _) = filled();
     for offset in SUPERBLOCK_OFFSETS {
