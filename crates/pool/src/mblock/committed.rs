@@ -46,6 +46,7 @@ impl Committed {
 
     /// Has its space freed when nobody holds it any more.
     pub(crate) fn delete(&self) {
+        self.member.linger([self.entry.data, self.entry.table]);
         // The last one to drop its handle sees it: that is a release and an acquire of the count.
         self.is_deleted.store(true, Ordering::Relaxed);
     }
@@ -139,8 +140,7 @@ impl Object for Committed {
 impl Drop for Committed {
     fn drop(&mut self) {
         if *self.is_deleted.get_mut() {
-            self.member.retire(self.entry.data);
-            self.member.retire(self.entry.table);
+            self.member.let_go([self.entry.data, self.entry.table]);
         }
     }
 }

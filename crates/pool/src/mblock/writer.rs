@@ -330,9 +330,8 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if self.state != State::Given {
-            self.member.settle(self.data.bytes + self.table.bytes);
-            self.member.retire(self.data);
-            self.member.retire(self.table);
+            self.member.abandon(self.data);
+            self.member.abandon(self.table);
             self.core.counters.aborted();
         }
     }

@@ -249,8 +249,7 @@ impl<const N: usize> Held<'_, N> {
 impl<const N: usize> Drop for Held<'_, N> {
     fn drop(&mut self) {
         for (member, extent) in self.copies.iter().flatten() {
-            member.settle(extent.bytes);
-            member.retire(*extent);
+            member.abandon(*extent);
         }
     }
 }

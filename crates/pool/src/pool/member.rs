@@ -37,6 +37,8 @@ pub(crate) struct Member {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) syncs: Syncs,
     space: Mutex<Space>,
+    /// Held while what is in limbo is discarded: who finds no room waits for what is on its way.
+    reclaiming: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -46,6 +48,8 @@ struct Space {
     bytes: u64,
     held_bytes: u64,
     limbo: Vec<Extent>,
+    /// What deleted objects have that this process still reads.
+    lingering_bytes: u64,
     /// What somebody is just discarding.
     leaving_bytes: u64,
 }
@@ -78,6 +82,7 @@ impl Member {
             bytes,
             held_bytes: 0,
             limbo: Vec::new(),
+            lingering_bytes: 0,
             leaving_bytes: 0,
         };
         Self {
@@ -88,6 +93,7 @@ impl Member {
             device: attached.device,
             syncs: Syncs::default(),
             space: Mutex::new(space),
+            reclaiming: Mutex::default(),
         }
     }
 
@@ -152,8 +158,7 @@ impl Member {
             if !self.is_read_elsewhere(extent) {
                 return Some(extent);
             }
-            self.settle(bytes);
-            self.retire(extent);
+            self.abandon(extent);
         }
     }
 
@@ -187,6 +192,25 @@ impl Member {
         space.free.release(extent.offset_bytes, extent.bytes);
     }
 
+    /// Gives back a part that was held and may have been written.
+    pub(crate) fn abandon(&self, extent: Extent) {
+        let mut space = self.space();
+        space.held_bytes -= extent.bytes;
+        space.limbo.extend((extent.bytes > 0).then_some(extent));
+    }
+
+    /// What was used is deleted, and not given back before it is let go.
+    pub(crate) fn linger(&self, extents: [Extent; 2]) {
+        self.space().lingering_bytes += extents.map(|extent| extent.bytes).iter().sum::<u64>();
+    }
+
+    /// Gives back what lingered.
+    pub(crate) fn let_go(&self, extents: [Extent; 2]) {
+        let mut space = self.space();
+        space.lingering_bytes -= extents.map(|extent| extent.bytes).iter().sum::<u64>();
+        space.limbo.extend(extents.into_iter().filter(|extent| extent.bytes > 0));
+    }
+
     /// Gives back a part that was used: it becomes free by [`reclaim`](Self::reclaim).
     pub(crate) fn retire(&self, extent: Extent) {
         if extent.bytes > 0 {
@@ -194,8 +218,10 @@ impl Member {
         }
     }
 
-    /// Discards what is in limbo and frees it, but for what others still read. How much that was.
+    /// Discards what is in limbo and frees it, but for what others still read. How much that was. One
+    /// thread at a time does so.
     pub(crate) fn reclaim(&self) -> u64 {
+        let _alone = self.reclaiming.lock().expect("space is accounted for at any time");
         let leaving = {
             let mut space = self.space();
             let leaving = std::mem::take(&mut space.limbo);
@@ -244,13 +270,7 @@ impl Member {
     }
 
     pub(crate) fn usage(&self) -> Usage {
-        let space = self.space();
-        let limbo_bytes =
-            space.leaving_bytes + space.limbo.iter().map(|extent| extent.bytes).sum::<u64>();
-        let (total_bytes, free_bytes) = (space.bytes, space.free.free_bytes());
-        let held_bytes = space.held_bytes;
-        let used_bytes = total_bytes - free_bytes - held_bytes - limbo_bytes;
-        Usage { total_bytes, free_bytes, held_bytes, limbo_bytes, used_bytes }
+        self.space().usage()
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
@@ -261,9 +281,12 @@ impl Member {
         self.space().free.longest_bytes()
     }
 
-    /// The parts that are free, for whoever compares them with the catalogue.
-    pub(crate) fn free_space(&self) -> FreeSpace {
-        self.space().free.clone()
+    /// How long it is and what is free, for whoever compares that with the catalogue; none while
+    /// anything is neither free nor the catalogue's.
+    pub(crate) fn settled(&self) -> Option<(u64, FreeSpace)> {
+        let space = self.space();
+        let Usage { held_bytes, limbo_bytes, .. } = space.usage();
+        (held_bytes == 0 && limbo_bytes == 0).then(|| (space.bytes, space.free.clone()))
     }
 
     fn extent(&self, offset_bytes: u64, bytes: u64) -> Extent {
@@ -272,6 +295,17 @@ impl Member {
 
     fn space(&self) -> MutexGuard<'_, Space> {
         self.space.lock().expect("space is accounted for at any time")
+    }
+}
+
+impl Space {
+    fn usage(&self) -> Usage {
+        let limbo_bytes = self.limbo.iter().map(|extent| extent.bytes).sum::<u64>();
+        let limbo_bytes = limbo_bytes + self.leaving_bytes + self.lingering_bytes;
+        let (total_bytes, free_bytes) = (self.bytes, self.free.free_bytes());
+        let held_bytes = self.held_bytes;
+        let used_bytes = total_bytes - free_bytes - held_bytes - limbo_bytes;
+        Usage { total_bytes, free_bytes, held_bytes, limbo_bytes, used_bytes }
     }
 }
 

@@ -161,13 +161,14 @@ impl Pool {
         handles.leaving.remove(&id);
         outcome.map_err(|source| DeleteError::Catalogue { id, source })?;
         let holder = handles.mblocks.remove(&id).and_then(|object| object.upgrade());
-        drop(handles);
-        match holder {
+        // While nobody else sees the handles: who finds none leaving finds all space accounted for.
+        match &holder {
             Some(object) => object.delete(),
             None => {
                 entry.extents().for_each(|extent| self.core.member(extent.device).retire(extent))
             }
         }
+        drop(handles);
         self.core.counters.deleted();
         Ok(())
     }

@@ -146,18 +146,20 @@ impl Pool {
 
     /// Compares what is free with what the catalogue does not name.
     fn verify_space(&self, report: &mut Report) {
-        // While this is held nothing is committed.
+        // While these are held nothing is committed, and nothing deleted that was not already.
+        let handles = self.core.handles();
         let contents = self.core.catalogue.contents();
+        if !handles.leaving.is_empty() {
+            return;
+        }
         for member in self.core.members() {
-            let unused = Member::unused(member.entry().bytes);
+            let Some((bytes, free)) = member.settled() else { continue };
             let expected = occupied(&contents, &self.core.places)
                 .filter(|(_, extent)| extent.device == member.index)
-                .try_fold(unused, |mut free, (_, extent)| {
+                .try_fold(Member::unused(bytes), |mut free, (_, extent)| {
                     free.take(extent.offset_bytes, extent.bytes).then_some(free)
                 });
-            let (usage, free) = (member.usage(), member.free_space());
-            let is_quiet = usage.held_bytes == 0 && usage.limbo_bytes == 0;
-            if is_quiet && expected.as_ref() != Some(&free) {
+            if expected.as_ref() != Some(&free) {
                 let expected_bytes = expected.map_or(0, |free| free.free_bytes());
                 report.findings.push(Finding::Space {
                     device: member.label.clone(),

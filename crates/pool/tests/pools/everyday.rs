@@ -256,3 +256,22 @@ fn readers_see_the_pool_as_it_was_until_they_refresh() {
     });
     assert_eq!(reader.get(ObjectId(99)).unwrap_err().to_string(), "there is no object 0x63");
 }
+
+#[test]
+fn what_is_deleted_and_still_held_is_accounted_for() {
+    let rig = Rig::two();
+    let pool = rig.create();
+    let before = pool.usage(Capacity);
+    let object = write(&pool, Capacity, Written { seed: 1, length: 50_000 });
+    let used = before.free_bytes - pool.usage(Capacity).free_bytes;
+    pool.delete(object.id()).unwrap();
+    let usage = pool.usage(Capacity);
+    assert_eq!((usage.limbo_bytes, usage.used_bytes), (used, before.used_bytes));
+    let findings = pool.verify().findings;
+    assert!(findings.is_empty(), "{}", findings[0]);
+    assert_eq!(pool.reclaim(), 0);
+    drop(object);
+    assert_eq!(pool.reclaim(), used);
+    assert_eq!(pool.usage(Capacity), before);
+    assert!(pool.verify().findings.is_empty());
+}

@@ -200,3 +200,61 @@ fn commits_that_meet_a_compaction_are_not_lost() {
     drop(pool);
     assert_eq!(rig.open().unwrap().list(), listed);
 }
+
+/// A device that takes its time to discard, and says that it is at it.
+#[derive(Debug)]
+struct SlowToDiscard {
+    inner: Arc<dyn Device>,
+    discarding: AtomicBool,
+}
+
+impl Device for SlowToDiscard {
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn read(&self, offset_bytes: u64, into: &mut Buffer) -> io::Result<()> {
+        self.inner.read(offset_bytes, into)
+    }
+
+    fn write(&self, offset_bytes: u64, from: &Buffer) -> io::Result<()> {
+        self.inner.write(offset_bytes, from)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+
+    fn discard(&self, offset_bytes: u64, bytes: u64) -> io::Result<()> {
+        self.discarding.store(true, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(100));
+        self.inner.discard(offset_bytes, bytes)
+    }
+
+    fn grow(&self, bytes: u64) -> io::Result<u64> {
+        self.inner.grow(bytes)
+    }
+}
+
+#[test]
+fn room_that_somebody_else_is_just_discarding_is_waited_for() {
+    let rig = Rig::new(&[(MediaClass::Capacity, 2 * MIB)]);
+    let inner = rig.attached().remove(0).device;
+    let slow = Arc::new(SlowToDiscard { inner, discarding: AtomicBool::new(false) });
+    let device = Arc::clone(&slow) as Arc<dyn Device>;
+    let attached = Attached { label: "slow".into(), device };
+    let new = NewDevice { attached, class: MediaClass::Capacity };
+    let options = CreateOptions { force: false, catalogue_bytes: Some(CATALOGUE_BYTES) };
+    let pool = Pool::create_on("slow".parse().unwrap(), vec![new], &options).unwrap();
+    let large = || pool.allocate_mblock(MediaClass::Capacity, MIB);
+    let mut writer = large().unwrap();
+    writer.append(&[1; 1 << 20]).unwrap();
+    writer.abort();
+    std::thread::scope(|scope| {
+        scope.spawn(|| pool.reclaim());
+        while !slow.discarding.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        drop(large().unwrap());
+    });
+}
