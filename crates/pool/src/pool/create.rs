@@ -63,13 +63,17 @@ impl Pool {
         if devices.len() > MOST_DEVICES {
             return Err(JoinError::TooMany { most: MOST_DEVICES }.into());
         }
-        let total_bytes = devices.iter().map(|device| device.attached.device.bytes()).sum::<u64>();
+        let lengths = devices.iter().map(|device| device.attached.device.bytes());
+        let total_bytes = lengths.fold(0, u64::saturating_add);
         let chosen = total_bytes / 1024;
         let chosen = chosen.clamp(*CATALOGUE_BYTES.start(), *CATALOGUE_BYTES.end());
         let log_bytes = options.catalogue_bytes.unwrap_or(chosen).max(LEAST_CATALOGUE_BYTES);
-        let log_bytes = log_bytes.next_multiple_of(BLOCK_BYTES as u64);
+        let log_bytes = log_bytes.checked_next_multiple_of(BLOCK_BYTES as u64);
+        // One that is too long to be counted no device can have.
+        let log_bytes = log_bytes.unwrap_or(u64::MAX);
+        let least = log_bytes.saturating_mul(8).saturating_add(HEAD_BYTES);
         for device in &devices {
-            check(device, HEAD_BYTES + 8 * log_bytes, options.force)?;
+            check(device, least, options.force)?;
         }
         let mut members = Vec::with_capacity(devices.len());
         for (index, NewDevice { attached, class }) in (0..).zip(devices) {
@@ -132,7 +136,7 @@ fn owner(device: &dyn Device) -> std::io::Result<Option<Superblock>> {
 /// Writes the catalogue first, then the superblocks, and then that all is there: what lacks the last is
 /// no pool.
 fn make(name: PoolName, members: Vec<Arc<Member>>, log_bytes: u64) -> Result<Core, CreateError> {
-    let places = place_catalogue(&members, log_bytes);
+    let places = place_catalogue(&members, log_bytes)?;
     let pool = Uuid::new_v4().as_u128();
     let (number, nonce) = (1, new_nonce());
     for extent in places.iter().flatten() {
@@ -162,21 +166,22 @@ fn make(name: PoolName, members: Vec<Arc<Member>>, log_bytes: u64) -> Result<Cor
     Ok(core)
 }
 
-/// Two copies of two logs, the copies on two devices, or at both ends of the only one.
-fn place_catalogue(members: &[Arc<Member>], log_bytes: u64) -> [[Extent; 2]; 2] {
+/// Two copies of two logs, the copies on two devices, or at both ends of the only one. All devices are
+/// long enough; but others may still read what was on them.
+fn place_catalogue(members: &[Arc<Member>], log_bytes: u64) -> Result<[[Extent; 2]; 2], JoinError> {
     let is_capacity = |member: &&Arc<Member>| member.class == MediaClass::Capacity;
     let first = members.iter().find(is_capacity).expect("a pool has a device of class capacity");
     let others = || members.iter().filter(|member| member.index != first.index);
     let second = others().find(is_capacity).or_else(|| others().next()).unwrap_or(first);
-    let fits = "it was checked that all devices are long enough";
-    let place = || {
-        let extents =
-            [first.hold_low(log_bytes).expect(fits), second.hold_high(log_bytes).expect(fits)];
-        first.settle(log_bytes);
-        second.settle(log_bytes);
-        extents
+    let place = |member: &Arc<Member>, held: Option<Extent>| {
+        let extent = held.ok_or_else(|| JoinError::Held { device: member.label.clone() })?;
+        member.settle(log_bytes);
+        Ok(extent)
     };
-    [place(), place()]
+    let place = || -> Result<_, JoinError> {
+        Ok([place(first, first.hold_low(log_bytes))?, place(second, second.hold_high(log_bytes))?])
+    };
+    Ok([place()?, place()?])
 }
 
 /// As it is to be written on a device before it is part of the pool.

@@ -221,6 +221,12 @@ pub enum JoinError {
         /// The pool.
         name: PoolName,
     },
+    /// Other processes read what is on it.
+    #[error("{device} is still read by other processes: end them, or take another device")]
+    Held {
+        /// Which.
+        device: String,
+    },
     /// It could not be read.
     #[error("cannot read {device}: {source}")]
     Read {

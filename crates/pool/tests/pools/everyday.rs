@@ -8,7 +8,8 @@ use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::mblock::{AppendError, CommitError, Committed};
 use bindery_pool::object::{Object, ReadError};
 use bindery_pool::pool::{
-    AllocateError, DeleteError, FindError, GrowError, LogError, NewDevice, OpenError, ReaderError,
+    AllocateError, CreateError, CreateOptions, DeleteError, FindError, GrowError, JoinError,
+    LogError, NewDevice, OpenError, ReaderError,
 };
 use bindery_pool::{DeviceIndex, MediaClass, ObjectId, Pool};
 use bindery_sys::direct::Buffer;
@@ -274,4 +275,16 @@ fn what_is_deleted_and_still_held_is_accounted_for() {
     assert_eq!(pool.reclaim(), used);
     assert_eq!(pool.usage(Capacity), before);
     assert!(pool.verify().findings.is_empty());
+}
+
+#[test]
+fn a_catalogue_of_any_length_is_made_or_refused() {
+    let rig = Rig::two();
+    for bytes in [1 << 30, 1 << 61, u64::MAX - 5000, u64::MAX] {
+        let options = CreateOptions { force: true, catalogue_bytes: Some(bytes) };
+        let devices = rig.attached().into_iter().zip([Capacity, Staging]);
+        let devices = devices.map(|(attached, class)| NewDevice { attached, class }).collect();
+        let error = Pool::create_on("large".parse().unwrap(), devices, &options).unwrap_err();
+        assert!(matches!(error, CreateError::Join(JoinError::TooShort { .. })), "{error}");
+    }
 }

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bindery_pool::pool::{CreateOptions, DevicePath, PoolReader, ReaderError};
+use bindery_pool::pool::{
+    CreateError, CreateOptions, DevicePath, JoinError, PathError, PoolReader, ReaderError,
+};
 use bindery_pool::{MediaClass, ObjectId, Pool};
 
 use crate::child::{Other, open};
@@ -147,4 +149,29 @@ fn nothing_is_found_damaged_whatever_the_writer_does() {
             got.fetch_add(report.objects, Ordering::Relaxed);
         }
     });
+}
+
+#[test]
+fn a_pool_is_not_made_where_others_still_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = [directory.path().to_path_buf()];
+    let device = DevicePath { path: paths[0].clone(), class: CLASS, bytes: Some(704 << 10) };
+    let name = "small".parse().unwrap();
+    let mut options = CreateOptions { force: false, catalogue_bytes: Some(64 << 10) };
+    let pool = Pool::create(&name, std::slice::from_ref(&device), &options).unwrap();
+    let mut writer = pool.allocate_mblock(CLASS, 256 << 10).unwrap();
+    writer.append(&[7; 256 << 10]).unwrap();
+    let id = writer.commit().unwrap().entry().id;
+    drop(pool);
+    let reader = PoolReader::open(&paths, None).unwrap();
+    let held = reader.get(id).unwrap();
+    options = CreateOptions { force: true, catalogue_bytes: Some(72 << 10) };
+    let refused = Pool::create(&name, std::slice::from_ref(&device), &options).unwrap_err();
+    assert!(
+        matches!(refused, PathError::Create(CreateError::Join(JoinError::Held { .. }))),
+        "{refused}"
+    );
+    assert_eq!(read(&held), [7; 256 << 10]);
+    drop(held);
+    drop(Pool::create(&name, &[device], &options).unwrap());
 }
