@@ -122,6 +122,10 @@ impl<D: Device> Device for Failing<D> {
         self.device.grow(bytes)
     }
 
+    fn measure(&self) -> io::Result<u64> {
+        self.device.measure()
+    }
+
     fn hold(&self, offset_bytes: u64, bytes: u64) -> io::Result<Option<Hold>> {
         self.meet(Operation::Lock)?;
         self.device.hold(offset_bytes, bytes)

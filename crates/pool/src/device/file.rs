@@ -120,6 +120,14 @@ impl FileDevice {
         Ok(())
     }
 
+    /// Notes how long it was found to be. Never less than it was: offsets that were within it have been
+    /// given out.
+    fn is_so_long(&self, bytes: u64) -> u64 {
+        let bytes = whole_blocks(bytes);
+        // Release, with the acquire of `bytes`: who sees the new length finds the file so long.
+        self.bytes.fetch_max(bytes, Ordering::AcqRel).max(bytes)
+    }
+
     fn failed(&self, operation: Operation, offset_bytes: u64, error: io::Error) -> io::Error {
         IoError::of(&self.path, operation, offset_bytes, error)
     }
@@ -165,10 +173,13 @@ impl Device for FileDevice {
             Kind::File if now < bytes => file.set_len(bytes).map(|()| bytes),
             Kind::File | Kind::BlockDevice => Ok(now),
         });
-        let now = whole_blocks(grown.map_err(|error| self.failed(Operation::Grow, bytes, error))?);
-        // Never less than it was: offsets that were within it have been given out. Release, with the
-        // acquire of `bytes`: who sees the new length finds the file so long.
-        Ok(self.bytes.fetch_max(now, Ordering::AcqRel).max(now))
+        let now = grown.map_err(|error| self.failed(Operation::Grow, bytes, error))?;
+        Ok(self.is_so_long(now))
+    }
+
+    fn measure(&self) -> io::Result<u64> {
+        let now = block::bytes(&self.parts.file, self.parts.kind);
+        Ok(self.is_so_long(now.map_err(|error| self.failed(Operation::Grow, 0, error))?))
     }
 
     fn read_many(&self, reads: &mut [Read<'_>]) -> io::Result<()> {

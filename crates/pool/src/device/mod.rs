@@ -85,6 +85,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The device's; `StorageFull` where the file system has no room.
     fn grow(&self, bytes: u64) -> io::Result<u64>;
 
+    /// Learns that another process has made it longer. Its length, then and now.
+    ///
+    /// # Errors
+    /// The device's.
+    fn measure(&self) -> io::Result<u64> {
+        Ok(self.bytes())
+    }
+
     /// Reads many ranges, as many at once as the device takes.
     ///
     /// # Errors

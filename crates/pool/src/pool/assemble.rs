@@ -37,7 +37,15 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
+    /// What these devices say, which must be all of the pool.
     pub(crate) fn of(devices: Vec<Attached>) -> Result<Self, OpenError> {
+        let mut assembly = Self::of_some(devices)?;
+        assembly.check_table()?;
+        Ok(assembly)
+    }
+
+    /// What these devices say, those with the catalogue among them.
+    pub(crate) fn of_some(devices: Vec<Attached>) -> Result<Self, OpenError> {
         let found: Vec<Found> = devices.into_iter().map(identify).collect::<Result<_, _>>()?;
         let newest = found.iter().map(|found| &found.superblock);
         let newest = newest.max_by_key(|superblock| (superblock.opening, superblock.revision));
@@ -47,9 +55,8 @@ impl Assembly {
         let reader = MdcReader::open(&halves(&found, &lead)?)?;
         let damaged = reader.damaged().to_vec();
         let contents = Contents::replay::<OpenError>(reader.records().map(Ok))?;
-        let mut assembly = Self { lead, found, contents, damaged };
+        let assembly = Self { lead, found, contents, damaged };
         assembly.check_openings()?;
-        assembly.check_table()?;
         Ok(assembly)
     }
 

@@ -82,7 +82,7 @@ impl PoolReader {
     /// # Errors
     /// See [`OpenError`].
     pub fn open_on(devices: Vec<Attached>) -> Result<Self, OpenError> {
-        let assembly = assemble(&devices)?;
+        let assembly = assemble(&devices, Assembly::of)?;
         let id = assembly.lead.pool;
         let view = RwLock::new(View::of(assembly)?);
         Ok(Self { devices, id, view, handles: Mutex::default() })
@@ -103,9 +103,13 @@ impl PoolReader {
     /// Sees the pool as it is now. Blocks; reads the catalogue.
     ///
     /// # Errors
-    /// See [`OpenError`]; then what was seen before still is.
+    /// See [`OpenError`]; then what was seen before still is. [`OpenError::Missing`] where a device was
+    /// added, with which the pool is to be opened again; [`OpenError::Foreign`] where another pool was
+    /// made in place of this one.
     pub fn refresh(&self) -> Result<(), OpenError> {
-        let view = View::of(assemble(&self.devices)?)?;
+        let assembly = assemble(&self.devices, Assembly::of)?;
+        self.check_pool(&assembly)?;
+        let view = View::of(assembly)?;
         *self.view.write().expect("the view is whole") = view;
         Ok(())
     }
@@ -156,7 +160,10 @@ impl PoolReader {
     /// That objects which are held are those that they were: see the module's description.
     fn check(&self, objects: &[Arc<Committed>]) -> Result<(), ReaderError> {
         let loaded = objects.iter().try_for_each(|object| object.load_checksums());
-        let contents = assemble(&self.devices)?.contents;
+        // Devices that were added meanwhile have none of them.
+        let assembly = assemble(&self.devices, Assembly::of_some)?;
+        self.check_pool(&assembly)?;
+        let contents = assembly.contents;
         for object in objects {
             let id = object.id();
             if mblock_in(&contents, id).ok() != Some(*object.entry()) {
@@ -164,6 +171,16 @@ impl PoolReader {
             }
         }
         Ok(loaded?)
+    }
+
+    /// That it still is the pool that was opened.
+    fn check_pool(&self, Assembly { lead, found, .. }: &Assembly) -> Result<(), OpenError> {
+        if lead.pool == self.id {
+            return Ok(());
+        }
+        let device = found.first().map_or_else(String::new, |found| found.attached.label.clone());
+        let (found, found_id) = (lead.name.clone(), lead.pool);
+        Err(OpenError::Foreign { device, found, found_id, name: self.name(), id: self.id })
     }
 
     /// Everything that was committed, by id.
@@ -224,11 +241,19 @@ fn hold(members: &[Arc<Member>], entry: MblockEntry) -> Result<Arc<Committed>, R
     Ok(Arc::new(Committed::new(entry, Arc::clone(member), Some(held))))
 }
 
-/// Reads what is there now. A writer may be in the middle of opening the pool, or of adding a device.
-fn assemble(devices: &[Attached]) -> Result<Assembly, OpenError> {
+/// Reads what is there now. A writer may be in the middle of opening the pool, or of adding a device,
+/// or of making one longer.
+fn assemble(
+    devices: &[Attached],
+    read: impl Fn(Vec<Attached>) -> Result<Assembly, OpenError>,
+) -> Result<Assembly, OpenError> {
     const ATTEMPTS: usize = 8;
     let attempt = || {
-        let assembly = Assembly::of(devices.to_vec())?;
+        for Attached { label, device } in devices {
+            let failed = |source| OpenError::Read { device: label.clone(), source };
+            device.measure().map_err(failed)?;
+        }
+        let assembly = read(devices.to_vec())?;
         assembly.check_residence()?;
         Ok(assembly)
     };
@@ -237,6 +262,7 @@ fn assemble(devices: &[Attached]) -> Result<Assembly, OpenError> {
             error,
             OpenError::OldCopy { .. }
                 | OpenError::Diverged { .. }
+                | OpenError::Shrunk { .. }
                 | OpenError::Superblocks { .. }
                 | OpenError::NoPool { .. }
         )

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bindery_pool::pool::{
-    CreateError, CreateOptions, DevicePath, JoinError, PathError, PoolReader, ReaderError,
+    CreateError, CreateOptions, DevicePath, JoinError, OpenError, PathError, PoolReader,
+    ReaderError,
 };
-use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_pool::{DeviceIndex, MediaClass, ObjectId, Pool};
 
 use crate::child::{Other, open};
 use crate::model::{Written, read};
@@ -152,6 +153,36 @@ fn nothing_is_found_damaged_whatever_the_writer_does() {
 }
 
 #[test]
+fn readers_stay_when_the_pool_grows() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = [directory.path().to_path_buf()];
+    let device = DevicePath { path: paths[0].clone(), class: CLASS, bytes: Some(6 << 20) };
+    let name = "grown".parse().unwrap();
+    let options = CreateOptions::default();
+    let pool = Pool::create(&name, std::slice::from_ref(&device), &options).unwrap();
+    let [first, second] = [write(&pool), write(&pool)];
+    let reader = PoolReader::open(&paths, None).unwrap();
+    pool.grow_device(DeviceIndex(0), 40 << 20).unwrap();
+    assert_eq!(reader.get(first).unwrap().entry().id, first);
+    // In what was not there when the reader came.
+    let it = Written { seed: 6, length: 20 << 20 };
+    let mut writer = pool.allocate_mblock(CLASS, it.length as u64).unwrap();
+    writer.append(&it.bytes()).unwrap();
+    let large = writer.commit().unwrap().entry().id;
+    reader.refresh().unwrap();
+    assert_eq!(read(&reader.get(large).unwrap()), it.bytes());
+
+    // Of a device that it does not have it says so, and goes on with those that it has.
+    pool.add(&device, false).unwrap();
+    assert_eq!(read(&reader.get(second).unwrap()).len(), 1 << 20);
+    assert!(matches!(reader.refresh(), Err(OpenError::Missing { .. })));
+    assert_eq!(read(&reader.get(large).unwrap()), it.bytes());
+    pool.delete(second).unwrap();
+    assert!(matches!(reader.get(second), Err(ReaderError::Deleted(id)) if id == second));
+    assert!(PoolReader::open(&paths, None).unwrap().get(first).is_ok());
+}
+
+#[test]
 fn a_pool_is_not_made_where_others_still_read() {
     let directory = tempfile::tempdir().unwrap();
     let paths = [directory.path().to_path_buf()];
@@ -174,4 +205,6 @@ fn a_pool_is_not_made_where_others_still_read() {
     assert_eq!(read(&held), [7; 256 << 10]);
     drop(held);
     drop(Pool::create(&name, &[device], &options).unwrap());
+    // What it reads now is another pool.
+    assert!(matches!(reader.refresh(), Err(OpenError::Foreign { .. })));
 }
