@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bindery_sys::block::{self, Kind};
 use bindery_sys::direct::{Buffer, Transfer};
@@ -12,6 +12,7 @@ use bindery_sys::direct::{Buffer, Transfer};
 use super::engine::Engine;
 use super::error::{IoError, Operation};
 use super::open::{Access, Parts};
+use super::sync_gate::{Closed, SyncGate};
 use super::{Device, Hold, Read, Write};
 use crate::BLOCK_BYTES;
 
@@ -29,8 +30,7 @@ pub struct FileDevice {
     engine: Engine,
     depth: usize,
     bytes: AtomicU64,
-    /// Set once.
-    sync_failed: AtomicBool,
+    gate: SyncGate,
 }
 
 impl FileDevice {
@@ -42,7 +42,7 @@ impl FileDevice {
         bytes: u64,
     ) -> Self {
         let bytes = AtomicU64::new(whole_blocks(bytes));
-        Self { path, parts, engine, depth, bytes, sync_failed: AtomicBool::new(false) }
+        Self { path, parts, engine, depth, bytes, gate: SyncGate::default() }
     }
 
     /// As it was opened.
@@ -109,15 +109,15 @@ impl FileDevice {
                 io::Error::new(io::ErrorKind::PermissionDenied, "it was opened for reading");
             return Err(self.failed(operation, offset_bytes, error));
         }
-        // Relaxed: a thread that does not see it yet writes beside the sync that fails.
-        if self.sync_failed.load(Ordering::Relaxed) {
-            let error = io::Error::other(
-                "an earlier sync failed, and what was written before it may be lost; \
-                 see the kernel's log, then close the pool and open it again",
-            );
-            return Err(self.failed(operation, offset_bytes, error));
-        }
-        Ok(())
+        self.gate.check().map_err(|closed| self.closed(closed, operation, offset_bytes))
+    }
+
+    fn closed(&self, Closed: Closed, operation: Operation, offset_bytes: u64) -> io::Error {
+        let error = io::Error::other(
+            "an earlier sync failed, and what was written before it may be lost; \
+             see the kernel's log, then close the pool and open it again",
+        );
+        self.failed(operation, offset_bytes, error)
     }
 
     /// Notes how long it was found to be. Never less than it was: offsets that were within it have been
@@ -149,10 +149,10 @@ impl Device for FileDevice {
 
     fn sync(&self) -> io::Result<()> {
         self.check_writable(Operation::Sync, 0)?;
-        self.parts.file.sync_data().map_err(|error| {
-            self.sync_failed.store(true, Ordering::Relaxed);
-            self.failed(Operation::Sync, 0, error)
-        })
+        let is_cached = self.parts.buffered_because.is_some();
+        let outcome = self.gate.sync(is_cached, || self.parts.file.sync_data());
+        let outcome = outcome.map_err(|closed| self.closed(closed, Operation::Sync, 0))?;
+        outcome.map_err(|error| self.failed(Operation::Sync, 0, error))
     }
 
     fn discard(&self, offset_bytes: u64, bytes: u64) -> io::Result<()> {

@@ -15,6 +15,7 @@ mod error;
 mod failing;
 mod file;
 mod open;
+mod sync_gate;
 
 pub use self::engine::{Engine, UnknownEngine};
 pub use self::error::{IoError, OpenError, Operation};
