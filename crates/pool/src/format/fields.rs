@@ -39,6 +39,12 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    /// A number that is counted up. One that leaves no room to go on nobody has come to.
+    pub(crate) fn count(&mut self) -> Option<u64> {
+        const ROOM: u64 = 1 << 32;
+        self.u64().filter(|number| *number < u64::MAX - ROOM)
+    }
+
     pub(crate) fn u128(&mut self) -> Option<u128> {
         self.array().map(u128::from_le_bytes)
     }

@@ -188,7 +188,7 @@ impl Record {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut fields = Fields::new(bytes);
         let record = match fields.u8()? {
-            OPENING => Self::Opening { number: fields.u64()?, nonce: fields.u64()? },
+            OPENING => Self::Opening { number: fields.count()?, nonce: fields.u64()? },
             OPENED => Self::Opened { number: fields.u64()? },
             NAME => {
                 let length = usize::from(fields.u8()?);
@@ -205,10 +205,10 @@ impl Record {
                 let (id, bytes) = (fields.u128()?, fields.u64()?);
                 Self::Device(DeviceEntry { index, id, class, bytes })
             }
-            IDS => Self::Ids { below: fields.u64()? },
+            IDS => Self::Ids { below: fields.count()? },
             MBLOCK => Self::Commit(decode_mblock(&mut fields)?),
             LOG => {
-                let id = ObjectId(fields.u64()?);
+                let id = ObjectId(fields.count()?);
                 Self::Commit(ObjectEntry::Log(LogEntry { id, copies: decode_copies(&mut fields)? }))
             }
             MDC => Self::Commit(decode_mdc(&mut fields)?),
@@ -257,7 +257,7 @@ fn decode_copies(fields: &mut Fields<'_>) -> Option<Vec<Extent>> {
 }
 
 fn decode_mblock(fields: &mut Fields<'_>) -> Option<ObjectEntry> {
-    let id = ObjectId(fields.u64()?);
+    let id = ObjectId(fields.count()?);
     let length_bytes = fields.u64()?;
     let (data, table) = (decode_extent(fields)?, decode_extent(fields)?);
     let table_checksum = fields.u32()?;
@@ -269,7 +269,7 @@ fn decode_mblock(fields: &mut Fields<'_>) -> Option<ObjectEntry> {
 }
 
 fn decode_mdc(fields: &mut Fields<'_>) -> Option<ObjectEntry> {
-    let id = ObjectId(fields.u64()?);
+    let id = ObjectId(fields.count()?);
     let is_root = match fields.u8()? {
         0 => false,
         1 => true,
@@ -340,6 +340,22 @@ mod tests {
             }),
             id().prop_map(Record::Delete),
         ]
+    }
+
+    #[test]
+    fn numbers_that_have_no_successor_are_none() {
+        let (id, last) = (ObjectId(u64::MAX), u64::MAX);
+        let extent = Extent { device: DeviceIndex(0), offset_bytes: 0, bytes: 65_536 };
+        let halves = [vec![extent], vec![extent]];
+        for record in [
+            Record::Opening { number: last, nonce: 1 },
+            Record::Ids { below: last },
+            Record::Ids { below: last - 100 },
+            Record::Commit(ObjectEntry::Log(LogEntry { id, copies: vec![extent] })),
+            Record::Commit(ObjectEntry::Mdc(MdcEntry { id, is_root: false, halves })),
+        ] {
+            assert_eq!(Record::decode(&record.encode()), None, "{record:?}");
+        }
     }
 
     proptest! {

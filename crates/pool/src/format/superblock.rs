@@ -169,9 +169,9 @@ fn checksum_of(block: &[u8]) -> u32 {
 }
 
 fn decode_fields(mut fields: Fields<'_>) -> Option<Superblock> {
-    let revision = fields.u64()?;
+    let revision = fields.count()?;
     let pool = fields.u128()?;
-    let (opening, nonce) = (fields.u64()?, fields.u64()?);
+    let (opening, nonce) = (fields.count()?, fields.u64()?);
     let device = DeviceIndex(fields.u16()?);
     let copy = fields.u8()?;
     let residence = match fields.u8()? {
@@ -293,6 +293,19 @@ mod tests {
             let mut block = vec![0xa5; BLOCK_BYTES];
             superblock.encode(&mut block);
             prop_assert_eq!(Superblock::decode(superblock.copy, &block), Ok(superblock));
+        }
+
+        #[test]
+        fn counters_that_have_no_successor_are_damage(seed: u64) {
+            for (revision, opening) in [(u64::MAX, 1), (1, u64::MAX)] {
+                let forged = Superblock { revision, opening, ..superblock(seed, 4) };
+                let mut block = vec![0; BLOCK_BYTES];
+                forged.encode(&mut block);
+                prop_assert_eq!(
+                    Superblock::decode(forged.copy, &block),
+                    Err(NoSuperblock::Damaged)
+                );
+            }
         }
 
         /// What a hostile hand can make: any fields at all, with a checksum that is right.
