@@ -12,6 +12,10 @@ use crate::options::Options;
 use crate::shelf::{Mapper, Shelf};
 use crate::table::Table;
 
+/// Is told what a shelf becomes; no shelf: what the root has makes the first.
+pub(crate) type Replace<'a> =
+    dyn FnMut(Option<&Arc<Shelf>>, Vec<Arc<Shelf>>) -> Result<(), StoreError> + 'a;
+
 type Source<'a> = Box<dyn Iterator<Item = Result<Entry, StoreError>> + 'a>;
 
 /// Writes entries to tables and puts these on shelves.
@@ -55,7 +59,7 @@ pub(crate) fn compact(
     options: &Options,
     root: &[Arc<Shelf>],
     shelves: &[Arc<Shelf>],
-    replace: &mut dyn FnMut(Option<&Arc<Shelf>>, Vec<Arc<Shelf>>) -> Result<(), StoreError>,
+    replace: &mut Replace<'_>,
 ) -> Result<(), StoreError> {
     let entries_of = |shelf: &Arc<Shelf>| {
         let tables: Vec<_> = shelf.tables.iter().map(Table::entries).collect();

@@ -4,8 +4,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use bindery_pool::ObjectId;
-
 use crate::compact;
 use crate::error::StoreError;
 use crate::merge::Entry;
@@ -73,9 +71,11 @@ impl Bell {
     }
 }
 
+type Body = fn(&Shared) -> Result<(), StoreError>;
+
 /// Starts both.
 pub(crate) fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
-    let bodies: [fn(&Shared) -> Result<(), StoreError>; 2] = [keep_journal, keep_tables];
+    let bodies: [Body; 2] = [keep_journal, keep_tables];
     bodies
         .map(|body| {
             let shared = Arc::clone(shared);
@@ -127,10 +127,11 @@ fn keep_tables(shared: &Shared) -> Result<(), StoreError> {
 /// Makes a root table of the frozen memory table.
 fn flush(shared: &Shared) -> Result<(), StoreError> {
     let Some(frozen) = shared.state().frozen.clone() else { return Ok(()) };
-    let owned = |(key, value): (&Box<[u8]>, &Option<Box<[u8]>>)| -> Entry {
-        (key.to_vec(), value.as_deref().map(<[u8]>::to_vec))
-    };
-    let entries: Vec<Entry> = frozen.read(|entries| entries.iter().map(owned).collect());
+    let entries = frozen.read(|entries| {
+        let owned =
+            entries.iter().map(|(key, value)| (key.to_vec(), value.as_deref().map(<[u8]>::to_vec)));
+        owned.collect::<Vec<Entry>>()
+    });
     let (pool, mapper) = (&shared.pool, &*shared.mapper);
     let table = compact::root_table(pool, mapper, &shared.options, entries.into_iter())?;
     shared.replace(|state| {
@@ -162,6 +163,6 @@ fn merge(shared: &Shared) -> Result<(), StoreError> {
 
 /// Deletes the objects of a shelf; they stay until its readers are through.
 fn delete(shared: &Shared, shelf: &Shelf) -> Result<(), StoreError> {
-    let objects = shelf.tables.iter().flat_map(Table::objects);
-    objects.map(|object: ObjectId| Ok(shared.pool.delete(object)?)).collect()
+    let mut objects = shelf.tables.iter().flat_map(Table::objects);
+    objects.try_for_each(|object| Ok(shared.pool.delete(object)?))
 }
