@@ -21,6 +21,17 @@ const HEADER_BYTES: usize = 4;
 /// The longest key and value together: an entry has to fit a block.
 pub const ENTRY_BYTES_MAX: usize = BLOCK_BYTES - COUNT_BYTES - OFFSET_BYTES - HEADER_BYTES;
 
+/// What an entry takes of a block.
+pub(crate) fn entry_bytes(key: &[u8], value: Value<'_>) -> usize {
+    OFFSET_BYTES + HEADER_BYTES + key.len() + value.map_or(0, <[u8]>::len)
+}
+
+/// The most blocks for entries that take so much together: what does not fit a block any more begins
+/// the next, so that of any two the contents do not fit one.
+pub(crate) const fn blocks_max(entries_bytes: usize) -> usize {
+    2 * entries_bytes.div_ceil(BLOCK_BYTES - COUNT_BYTES) + 1
+}
+
 /// An entry, or the mark that it was deleted.
 pub(crate) type Value<'a> = Option<&'a [u8]>;
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bindery_pool::Pool;
 use bindery_pool::map::Temperature;
 
+use crate::block;
 use crate::error::StoreError;
 use crate::merge::{Entry, Merge};
 use crate::options::Options;
@@ -42,12 +43,13 @@ pub(crate) fn root_table(
     pool: &Pool,
     mapper: &dyn Mapper,
     options: &Options,
-    entries: impl Iterator<Item = Entry>,
+    entries: Vec<Entry>,
 ) -> Result<Option<Arc<Shelf>>, StoreError> {
-    // Blocks are not filled to the last byte; an entry takes no more than a block.
-    let bytes = 2 * options.memory_table_bytes as u64 + options.table_bytes;
-    let mut entries = entries.map(Ok).peekable();
-    let table = Table::write(pool, options.class, bytes, &mut entries)?;
+    let sizes = entries.iter().map(|(key, value)| block::entry_bytes(key, value.as_deref()));
+    let bytes = block::blocks_max(sizes.sum()) * block::BLOCK_BYTES;
+    let mut entries = entries.into_iter().map(Ok).peekable();
+    let table = Table::write(pool, options.class, bytes as u64, &mut entries)?;
+    assert!(entries.next().is_none(), "one table holds all: what it lacks is in no log any more");
     let shelf = |table| Shelf::of(mapper, vec![table], Temperature::Pinned).map(Arc::new);
     table.map(shelf).transpose()
 }

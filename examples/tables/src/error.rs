@@ -38,6 +38,9 @@ pub enum StoreError {
     /// A thread of the store has failed, and what is put would pile up.
     #[error("the store has stopped: {0}")]
     Stopped(#[source] Arc<StoreError>),
+    /// A thread of the store met what must not be.
+    #[error("a thread of the store has panicked; stderr has its message: reopen the store")]
+    Panicked,
     /// The pool has no place for a table.
     #[error(transparent)]
     Allocate(#[from] AllocateError),

@@ -22,6 +22,10 @@ use crate::memory::MemoryTable;
 
 const HEADER_BYTES: usize = 11;
 
+/// What a log adds to a record: its checksum, and the header of its one piece (a second one where it
+/// goes over the end of a block).
+const FRAME_BYTES: usize = 8;
+
 /// A record taken apart: its table's number, a key, and what is said of it.
 type Parsed<'a> = (u64, &'a [u8], Value<'a>);
 
@@ -35,6 +39,11 @@ fn encode(number: u64, key: &[u8], value: Value<'_>) -> Vec<u8> {
     record
 }
 
+/// What an entry takes in its log.
+pub(crate) fn record_bytes(key: &[u8], value: Value<'_>) -> usize {
+    HEADER_BYTES + FRAME_BYTES + key.len() + value.map_or(0, <[u8]>::len)
+}
+
 fn decode(record: &[u8]) -> Option<Parsed<'_>> {
     let (header, rest) = record.split_first_chunk::<HEADER_BYTES>()?;
     let number = u64::from_le_bytes(header[..8].try_into().ok()?);
@@ -43,11 +52,14 @@ fn decode(record: &[u8]) -> Option<Parsed<'_>> {
     Some((number, key, (header[10] != 0).then_some(value)))
 }
 
+/// Records, and the numbers of their tables.
+type Pending = VecDeque<(u64, Vec<u8>)>;
+
 /// The two logs, and what is not in them yet.
 pub(crate) struct Journal {
     /// Locked before `pending` by those who take both.
     logs: Mutex<[OpenLog; 2]>,
-    pending: Mutex<VecDeque<(u64, Vec<u8>)>>,
+    pending: Mutex<Pending>,
     /// How full a log may become before its table must.
     log_bytes_max: u64,
 }
@@ -59,7 +71,7 @@ impl Journal {
         class: MediaClass,
         memory_table_bytes: usize,
     ) -> Result<Self, StoreError> {
-        // Each sync ends a block, and what is put while the last sync runs is written all the same.
+        // A table's records take a quarter. Each sync ends a block, which is what the rest is for.
         let log_bytes = 4 * memory_table_bytes as u64;
         let create = || pool.create_log(class, log_bytes, 1);
         Ok(Self::of([create()?, create()?]))
@@ -90,7 +102,7 @@ impl Journal {
         self.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pending(&self) -> MutexGuard<'_, VecDeque<(u64, Vec<u8>)>> {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,21 +116,23 @@ impl Journal {
         self.pending().push_back((number, encode(number, key, value)));
     }
 
-    /// Makes everything durable that was put before. Whether a log is so full that its table must become
-    /// one of the pool. Blocks.
-    pub(crate) fn drain(&self) -> Result<bool, StoreError> {
+    /// Makes everything durable that was put before. Blocks.
+    pub(crate) fn drain(&self) -> Result<(), StoreError> {
         let mut logs = self.logs();
         let pending = std::mem::take(&mut *self.pending());
-        let mut is_written = [false; 2];
-        for (number, record) in pending {
-            let at = (number % 2) as usize;
-            logs[at].append(&record)?;
-            is_written[at] = true;
+        let written = write(&mut logs, &pending);
+        if written.is_err() {
+            // It goes back: who asks next must not hear that all is durable because nothing is left.
+            let mut queue = self.pending();
+            let newer = std::mem::replace(&mut *queue, pending);
+            queue.extend(newer);
         }
-        for (log, _) in logs.iter_mut().zip(is_written).filter(|(_, is_written)| *is_written) {
-            log.sync()?;
-        }
-        Ok(logs.iter().any(|log| log.used_bytes() > self.log_bytes_max))
+        written
+    }
+
+    /// Whether a memory table's log is so full that it must become a table of the pool.
+    pub(crate) fn is_full(&self, number: u64) -> bool {
+        self.logs()[(number % 2) as usize].used_bytes() > self.log_bytes_max
     }
 
     /// Forgets a memory table that has become one of the pool, durably.
@@ -128,6 +142,17 @@ impl Journal {
         self.pending().retain(|(pending, _)| *pending != number);
         Ok(logs[(number % 2) as usize].erase()?)
     }
+}
+
+fn write(logs: &mut [OpenLog; 2], pending: &Pending) -> Result<(), StoreError> {
+    let mut is_written = [false; 2];
+    for (number, record) in pending {
+        let at = (number % 2) as usize;
+        logs[at].append(record)?;
+        is_written[at] = true;
+    }
+    let written = logs.iter_mut().zip(is_written).filter(|(_, is_written)| *is_written);
+    written.map(|(log, _)| Ok(log.sync()?)).collect()
 }
 
 /// The memory table that a log holds, if it holds one.

@@ -1,5 +1,6 @@
 //! The store's two threads: one makes what was put durable, the other makes tables and merges them.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -24,8 +25,8 @@ pub(crate) struct Bell {
 #[derive(Default)]
 struct Notes {
     has_ended: bool,
-    /// Root tables are merged, however few.
-    must_merge: bool,
+    /// Who waits until all root tables are merged, however few.
+    settling: usize,
     failed: Option<Arc<StoreError>>,
 }
 
@@ -46,28 +47,41 @@ impl Bell {
         self.rung.notify_all();
     }
 
-    pub(crate) fn ask_to_merge(&self) {
-        self.notes().must_merge = true;
+    /// Has root tables merged, however few, until what this gives is dropped: those too that come while
+    /// others are merged.
+    pub(crate) fn settle(&self) -> Settling<'_> {
+        self.notes().settling += 1;
         self.rung.notify_all();
+        Settling(self)
     }
 
     fn fail(&self, error: StoreError) {
-        self.notes().failed = Some(Arc::new(error));
+        // The first says why; those that follow, that it has.
+        self.notes().failed.get_or_insert_with(|| Arc::new(error));
         self.rung.notify_all();
     }
 
-    /// Waits until something holds.
+    /// Waits until something holds, or the threads end, which then do nothing for it any more.
     pub(crate) fn await_that(&self, holds: impl Fn() -> bool) -> Result<(), StoreError> {
         let mut notes = self.notes();
         loop {
             if let Some(error) = &notes.failed {
                 return Err(StoreError::Stopped(Arc::clone(error)));
             }
-            if holds() {
+            if notes.has_ended || holds() {
                 return Ok(());
             }
             notes = self.rung.wait(notes).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// Somebody waits until all root tables are merged.
+pub(crate) struct Settling<'a>(&'a Bell);
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        self.0.notes().settling -= 1;
     }
 }
 
@@ -79,7 +93,14 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
     bodies
         .map(|body| {
             let shared = Arc::clone(shared);
-            thread::spawn(move || body(&shared).unwrap_or_else(|error| shared.bell.fail(error)))
+            thread::spawn(move || {
+                // Whoever waits for a thread must hear of its end, whatever ended it.
+                let ended = panic::catch_unwind(AssertUnwindSafe(|| body(&shared)));
+                match ended.unwrap_or(Err(StoreError::Panicked)) {
+                    Ok(()) => {}
+                    Err(error) => shared.bell.fail(error),
+                }
+            })
         })
         .into()
 }
@@ -92,9 +113,7 @@ fn keep_journal(shared: &Shared) -> Result<(), StoreError> {
         if wait.unwrap_or_else(PoisonError::into_inner).0.has_ended {
             return Ok(());
         }
-        if shared.journal.drain()? && shared.state().frozen.is_none() {
-            shared.freeze()?;
-        }
+        shared.sync()?;
     }
 }
 
@@ -106,12 +125,10 @@ fn keep_tables(shared: &Shared) -> Result<(), StoreError> {
                 || state.root.len() >= shared.options.root_tables_max
                 || must_merge && !state.root.is_empty()
         };
-        let is_idle = |notes: &mut Notes| !notes.has_ended && !has_work(notes.must_merge);
+        let is_idle = |notes: &mut Notes| !notes.has_ended && !has_work(notes.settling > 0);
         let notes = shared.bell.rung.wait_while(shared.bell.notes(), is_idle);
-        let mut notes = notes.unwrap_or_else(PoisonError::into_inner);
-        // Taken before the work: who asks while it goes on asks for what comes after it.
-        let must_merge = std::mem::take(&mut notes.must_merge);
-        let has_ended = notes.has_ended;
+        let notes = notes.unwrap_or_else(PoisonError::into_inner);
+        let (must_merge, has_ended) = (notes.settling > 0, notes.has_ended);
         drop(notes);
         if has_ended {
             return Ok(());
@@ -126,19 +143,18 @@ fn keep_tables(shared: &Shared) -> Result<(), StoreError> {
 
 /// Makes a root table of the frozen memory table.
 fn flush(shared: &Shared) -> Result<(), StoreError> {
-    let Some(frozen) = shared.state().frozen.clone() else { return Ok(()) };
-    let entries = frozen.read(|entries| {
+    let Some((number, frozen)) = shared.frozen() else { return Ok(()) };
+    let entries: Vec<Entry> = frozen.read(|entries| {
         let owned =
             entries.iter().map(|(key, value)| (key.to_vec(), value.as_deref().map(<[u8]>::to_vec)));
-        owned.collect::<Vec<Entry>>()
+        owned.collect()
     });
     let (pool, mapper) = (&shared.pool, &*shared.mapper);
-    let table = compact::root_table(pool, mapper, &shared.options, entries.into_iter())?;
-    shared.replace(|state| {
-        state.frozen = None;
-        state.root.splice(0..0, table);
-    })?;
-    shared.journal.forget(shared.frozen_number())?;
+    let table = compact::root_table(pool, mapper, &shared.options, entries)?;
+    shared.replace(|state| drop(state.root.splice(0..0, table)))?;
+    // Frozen until its log is empty: the next table to be frozen makes room for one that uses this log.
+    shared.journal.forget(number)?;
+    shared.thaw();
     shared.bell.ring();
     Ok(())
 }

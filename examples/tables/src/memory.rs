@@ -4,25 +4,22 @@ use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
 use crate::block::Value;
+use crate::journal;
 
 type Entries = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
 
-/// Entries that are in no table yet.
+/// Entries that are in no table yet, and what all puts took in the log.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryTable(RwLock<(Entries, usize)>);
 
 impl MemoryTable {
-    /// Puts an entry in place of what was said of its key. How many bytes all entries have now.
+    /// Puts an entry in place of what was said of its key. How many bytes of its log all that was put
+    /// takes: what was put over too, for the log has no room for it without end.
     pub(crate) fn put(&self, key: &[u8], value: Value<'_>) -> usize {
         let mut guard = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let (entries, bytes) = &mut *guard;
-        let value_bytes = |value: &Option<Box<[u8]>>| value.as_ref().map_or(0, |value| value.len());
-        let value = value.map(Box::from);
-        *bytes += value_bytes(&value);
-        match entries.insert(key.into(), value) {
-            Some(former) => *bytes -= value_bytes(&former),
-            None => *bytes += key.len(),
-        }
+        *bytes += journal::record_bytes(key, value);
+        entries.insert(key.into(), value.map(Box::from));
         *bytes
     }
 

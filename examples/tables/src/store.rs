@@ -13,6 +13,7 @@ use crate::error::StoreError;
 use crate::journal::Journal;
 use crate::keeper::{self, Bell};
 use crate::manifest::{Manifest, TableObjects};
+use crate::memory::MemoryTable;
 use crate::merge::Entry;
 use crate::options::Options;
 use crate::shelf::{Mapper, Shelf};
@@ -93,9 +94,10 @@ impl Tables {
     /// Makes everything durable that was put. Blocks.
     ///
     /// # Errors
-    /// If the logs cannot be written.
+    /// If the logs cannot be written: then what was put since the last sync that succeeded may be lost,
+    /// and each sync after it fails, too.
     pub fn sync(&self) -> Result<(), StoreError> {
-        self.shared.journal.drain().map(drop)
+        self.shared.sync()
     }
 
     /// Makes tables of everything and merges them, and waits for it.
@@ -140,9 +142,19 @@ impl Shared {
         mapper: Arc<dyn Mapper>,
         options: Options,
     ) -> Result<Self, StoreError> {
-        let journal = Journal::create(&pool, options.class, options.memory_table_bytes)?;
         // With two copies: without it, there is no store.
-        let mut manifest = pool.create_root(MediaClass::Capacity, MANIFEST_LOG_BYTES, 2)?;
+        let manifest = pool.create_root(MediaClass::Capacity, MANIFEST_LOG_BYTES, 2)?;
+        Self::begin(pool, mapper, options, manifest)
+    }
+
+    /// Makes an empty store whose manifest is empty.
+    fn begin(
+        pool: Arc<Pool>,
+        mapper: Arc<dyn Mapper>,
+        options: Options,
+        mut manifest: OpenMdc,
+    ) -> Result<Self, StoreError> {
+        let journal = Journal::create(&pool, options.class, options.memory_table_bytes)?;
         manifest.append(&State::default().manifest(journal.ids()).encode())?;
         manifest.sync()?;
         Ok(Self::of(pool, mapper, options, journal, manifest, State::default(), 0))
@@ -155,8 +167,11 @@ impl Shared {
         root: ObjectId,
     ) -> Result<Self, StoreError> {
         let mdc = pool.open_mdc(root)?;
-        let last = mdc.records().last().ok_or(StoreError::ForeignManifest)?;
-        let manifest = Manifest::decode(&last?).ok_or(StoreError::ForeignManifest)?;
+        let Some(last) = mdc.records().last().transpose()? else {
+            // A crash came between the root and its first record.
+            return Self::begin(pool, mapper, options, mdc);
+        };
+        let manifest = Manifest::decode(&last).ok_or(StoreError::ForeignManifest)?;
         let (journal, memory) = Journal::open(&pool, manifest.logs)?;
         let shelf = |objects: &[TableObjects], temperature| {
             let tables = objects.iter().map(|objects| Table::open(&pool, *objects));
@@ -212,9 +227,23 @@ impl Shared {
         self.number.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the frozen memory table, if there is one.
-    pub(crate) fn frozen_number(&self) -> u64 {
-        self.number().wrapping_sub(1)
+    /// The frozen memory table and its number, if there is one.
+    pub(crate) fn frozen(&self) -> Option<(u64, Arc<MemoryTable>)> {
+        let number = self.number();
+        Some((number.wrapping_sub(1), self.state().frozen.clone()?))
+    }
+
+    /// Ends the frozen memory table: the pool has it, and its log does not any more.
+    pub(crate) fn thaw(&self) {
+        let _number = self.number();
+        self.change(|state| state.frozen = None);
+    }
+
+    /// Makes everything durable that was put. If that filled the log, it must have become tables first.
+    pub(crate) fn sync(&self) -> Result<(), StoreError> {
+        self.journal.drain()?;
+        let number = *self.number();
+        if self.journal.is_full(number) { self.freeze() } else { Ok(()) }
     }
 
     /// Changes what the store consists of; readers see all of it or nothing.
@@ -272,8 +301,8 @@ impl Shared {
     }
 
     fn settle(&self) -> Result<(), StoreError> {
+        let _settling = self.bell.settle();
         self.freeze()?;
-        self.bell.ask_to_merge();
         self.bell.await_that(|| {
             let state = self.state();
             state.frozen.is_none() && state.root.is_empty()

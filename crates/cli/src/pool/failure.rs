@@ -77,6 +77,7 @@ fn of_create(error: &CreateError) -> Reason {
     match error {
         CreateError::Join(error) => of_join(error),
         CreateError::NoCapacity => Reason::Usage,
+        CreateError::Write { source, .. } => of_kind(source.kind()),
         CreateError::Mdc(_) | CreateError::Change(_) => Reason::Failed,
     }
 }
