@@ -151,8 +151,8 @@ fn write(logs: &mut [OpenLog; 2], pending: &Pending) -> Result<(), StoreError> {
         logs[at].append(record)?;
         is_written[at] = true;
     }
-    let written = logs.iter_mut().zip(is_written).filter(|(_, is_written)| *is_written);
-    written.map(|(log, _)| Ok(log.sync()?)).collect()
+    let mut written = logs.iter_mut().zip(is_written).filter(|(_, is_written)| *is_written);
+    written.try_for_each(|(log, _)| Ok(log.sync()?))
 }
 
 /// The memory table that a log holds, if it holds one.
