@@ -11,6 +11,7 @@
 //! crate's own and stands in `docs/formats/pool.md`.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "archive")]
 pub mod archive;
 pub mod catalogue;
 pub mod device;

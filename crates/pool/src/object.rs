@@ -25,7 +25,7 @@ pub trait Object: Send + Sync + fmt::Debug {
     /// How many bytes it has; what the last unit has behind them is zero.
     fn length_bytes(&self) -> u64;
 
-    /// Where it is.
+    /// Where it is. An object in the archive is a device of its own, which has no file.
     fn device(&self) -> &Arc<dyn Device>;
 
     /// Where on the device it begins; a multiple of [`BLOCK_BYTES`].
@@ -110,6 +110,16 @@ pub enum ReadError {
         device: String,
         /// Where on it.
         offset_bytes: u64,
+    },
+    /// The archive did not give it, or gave something else than was stored there.
+    #[error("object {object} cannot be read at byte {offset_bytes}, in the archive: {source}")]
+    Archive {
+        /// Which object.
+        object: ObjectId,
+        /// From where it was to be read, from the object's beginning.
+        offset_bytes: u64,
+        /// What the archive says, with the key.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The object is shorter than that.
     #[error(

@@ -121,6 +121,20 @@ Examples:
 
 Their space is free once nobody reads them any more.")]
     Delete(DeleteArgs),
+    /// Move objects to the pool's archive, and free their space here
+    #[command(after_help = "\
+Examples:
+  bindery pool archive guests 0x1f 0x20
+
+They keep their ids and are read from there. How the archive is reached, and who asks, is in the AWS_*
+variables. What is interrupted goes on when it is repeated.")]
+    Archive(DeleteArgs),
+    /// Bring objects back from the archive
+    #[command(after_help = "\
+Examples:
+  bindery pool restore guests 0x1f
+  bindery pool restore guests 0x1f --class staging")]
+    Restore(RestoreArgs),
 }
 
 #[derive(Debug, Args)]
@@ -251,6 +265,18 @@ pub(crate) struct GetArgs {
 pub(crate) struct DeleteArgs {
     /// The pool's name
     pub(super) name: PoolName,
+    /// The objects
+    #[arg(required = true, value_name = "ID", value_parser = parse_id)]
+    pub(super) ids: Vec<ObjectId>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArgs {
+    /// The pool's name
+    pub(super) name: PoolName,
+    /// Where to: capacity or staging
+    #[arg(long, default_value = "capacity", value_parser = parse_class)]
+    pub(super) class: MediaClass,
     /// The objects
     #[arg(required = true, value_name = "ID", value_parser = parse_id)]
     pub(super) ids: Vec<ObjectId>,

@@ -20,12 +20,12 @@ pub(super) fn create(pools: &Pools, arguments: &CreateArgs) -> Result<(), Failur
     let CreateArgs { name, capacity, staging, size, archive, force } = arguments;
     pools.registry.require_free(name, None)?;
     let devices = device_paths(capacity, staging, *size)?;
-    if let Some(url) = archive {
-        // What cannot be reached or written is better known now than when something is to go there.
-        Archive::open(url, archive::Options::default())?;
-    }
+    // What cannot be reached or written is better known now than when something is to go there.
+    let opened = archive.as_ref().map(|url| Archive::open(url, archive::Options::default()));
+    let opened = opened.transpose()?;
     let options = CreateOptions { force: *force, ..CreateOptions::default() };
     let pool = Pool::create(name, &devices, &options)?;
+    opened.map_or(Ok(()), |archive| pool.set_archive(archive))?;
     let paths: Vec<PathBuf> = devices.into_iter().map(|device| device.path).collect();
     let devices = devices_of(pool.id(), &paths)?;
     let entry = Entry { id: id_text(pool.id()), devices, archive: archive.clone() };

@@ -7,8 +7,8 @@ use bindery_pool::mblock::{AppendError, CommitError};
 use bindery_pool::mdc::MdcError;
 use bindery_pool::object::ReadError;
 use bindery_pool::pool::{
-    AllocateError, ChangeError, CreateError, DeleteError, FindError, GrowError, JoinError,
-    OpenError, PathError, ReaderError,
+    AllocateError, ArchiveError, ChangeError, CreateError, DeleteError, FindError, GrowError,
+    JoinError, MoveError, OpenError, PathError, ReaderError,
 };
 
 use std::io;
@@ -138,9 +138,14 @@ failures! {
         AllocateError::NoClass { .. } | AllocateError::Nothing => Reason::Usage,
         _ => Reason::Failed,
     };
+    ArchiveError => |_| Reason::Failed;
+    MoveError => |error| match error {
+        MoveError::Find(_) => Reason::NotFound,
+        _ => Reason::Failed,
+    };
     DeleteError => |error| match error {
         DeleteError::Find(_) => Reason::NotFound,
-        DeleteError::Open(_) => Reason::Taken,
+        DeleteError::Open(_) | DeleteError::Moving(_) => Reason::Taken,
         DeleteError::Catalogue { .. } => Reason::Failed,
     };
     ReaderError => |error| match error {

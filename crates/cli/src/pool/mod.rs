@@ -1,5 +1,6 @@
 //! `bindery pool`: pools of immutable objects, made, filled, looked through, moved and ended.
 
+mod archiving;
 mod args;
 mod create;
 mod failure;
@@ -39,6 +40,8 @@ pub(crate) fn run(command: &PoolCommand, json: bool) -> Result<(), Failure> {
         PoolCommand::Get(arguments) => objects::get(&pools, arguments),
         PoolCommand::Objects(arguments) => objects::list(&pools, &arguments.name),
         PoolCommand::Delete(arguments) => objects::delete(&pools, arguments),
+        PoolCommand::Archive(arguments) => archiving::archive(&pools, arguments),
+        PoolCommand::Restore(arguments) => archiving::restore(&pools, arguments),
     }
 }
 

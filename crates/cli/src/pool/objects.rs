@@ -139,19 +139,22 @@ pub(super) fn list(pools: &Pools, name: &PoolName) -> Result<(), Failure> {
     let mut table = Table::new(["ID", "KIND", "CLASS", " BYTES", " DEVICE", " OFFSET"]);
     let mut list = Vec::new();
     for object in reader.list() {
-        let Some(first) = object.extents().next() else { continue };
-        let device = devices.iter().find(|device| device.entry.index == first.device);
-        let class = device.map_or("", |device| device.entry.class.name());
+        // What is in the archive is on no device.
+        let first = object.extents().next();
+        let device = first
+            .and_then(|first| devices.iter().find(|device| device.entry.index == first.device));
+        let class = device.map_or(MediaClass::Archive.name(), |device| device.entry.class.name());
         let (id, kind, bytes) = (object.id().to_string(), kind(&object), length_bytes(&object));
         if pools.json {
             list.push(json!({
                 "id": id, "kind": kind, "class": class, "length_bytes": bytes,
-                "device": first.device.0, "offset_bytes": first.offset_bytes,
+                "device": first.map(|first| first.device.0),
+                "offset_bytes": first.map(|first| first.offset_bytes),
             }));
             continue;
         }
-        let offset = format!("{:#x}", first.offset_bytes);
-        let device = first.device.to_string();
+        let offset = first.map_or("-".into(), |first| format!("{:#x}", first.offset_bytes));
+        let device = first.map_or("-".into(), |first| first.device.to_string());
         table.row([id, kind.into(), class.into(), human_bytes(bytes), device, offset]);
     }
     if pools.json { print_json(&list) } else { table.print() }
@@ -159,7 +162,7 @@ pub(super) fn list(pools: &Pools, name: &PoolName) -> Result<(), Failure> {
 
 fn kind(object: &ObjectEntry) -> &'static str {
     match object {
-        ObjectEntry::Mblock(_) => "mblock",
+        ObjectEntry::Mblock(_) | ObjectEntry::Archived(_) => "mblock",
         ObjectEntry::Log(_) => "mlog",
         ObjectEntry::Mdc(_) => "mdc",
     }

@@ -72,9 +72,9 @@ fn classes(reader: &PoolReader, devices: &[DeviceUsage]) -> BTreeMap<MediaClass,
         devices.iter().find(|device| device.entry.index == index).map(|device| device.entry.class)
     };
     for object in reader.list() {
-        let Some(class) = object.extents().next().and_then(|extent| class_of(extent.device)) else {
-            continue;
-        };
+        let on = object.extents().next().and_then(|extent| class_of(extent.device));
+        // What is in the archive is on no device.
+        let class = on.unwrap_or(MediaClass::Archive);
         let class = classes.entry(class).or_default();
         class.objects += 1;
         class.object_bytes += length_bytes(&object);
@@ -85,8 +85,10 @@ fn classes(reader: &PoolReader, devices: &[DeviceUsage]) -> BTreeMap<MediaClass,
 /// How long an object is; a log, how long it can be.
 pub(super) fn length_bytes(object: &ObjectEntry) -> u64 {
     match object {
-        ObjectEntry::Mblock(mblock) => mblock.length_bytes,
-        log => log.extents().map(|extent| extent.bytes).sum(),
+        log @ (ObjectEntry::Log(_) | ObjectEntry::Mdc(_)) => {
+            log.extents().map(|extent| extent.bytes).sum()
+        }
+        mblock => mblock.length_bytes().unwrap_or(0),
     }
 }
 

@@ -77,6 +77,7 @@ fn kind(finding: &Finding) -> &'static str {
         Finding::Device { .. } => "device",
         Finding::Object(_) => "object",
         Finding::Space { .. } => "space",
+        Finding::ArchiveClosed { .. } => "archive-closed",
     }
 }
 

@@ -155,6 +155,20 @@ impl Archive {
         Stored::open(self, pool, object)
     }
 
+    /// As [`head`](Self::head), of an object whose length and digest are known.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; another object is one that is [`Damaged`](ReadError::Damaged).
+    pub fn head_of(
+        &self,
+        pool: Uuid,
+        object: ObjectId,
+        length_bytes: u64,
+        digest: Digest,
+    ) -> Result<Stored, ReadError> {
+        self.head(pool, object)?.expect(length_bytes, digest)
+    }
+
     /// Removes an object; says whether there was one. The first part goes last, so that a removal that
     /// was interrupted can be repeated. The caller has made sure by its catalogue that nobody needs
     /// the object, and never gives its number again. Blocks for a request for each part, and one.

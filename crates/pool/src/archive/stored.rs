@@ -22,8 +22,8 @@ const FIRST_BYTES: u64 = 64 << 10;
 /// How often what does not verify is read again: a bit may turn on the way.
 const READS: u32 = 3;
 
-/// How much is read at once to verify an object, in bytes.
-const VERIFY_BYTES: u64 = 8 << 20;
+/// How much is read at once of a whole object, in bytes.
+const PIECE_BYTES: u64 = 8 << 20;
 
 /// What is wrong with what a store holds.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -148,6 +148,19 @@ impl Stored {
         })
     }
 
+    /// It, if it is what the catalogue says.
+    pub(super) fn expect(
+        self,
+        length_bytes: u64,
+        expected: format::Digest,
+    ) -> Result<Self, ReadError> {
+        let found = self.header.digest;
+        if (found, self.length_bytes()) == (expected, length_bytes) {
+            return Ok(self);
+        }
+        Err(self.place(0).damaged(Damage::Digest { expected, found }))
+    }
+
     /// What its first part says.
     #[must_use]
     pub const fn header(&self) -> &Header {
@@ -224,14 +237,28 @@ impl Stored {
         for part in 1..self.header.layout.parts() {
             self.verify_header(part)?;
         }
+        self.read_all(|_| Ok(()))
+    }
+
+    /// Reads all of it, 8 MiB at once, and verifies each unit and, at the end, the whole. `take` gets
+    /// the object's bytes, piece by piece: they count only if this returns without an error. Blocks.
+    ///
+    /// # Errors
+    /// The first [`ReadError`], or the first of `take`.
+    pub fn read_all<E: From<ReadError>>(
+        &self,
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut context = digest::Context::new(&digest::SHA256);
         let padded = self.header.layout.units() * UNIT_BYTES as u64;
         let mut at = 0;
         while at < padded {
-            let mut buffer = Buffer::zeroed((padded - at).min(VERIFY_BYTES) as usize);
+            let mut buffer = Buffer::zeroed((padded - at).min(PIECE_BYTES) as usize);
             self.read(at, &mut buffer)?;
             let left = (self.length_bytes() - at) as usize;
-            context.update(&buffer[..buffer.len().min(left)]);
+            let content = &buffer[..buffer.len().min(left)];
+            context.update(content);
+            take(content)?;
             at += buffer.len() as u64;
         }
         let found = context.finish();
@@ -240,7 +267,7 @@ impl Stored {
         if found == expected {
             return Ok(());
         }
-        Err(self.place(0).damaged(Damage::Digest { expected, found }))
+        Err(self.place(0).damaged(Damage::Digest { expected, found }).into())
     }
 
     fn verify_header(&self, part: u32) -> Result<(), ReadError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use crate::format::record::{ObjectEntry, Record};
+use crate::format::record::{ArchivedEntry, ObjectEntry, Record};
 use crate::format::superblock::{DeviceEntry, Residence};
 use crate::name::PoolName;
 use crate::{DeviceIndex, ObjectId};
@@ -24,6 +24,7 @@ pub struct Contents {
     ids_below: u64,
     objects: BTreeMap<ObjectId, ObjectEntry>,
     root: Option<ObjectId>,
+    archive: Option<String>,
     /// About how much of a log all this takes once compacted.
     object_bytes: u64,
 }
@@ -43,6 +44,9 @@ pub enum Contradiction {
     /// There are two roots.
     #[error("object {0} is a second root")]
     SecondRoot(ObjectId),
+    /// What moves must be there, and as long as it was.
+    #[error("object {0} is moved, but no such object was committed")]
+    Moved(ObjectId),
     /// The opening never began.
     #[error("opening {0} has ended, but never began")]
     NotBegun(u64),
@@ -59,6 +63,7 @@ impl Default for Contents {
             ids_below: 0,
             objects: BTreeMap::new(),
             root: None,
+            archive: None,
             object_bytes: 0,
         }
     }
@@ -106,6 +111,8 @@ impl Contents {
                 self.object_bytes -= log_bytes(&Record::Commit(entry));
                 self.root = self.root.filter(|root| *root != id);
             }
+            Record::Archive(url) => self.archive = Some(url),
+            Record::Move(entry) => self.replace(entry)?,
         }
         Ok(())
     }
@@ -129,6 +136,18 @@ impl Contents {
         Ok(())
     }
 
+    fn replace(&mut self, entry: ObjectEntry) -> Result<(), Contradiction> {
+        let id = entry.id();
+        let old = self.objects.get(&id).filter(|old| {
+            old.length_bytes().is_some() && old.length_bytes() == entry.length_bytes()
+        });
+        let old = old.cloned().ok_or(Contradiction::Moved(id))?;
+        self.object_bytes -= log_bytes(&Record::Commit(old));
+        self.object_bytes += log_bytes(&Record::Commit(entry.clone()));
+        self.objects.insert(id, entry);
+        Ok(())
+    }
+
     /// The fewest records that come to the same.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
         self.heading().chain(self.objects.values().cloned().map(Record::Commit))
@@ -143,7 +162,9 @@ impl Contents {
         let facts = [Record::Residence(self.residence), Record::Ids { below: self.ids_below }];
         let devices = self.devices.values().copied().map(Record::Device);
         let name = self.name.iter().cloned().map(Record::Name);
-        opened.chain(self.begun.iter().map(begin)).chain(facts).chain(devices).chain(name)
+        let archive = self.archive.iter().cloned().map(Record::Archive);
+        let whole = opened.chain(self.begun.iter().map(begin)).chain(facts).chain(devices);
+        whole.chain(name).chain(archive)
     }
 
     /// About how much of a log [`records`](Self::records) take, in bytes.
@@ -204,6 +225,20 @@ impl Contents {
     /// All objects, by id.
     pub fn objects(&self) -> impl ExactSizeIterator<Item = &ObjectEntry> {
         self.objects.values()
+    }
+
+    /// The URL of the archive; none if there never was one.
+    #[must_use]
+    pub fn archive(&self) -> Option<&str> {
+        self.archive.as_deref()
+    }
+
+    /// The mblocks that are in the archive, by id.
+    pub fn archived(&self) -> impl Iterator<Item = &ArchivedEntry> {
+        self.objects.values().filter_map(|entry| match entry {
+            ObjectEntry::Archived(entry) => Some(entry),
+            _ => None,
+        })
     }
 
     /// The root MDC.

@@ -3,101 +3,14 @@
 //! A record needs no checksum and no length of its own: the log that holds it has both.
 
 use super::fields::Fields;
-use super::superblock::{
-    DeviceEntry, Residence, class_number, class_of, decode_extent, encode_extent,
-};
+use super::superblock::{DeviceEntry, Residence, class_number, class_of};
 use crate::name::PoolName;
-use crate::{DeviceIndex, Extent, ObjectId};
+use crate::{DeviceIndex, ObjectId};
 
-/// The most copies that a log has.
-pub const MOST_COPIES: usize = 2;
+pub use super::entry::{ArchivedEntry, LogEntry, MOST_COPIES, MblockEntry, MdcEntry, ObjectEntry};
 
-/// A committed mblock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MblockEntry {
-    /// Its name.
-    pub id: ObjectId,
-    /// How long it is, in bytes.
-    pub length_bytes: u64,
-    /// Its data, in whole blocks, zeros behind the last byte.
-    pub data: Extent,
-    /// Its checksums, in whole blocks of the same device.
-    pub table: Extent,
-    /// The checksum of the checksums.
-    pub table_checksum: u32,
-}
-
-/// A client's mlog.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogEntry {
-    /// Its name.
-    pub id: ObjectId,
-    /// Where its copies are; 1 or 2.
-    pub copies: Vec<Extent>,
-}
-
-/// A client's MDC. Its logs have the two ids that follow its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MdcEntry {
-    /// Its name.
-    pub id: ObjectId,
-    /// Whether it is the pool's root: the one that clients begin at.
-    pub is_root: bool,
-    /// Where the copies of each of its logs are.
-    pub halves: [Vec<Extent>; 2],
-}
-
-/// Something that a pool has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ObjectEntry {
-    /// Written once.
-    Mblock(MblockEntry),
-    /// Appended to.
-    Log(LogEntry),
-    /// A pair of logs.
-    Mdc(MdcEntry),
-}
-
-impl ObjectEntry {
-    /// Its name.
-    #[must_use]
-    pub const fn id(&self) -> ObjectId {
-        match self {
-            Self::Mblock(entry) => entry.id,
-            Self::Log(entry) => entry.id,
-            Self::Mdc(entry) => entry.id,
-        }
-    }
-
-    /// All that it occupies.
-    pub fn extents(&self) -> impl Iterator<Item = Extent> + '_ {
-        let (fixed, lists): (&[Extent], [&[Extent]; 2]) = match self {
-            Self::Mblock(entry) => {
-                return Extents::Two([entry.data, entry.table].into_iter());
-            }
-            Self::Log(entry) => (&entry.copies, [&[], &[]]),
-            Self::Mdc(entry) => (&[], [&entry.halves[0], &entry.halves[1]]),
-        };
-        Extents::Lists(fixed.iter().chain(lists[0]).chain(lists[1]).copied())
-    }
-}
-
-/// One of two iterators.
-enum Extents<A, B> {
-    Two(A),
-    Lists(B),
-}
-
-impl<A: Iterator<Item = Extent>, B: Iterator<Item = Extent>> Iterator for Extents<A, B> {
-    type Item = Extent;
-
-    fn next(&mut self) -> Option<Extent> {
-        match self {
-            Self::Two(extents) => extents.next(),
-            Self::Lists(extents) => extents.next(),
-        }
-    }
-}
+/// The longest URL that an archive can have, in bytes.
+pub const LONGEST_URL: usize = 1024;
 
 /// A record of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,6 +42,10 @@ pub enum Record {
     Commit(ObjectEntry),
     /// An object was deleted.
     Delete(ObjectId),
+    /// Where the pool's archive is from now on.
+    Archive(String),
+    /// An mblock, which does not change, is somewhere else from now on.
+    Move(ObjectEntry),
 }
 
 const OPENING: u8 = 1;
@@ -137,10 +54,9 @@ const NAME: u8 = 3;
 const RESIDENCE: u8 = 4;
 const DEVICE: u8 = 5;
 const IDS: u8 = 6;
-const MBLOCK: u8 = 7;
-const LOG: u8 = 8;
-const MDC: u8 = 9;
 const DELETE: u8 = 10;
+const ARCHIVE: u8 = 11;
+const MOVE: u8 = 13;
 
 impl Record {
     /// It as bytes.
@@ -174,10 +90,19 @@ impl Record {
                 bytes.push(IDS);
                 bytes.extend(below.to_le_bytes());
             }
-            Self::Commit(entry) => encode_object(entry, &mut bytes),
+            Self::Commit(entry) => entry.encode(&mut bytes),
             Self::Delete(id) => {
                 bytes.push(DELETE);
                 bytes.extend(id.0.to_le_bytes());
+            }
+            Self::Archive(url) => {
+                bytes.push(ARCHIVE);
+                bytes.extend((url.len() as u16).to_le_bytes());
+                bytes.extend(url.bytes());
+            }
+            Self::Move(entry) => {
+                bytes.push(MOVE);
+                entry.encode(&mut bytes);
             }
         }
         bytes
@@ -206,82 +131,31 @@ impl Record {
                 Self::Device(DeviceEntry { index, id, class, bytes })
             }
             IDS => Self::Ids { below: fields.count()? },
-            MBLOCK => Self::Commit(decode_mblock(&mut fields)?),
-            LOG => {
-                let id = ObjectId(fields.count()?);
-                Self::Commit(ObjectEntry::Log(LogEntry { id, copies: decode_copies(&mut fields)? }))
-            }
-            MDC => Self::Commit(decode_mdc(&mut fields)?),
             DELETE => Self::Delete(ObjectId(fields.u64()?)),
-            _ => return None,
+            ARCHIVE => Self::Archive(decode_url(&mut fields)?),
+            MOVE => {
+                let first = fields.u8()?;
+                let entry = ObjectEntry::decode(first, &mut fields)?;
+                entry.length_bytes()?;
+                Self::Move(entry)
+            }
+            object => Self::Commit(ObjectEntry::decode(object, &mut fields)?),
         };
         fields.is_at_end().then_some(record)
     }
 }
 
-fn encode_object(entry: &ObjectEntry, bytes: &mut Vec<u8>) {
-    match entry {
-        ObjectEntry::Mblock(entry) => {
-            bytes.push(MBLOCK);
-            bytes.extend(entry.id.0.to_le_bytes());
-            bytes.extend(entry.length_bytes.to_le_bytes());
-            encode_extent(&entry.data, bytes);
-            encode_extent(&entry.table, bytes);
-            bytes.extend(entry.table_checksum.to_le_bytes());
-        }
-        ObjectEntry::Log(entry) => {
-            bytes.push(LOG);
-            bytes.extend(entry.id.0.to_le_bytes());
-            encode_copies(&entry.copies, bytes);
-        }
-        ObjectEntry::Mdc(entry) => {
-            bytes.push(MDC);
-            bytes.extend(entry.id.0.to_le_bytes());
-            bytes.push(u8::from(entry.is_root));
-            entry.halves.iter().for_each(|copies| encode_copies(copies, bytes));
-        }
-    }
-}
-
-fn encode_copies(copies: &[Extent], bytes: &mut Vec<u8>) {
-    bytes.push(copies.len() as u8);
-    copies.iter().for_each(|extent| encode_extent(extent, bytes));
-}
-
-fn decode_copies(fields: &mut Fields<'_>) -> Option<Vec<Extent>> {
-    let count = usize::from(fields.u8()?);
-    if !(1..=MOST_COPIES).contains(&count) {
-        return None;
-    }
-    (0..count).map(|_| decode_extent(fields)).collect()
-}
-
-fn decode_mblock(fields: &mut Fields<'_>) -> Option<ObjectEntry> {
-    let id = ObjectId(fields.count()?);
-    let length_bytes = fields.u64()?;
-    let (data, table) = (decode_extent(fields)?, decode_extent(fields)?);
-    let table_checksum = fields.u32()?;
-    let is_sane = (1..=data.bytes).contains(&length_bytes)
-        && data.device == table.device
-        && table.bytes >= length_bytes.div_ceil(crate::UNIT_BYTES as u64) * 4;
-    let entry = MblockEntry { id, length_bytes, data, table, table_checksum };
-    is_sane.then_some(ObjectEntry::Mblock(entry))
-}
-
-fn decode_mdc(fields: &mut Fields<'_>) -> Option<ObjectEntry> {
-    let id = ObjectId(fields.count()?);
-    let is_root = match fields.u8()? {
-        0 => false,
-        1 => true,
-        _ => return None,
-    };
-    let halves = [decode_copies(fields)?, decode_copies(fields)?];
-    Some(ObjectEntry::Mdc(MdcEntry { id, is_root, halves }))
+fn decode_url(fields: &mut Fields<'_>) -> Option<String> {
+    let length = usize::from(fields.u16()?);
+    let letters = fields.bytes(length).filter(|_| (1..=LONGEST_URL).contains(&length))?;
+    Some(std::str::from_utf8(letters).ok()?.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::entry::LONGEST_ARCHIVED_BYTES;
     use super::*;
+    use crate::Extent;
     use proptest::prelude::*;
 
     fn extent() -> impl Strategy<Value = Extent> {
@@ -311,6 +185,14 @@ mod tests {
         )
     }
 
+    fn archived() -> impl Strategy<Value = ObjectEntry> {
+        (any::<u64>(), 1..=LONGEST_ARCHIVED_BYTES, any::<[u8; 32]>()).prop_map(
+            |(id, length_bytes, digest)| {
+                ObjectEntry::Archived(ArchivedEntry { id: ObjectId(id), length_bytes, digest })
+            },
+        )
+    }
+
     fn record() -> impl Strategy<Value = Record> {
         let id = || any::<u64>().prop_map(ObjectId);
         let class = prop::sample::select(&crate::MediaClass::ALL[..]);
@@ -332,6 +214,9 @@ mod tests {
             })),
             any::<u64>().prop_map(|below| Record::Ids { below }),
             mblock().prop_map(Record::Commit),
+            archived().prop_map(Record::Commit),
+            prop_oneof![mblock(), archived()].prop_map(Record::Move),
+            "s3://[a-z]{1,60}/[a-zé/]{0,60}".prop_map(Record::Archive),
             (id(), copies())
                 .prop_map(|(id, copies)| Record::Commit(ObjectEntry::Log(LogEntry { id, copies }))),
             (id(), any::<bool>(), copies(), copies()).prop_map(|(id, is_root, first, second)| {
@@ -376,12 +261,30 @@ mod tests {
 
         #[test]
         fn no_bytes_make_a_decoder_panic(
-            kind in 0..12_u8,
+            kind in 0..16_u8,
             bytes in prop::collection::vec(any::<u8>(), 0..120),
         ) {
             if let Some(record) = Record::decode(&[&[kind], &bytes[..]].concat()) {
                 prop_assert_eq!(Record::decode(&record.encode()), Some(record));
             }
+        }
+    }
+
+    #[test]
+    fn only_mblocks_move_and_a_url_has_a_length_that_it_can_have() {
+        let copies = vec![Extent { device: DeviceIndex(0), offset_bytes: 0, bytes: 4096 }];
+        let log = LogEntry { id: ObjectId(16), copies };
+        assert_eq!(Record::decode(&Record::Move(ObjectEntry::Log(log)).encode()), None);
+        let twice = Record::Move(ObjectEntry::Archived(ArchivedEntry {
+            id: ObjectId(16),
+            length_bytes: 1,
+            digest: [0; 32],
+        }));
+        assert_eq!(Record::decode(&[&[MOVE], &twice.encode()[..]].concat()), None);
+        let url = |length: usize| Record::Archive("u".repeat(length));
+        assert_eq!(Record::decode(&url(LONGEST_URL).encode()), Some(url(LONGEST_URL)));
+        for length in [0, LONGEST_URL + 1] {
+            assert_eq!(Record::decode(&url(length).encode()), None);
         }
     }
 }

@@ -15,8 +15,11 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 /// What no object uses at the start of each device, in bytes.
 pub const HEAD_BYTES: u64 = 128 << 10;
 
-/// The format that this code writes, and the newest that it reads.
-pub const VERSION: u32 = 1;
+/// The newest format that this code knows: that of pools with an archive.
+pub const VERSION: u32 = 2;
+
+/// The format of pools without an archive, which older code can use.
+const VERSION_WITHOUT_ARCHIVE: u32 = 1;
 
 /// The most devices of a pool.
 pub const MOST_DEVICES: usize = 64;
@@ -70,6 +73,8 @@ pub struct Superblock {
     pub catalogue: [[Extent; 2]; 2],
     /// All devices of the pool, this one among them.
     pub devices: Vec<DeviceEntry>,
+    /// Whether the catalogue may have what only code knows that knows archives.
+    pub has_archive: bool,
 }
 
 /// A block that is no superblock that can be used.
@@ -107,7 +112,8 @@ impl Superblock {
         assert!(block.len() == BLOCK_BYTES && self.devices.len() <= MOST_DEVICES);
         let mut bytes = Vec::with_capacity(USED_BYTES);
         bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
+        let version = if self.has_archive { VERSION } else { VERSION_WITHOUT_ARCHIVE };
+        bytes.extend(version.to_le_bytes());
         bytes.extend(0_u32.to_le_bytes());
         bytes.extend(self.revision.to_le_bytes());
         bytes.extend(self.pool.to_le_bytes());
@@ -156,7 +162,7 @@ impl Superblock {
         if version > VERSION {
             return Err(NoSuperblock::Newer { version });
         }
-        let superblock = decode_fields(fields).filter(|found| found.copy == copy);
+        let superblock = decode_fields(fields, version).filter(|found| found.copy == copy);
         superblock.filter(|found| found.entry().is_some()).ok_or(NoSuperblock::Damaged)
     }
 }
@@ -168,7 +174,7 @@ fn checksum_of(block: &[u8]) -> u32 {
     crc32c::crc32c_append(nothing, &block[CHECKSUM_AT + 4..])
 }
 
-fn decode_fields(mut fields: Fields<'_>) -> Option<Superblock> {
+fn decode_fields(mut fields: Fields<'_>, version: u32) -> Option<Superblock> {
     let revision = fields.count()?;
     let pool = fields.u128()?;
     let (opening, nonce) = (fields.count()?, fields.u64()?);
@@ -202,6 +208,7 @@ fn decode_fields(mut fields: Fields<'_>) -> Option<Superblock> {
         nonce,
         catalogue,
         devices,
+        has_archive: version > VERSION_WITHOUT_ARCHIVE,
     })
 }
 
@@ -280,6 +287,16 @@ mod tests {
             nonce: !seed,
             catalogue: [[extent(0), extent(1)], [extent(2), extent(3)]],
             devices: (0..devices).map(entry).collect(),
+            has_archive: seed.is_multiple_of(2),
+        }
+    }
+
+    #[test]
+    fn older_code_refuses_pools_with_an_archive_and_no_others() {
+        for (has_archive, version) in [(false, 1), (true, 2)] {
+            let mut block = vec![0; BLOCK_BYTES];
+            Superblock { has_archive, ..superblock(1, 2) }.encode(&mut block);
+            assert_eq!(block[8..12], u32::to_le_bytes(version));
         }
     }
 

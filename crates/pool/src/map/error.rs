@@ -4,8 +4,8 @@ use std::io;
 
 use thiserror::Error;
 
-use crate::ObjectId;
-use crate::object::ReadError;
+use crate::object::{Object, ReadError};
+use crate::{MediaClass, ObjectId};
 
 /// Why objects could not be mapped.
 #[derive(Debug, Error)]
@@ -23,6 +23,15 @@ pub enum MapError {
         objects: usize,
         /// How long the longest is.
         longest_bytes: u64,
+    },
+    /// It is in the archive. A fault is served in a signal handler, which cannot ask a store.
+    #[error(
+        "object {object} is in the archive, from where nothing is mapped: bring it back first, or read \
+         it in place"
+    )]
+    Archived {
+        /// Which object.
+        object: ObjectId,
     },
     /// The device has no file.
     #[error("object {object} is on a device that cannot be mapped: move it to another class first")]
@@ -55,6 +64,16 @@ pub enum MapError {
 }
 
 impl MapError {
+    /// Why an object whose device has no file cannot be mapped.
+    pub(super) fn no_file(object: &dyn Object) -> Self {
+        let (class, object) = (object.class(), object.id());
+        if class == MediaClass::Archive {
+            Self::Archived { object }
+        } else {
+            Self::NoFile { object }
+        }
+    }
+
     pub(crate) const fn of_system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }

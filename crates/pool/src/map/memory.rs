@@ -36,12 +36,13 @@ impl MemoryMap {
         let layout = Layout::new(objects.len(), longest_bytes);
         let too_large = MapError::TooLarge { objects: objects.len(), longest_bytes };
         let layout = layout.ok_or(too_large)?;
+        let places = places(objects)?;
         for object in objects {
             object.load_checksums()?;
         }
         let content = Arc::new(Content {
             layout,
-            places: places(objects)?,
+            places,
             duty: Duty::default(),
             access: options.access,
             on_lost: options.on_lost,
@@ -134,7 +135,7 @@ fn places(objects: &[Arc<dyn Object>]) -> Result<Vec<Place>, MapError> {
     let mut places = Vec::with_capacity(objects.len());
     for object in objects {
         let cached = object.device().file();
-        let cached = cached.ok_or_else(|| MapError::NoFile { object: object.id() })?;
+        let cached = cached.ok_or_else(|| MapError::no_file(&**object))?;
         let what = "tell one device's file from another";
         let identity = memfd::identity(cached).map_err(MapError::of_system(what))?;
         let known = files.iter().find(|(known, _)| *known == identity);

@@ -78,7 +78,7 @@ impl Maps {
 }
 
 fn file_of(object: &dyn Object) -> Result<BorrowedFd<'_>, MapError> {
-    object.device().file().ok_or_else(|| MapError::NoFile { object: object.id() })
+    object.device().file().ok_or_else(|| MapError::no_file(object))
 }
 
 /// The back end for these objects.

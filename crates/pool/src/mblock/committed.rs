@@ -1,153 +1,143 @@
-//! Objects that are there.
+//! Objects that are there, wherever they are.
 
 use std::fmt;
-use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use bindery_sys::direct::Buffer;
 
-use super::checksum::{table_checksum, unit_checksum, units_in};
-use crate::device::{Device, Hold};
-use crate::format::record::MblockEntry;
+#[cfg(feature = "archive")]
+use super::Archived;
+use super::{Local, Uses, Whereabouts};
+use crate::device::Device;
+use crate::format::record::ObjectEntry;
 use crate::object::{Damage, Object, ReadError};
-use crate::pool::member::Member;
-use crate::{BLOCK_BYTES, MediaClass, ObjectId, UNIT_BYTES};
+use crate::{MediaClass, ObjectId};
 
-/// A committed mblock. While anybody holds it, its bytes stay where they are, also when it is deleted.
+/// A committed mblock. While anybody holds it, its bytes stay where they are, also when it is deleted,
+/// or moved: this goes on to read them where they were when it was had.
 pub struct Committed {
-    entry: MblockEntry,
-    member: Arc<Member>,
-    /// The checksums of its units, once read.
-    checksums: OnceLock<Box<[u32]>>,
-    is_deleted: AtomicBool,
-    /// What keeps another process from giving its space to another object.
-    _hold: Option<Hold>,
+    place: Place,
+    /// Where it is noted that nobody uses it any more.
+    uses: Option<Arc<Uses>>,
+    /// Whether it was had to be used, rather than to be verified or moved.
+    used: AtomicBool,
+}
+
+enum Place {
+    Device(Local),
+    #[cfg(feature = "archive")]
+    Archive(Archived),
 }
 
 impl Committed {
-    pub(crate) fn new(entry: MblockEntry, member: Arc<Member>, hold: Option<Hold>) -> Self {
-        let (checksums, is_deleted) = (OnceLock::new(), AtomicBool::new(false));
-        Self { entry, member, checksums, is_deleted, _hold: hold }
+    pub(crate) const fn on_device(local: Local, uses: Option<Arc<Uses>>) -> Self {
+        Self { place: Place::Device(local), uses, used: AtomicBool::new(false) }
     }
 
-    /// One whose checksums are known already.
-    pub(crate) fn written(entry: MblockEntry, member: Arc<Member>, checksums: Vec<u32>) -> Self {
-        let new = Self::new(entry, member, None);
-        let _ = new.checksums.set(checksums.into());
-        new
+    #[cfg(feature = "archive")]
+    pub(crate) const fn in_archive(archived: Archived) -> Self {
+        Self { place: Place::Archive(archived), uses: None, used: AtomicBool::new(false) }
     }
 
-    /// What the catalogue says of it.
+    /// What the catalogue said of it when it was had.
     #[must_use]
-    pub const fn entry(&self) -> &MblockEntry {
-        &self.entry
+    pub fn entry(&self) -> ObjectEntry {
+        match self.whereabouts() {
+            Whereabouts::Device(entry) => ObjectEntry::Mblock(entry),
+            Whereabouts::Archive(entry) => ObjectEntry::Archived(entry),
+        }
     }
 
-    /// Has its space freed when nobody holds it any more.
+    pub(crate) fn whereabouts(&self) -> Whereabouts {
+        match &self.place {
+            Place::Device(local) => Whereabouts::Device(*local.entry()),
+            #[cfg(feature = "archive")]
+            Place::Archive(archived) => Whereabouts::Archive(*archived.entry()),
+        }
+    }
+
+    /// What is left of it on a device is freed when nobody holds it any more.
     pub(crate) fn delete(&self) {
-        self.member.linger([self.entry.data, self.entry.table]);
-        // The last one to drop its handle sees it: that is a release and an acquire of the count.
-        self.is_deleted.store(true, Ordering::Relaxed);
-    }
-
-    fn checksums(&self) -> Result<&[u32], ReadError> {
-        if let Some(checksums) = self.checksums.get() {
-            return Ok(checksums);
+        match &self.place {
+            Place::Device(local) => local.delete(),
+            #[cfg(feature = "archive")]
+            Place::Archive(_) => {}
         }
-        let units = units_in(self.entry.length_bytes) as usize;
-        let table = self.read_table(units * size_of::<u32>())?;
-        let (chunks, _) = table[..units * size_of::<u32>()].as_chunks();
-        let checksums = chunks.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        Ok(self.checksums.get_or_init(|| checksums))
     }
 
-    fn read_table(&self, bytes: usize) -> Result<Buffer, ReadError> {
-        let mut table = Buffer::zeroed(bytes.next_multiple_of(BLOCK_BYTES));
-        let offset_bytes = self.entry.table.offset_bytes;
-        let read = self.member.device.read(offset_bytes, &mut table);
-        read.map_err(|error| self.failed(0, error))?;
-        if table_checksum(self.entry.id, &table[..bytes]) != self.entry.table_checksum {
-            let device = self.member.label.clone();
-            return Err(ReadError::Checksums { object: self.entry.id, device, offset_bytes });
+    /// It, if it is in the archive.
+    #[cfg(feature = "archive")]
+    pub(crate) const fn archived(&self) -> Option<&Archived> {
+        match &self.place {
+            Place::Device(_) => None,
+            Place::Archive(archived) => Some(archived),
         }
-        Ok(table)
     }
 
-    fn failed(&self, offset_bytes: u64, source: io::Error) -> ReadError {
-        ReadError::Device { object: self.entry.id, offset_bytes, source }
+    /// Somebody has it to use it.
+    pub(crate) fn use_it(&self) {
+        self.used.store(true, Ordering::Relaxed);
+    }
+
+    fn object(&self) -> &dyn Object {
+        match &self.place {
+            Place::Device(local) => local,
+            #[cfg(feature = "archive")]
+            Place::Archive(archived) => archived,
+        }
     }
 }
 
 impl Object for Committed {
     fn id(&self) -> ObjectId {
-        self.entry.id
+        self.whereabouts().id()
     }
 
     fn class(&self) -> MediaClass {
-        self.member.class
+        self.object().class()
     }
 
     fn length_bytes(&self) -> u64 {
-        self.entry.length_bytes
+        self.object().length_bytes()
     }
 
     fn device(&self) -> &Arc<dyn Device> {
-        &self.member.device
+        self.object().device()
     }
 
     fn offset_bytes(&self) -> u64 {
-        self.entry.data.offset_bytes
+        self.object().offset_bytes()
     }
 
     fn read(&self, offset_bytes: u64, into: &mut Buffer) -> Result<(), ReadError> {
-        assert!(offset_bytes.is_multiple_of(UNIT_BYTES as u64), "{offset_bytes} is in a unit");
-        let (bytes, length_bytes) = (into.len() as u64, self.entry.length_bytes);
-        let whole_bytes = units_in(length_bytes) * UNIT_BYTES as u64;
-        if offset_bytes.checked_add(bytes).is_none_or(|end| end > whole_bytes) {
-            let object = self.entry.id;
-            return Err(ReadError::BeyondEnd { object, offset_bytes, bytes, length_bytes });
-        }
-        self.checksums()?;
-        let read = self.member.device.read(self.entry.data.offset_bytes + offset_bytes, into);
-        read.map_err(|error| self.failed(offset_bytes, error))?;
-        let first = offset_bytes / UNIT_BYTES as u64;
-        for (unit, bytes) in (first..).zip(into.chunks_exact(UNIT_BYTES)) {
-            self.verify_unit(unit, bytes)?;
-        }
-        Ok(())
+        self.object().read(offset_bytes, into)
     }
 
     /// # Panics
     /// If the checksums were not loaded before, or the object has no such unit.
     fn verify_unit(&self, unit: u64, bytes: &[u8]) -> Result<(), Damage> {
-        let checksums =
-            self.checksums.get().expect("checksums are loaded before units are verified");
-        let expected = checksums[unit as usize];
-        let found = unit_checksum(self.entry.id, unit, bytes);
-        if found == expected {
-            return Ok(());
-        }
-        let offset_bytes = unit * UNIT_BYTES as u64;
-        Err(Damage { object: self.entry.id, offset_bytes, expected, found })
+        self.object().verify_unit(unit, bytes)
     }
 
     fn load_checksums(&self) -> Result<(), ReadError> {
-        self.checksums().map(|_| ())
+        self.object().load_checksums()
     }
 }
 
 impl Drop for Committed {
     fn drop(&mut self) {
-        if *self.is_deleted.get_mut() {
-            self.member.let_go([self.entry.data, self.entry.table]);
+        if let (Place::Device(local), Some(uses)) = (&self.place, &self.uses)
+            && *self.used.get_mut()
+            && !local.is_deleted()
+        {
+            uses.end(local.entry().id);
         }
     }
 }
 
 impl fmt::Debug for Committed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MblockEntry { id, length_bytes, data, .. } = &self.entry;
-        write!(formatter, "mblock {id} ({length_bytes} bytes, {data})")
+        self.object().fmt(formatter)
     }
 }

@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::checksum::{table_checksum, unit_checksum, units_in};
 use super::committed::Committed;
+use super::local::Local;
 use crate::catalogue::CatalogueError;
 use crate::device::Write;
 use crate::format::record::{MblockEntry, ObjectEntry};
@@ -108,6 +109,15 @@ enum State {
     Broken,
     /// The space is the object's for good, or may be.
     Given,
+}
+
+/// How an object comes to be where it was written.
+#[derive(Clone, Copy)]
+enum Entrance {
+    New,
+    /// It has its name already, and was somewhere else.
+    #[cfg(feature = "archive")]
+    Moved,
 }
 
 impl Writer {
@@ -261,7 +271,21 @@ impl Writer {
     ///
     /// # Errors
     /// See [`CommitError`].
-    pub fn commit(mut self) -> Result<Arc<Committed>, CommitError> {
+    pub fn commit(self) -> Result<Arc<Committed>, CommitError> {
+        let (counted, core) = (self.length_bytes, Arc::clone(&self.core));
+        let committed = self.enter(Entrance::New)?;
+        committed.use_it();
+        core.counters.committed(counted);
+        Ok(committed)
+    }
+
+    /// As [`commit`](Self::commit), of an object that was somewhere else before.
+    #[cfg(feature = "archive")]
+    pub(crate) fn settle(self) -> Result<Arc<Committed>, CommitError> {
+        self.enter(Entrance::Moved)
+    }
+
+    fn enter(mut self, entrance: Entrance) -> Result<Arc<Committed>, CommitError> {
         if self.length_bytes == 0 {
             return Err(CommitError::Empty(self.id));
         }
@@ -276,7 +300,7 @@ impl Writer {
         })?;
         let Self { id, length_bytes, data, table, .. } = self;
         let entry = MblockEntry { id, length_bytes, data, table, table_checksum };
-        self.enter(entry)
+        self.submit(entry, entrance)
     }
 
     /// Writes the checksums, and says what theirs is.
@@ -305,12 +329,20 @@ impl Writer {
         keep(&mut self.table, table_bytes(self.length_bytes));
     }
 
-    fn enter(mut self, entry: MblockEntry) -> Result<Arc<Committed>, CommitError> {
+    fn submit(
+        mut self,
+        entry: MblockEntry,
+        entrance: Entrance,
+    ) -> Result<Arc<Committed>, CommitError> {
         let checksums = std::mem::take(&mut self.checksums);
-        let new = Arc::new(Committed::written(entry, Arc::clone(&self.member), checksums));
-        self.core.expect(&new);
-        if let Err(source) = self.core.commit(ObjectEntry::Mblock(entry)) {
-            self.core.forget(self.id);
+        let local = Local::written(entry, Arc::clone(&self.member), checksums);
+        let new = Arc::new(Committed::on_device(local, Some(Arc::clone(&self.core.uses))));
+        let submitted = match entrance {
+            Entrance::New => self.core.commit_as(&new, ObjectEntry::Mblock(entry)),
+            #[cfg(feature = "archive")]
+            Entrance::Moved => self.core.move_to(ObjectEntry::Mblock(entry)),
+        };
+        if let Err(source) = submitted {
             if matches!(source, CatalogueError::Failed(_)) {
                 // It may be durable: its space is nobody else's before the pool is opened again.
                 self.state = State::Given;
@@ -319,7 +351,10 @@ impl Writer {
         }
         self.state = State::Given;
         self.member.settle(self.data.bytes + self.table.bytes);
-        self.core.counters.committed(self.length_bytes);
+        #[cfg(feature = "archive")]
+        if matches!(entrance, Entrance::Moved) {
+            self.core.adopt(&new);
+        }
         Ok(new)
     }
 

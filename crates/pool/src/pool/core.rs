@@ -5,11 +5,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 
+use super::attachment::Attachment;
 use super::error::{AllocateError, FindError};
 use super::member::Member;
+use super::statistics::Amount;
 use crate::catalogue::{Catalogue, CatalogueError, Contents, FIRST_ID};
-use crate::format::record::{MblockEntry, ObjectEntry, Record};
-use crate::mblock::Committed;
+use crate::format::record::{ObjectEntry, Record};
+use crate::mblock::{Committed, Local, Uses, Whereabouts};
+use crate::object::Object;
 use crate::{DeviceIndex, Extent, MediaClass, ObjectId};
 
 /// Ids are set aside in the catalogue so many at a time.
@@ -24,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) places: [[Extent; 2]; 2],
     pub(crate) catalogue: Catalogue,
     pub(crate) counters: Counters,
+    pub(crate) uses: Arc<Uses>,
+    pub(crate) attachment: Attachment,
     members: RwLock<Vec<Arc<Member>>>,
     handles: Mutex<Handles>,
     ids: Mutex<Ids>,
@@ -37,6 +42,10 @@ pub(crate) struct Handles {
     most: usize,
     /// Objects whose deletion is being written.
     pub(crate) leaving: HashSet<ObjectId>,
+    /// Objects that are on the way to the archive or back.
+    pub(crate) moving: HashSet<ObjectId>,
+    /// Objects in the archive that somebody still has, though they are deleted or brought back.
+    lingering: Vec<Weak<Committed>>,
     /// Logs and MDCs that are open.
     pub(crate) logs: HashSet<ObjectId>,
 }
@@ -53,7 +62,33 @@ impl Handles {
             self.mblocks.retain(|_, object| object.strong_count() > 0);
             self.most = (2 * self.mblocks.len()).max(64);
         }
-        self.mblocks.insert(object.entry().id, Arc::downgrade(object));
+        self.mblocks.insert(object.id(), Arc::downgrade(object));
+    }
+
+    #[cfg(feature = "archive")]
+    pub(crate) fn is_held(&self, id: ObjectId) -> bool {
+        self.mblocks.get(&id).is_some_and(|object| object.strong_count() > 0)
+    }
+
+    pub(crate) fn held(&self, id: ObjectId) -> Option<Arc<Committed>> {
+        self.mblocks.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Has an object found by nobody any more. It, if somebody has it.
+    pub(crate) fn take(&mut self, id: ObjectId) -> Option<Arc<Committed>> {
+        let held = self.mblocks.remove(&id).and_then(|object| object.upgrade());
+        if let Some(object) = &held
+            && object.class() == MediaClass::Archive
+        {
+            self.lingering.retain(|other| other.strong_count() > 0);
+            self.lingering.push(Arc::downgrade(object));
+        }
+        held
+    }
+
+    /// Whether somebody reads an object in the archive that the catalogue has no more there.
+    pub(crate) fn lingers(&self, id: ObjectId) -> bool {
+        self.lingering.iter().filter_map(Weak::upgrade).any(|object| object.id() == id)
     }
 }
 
@@ -80,6 +115,8 @@ impl Core {
             places,
             catalogue,
             counters: Counters::default(),
+            uses: Arc::new(Uses::new()),
+            attachment: Attachment::default(),
             members: RwLock::new(members),
             handles: Mutex::default(),
             ids: Mutex::new(Ids { next: below, below }),
@@ -163,43 +200,89 @@ impl Core {
     pub(crate) fn find(&self, id: ObjectId) -> Result<Arc<Committed>, FindError> {
         let mut handles = self.handles();
         // Under both locks: what is deleted meanwhile finds the handle that is made here.
-        let entry = mblock_in(&self.catalogue.contents(), id)?;
-        if let Some(object) = handles.mblocks.get(&id).and_then(Weak::upgrade) {
+        let whereabouts = mblock_in(&self.catalogue.contents(), id)?;
+        if let Some(object) = handles.held(id) {
             return Ok(object);
         }
-        let object = Arc::new(Committed::new(entry, self.member(entry.data.device), None));
+        let object = Arc::new(match whereabouts {
+            Whereabouts::Device(entry) => {
+                let local = Local::new(entry, self.member(entry.data.device), None);
+                Committed::on_device(local, Some(Arc::clone(&self.uses)))
+            }
+            Whereabouts::Archive(entry) => self.attachment.object(self.pool, entry)?,
+        });
         handles.insert(&object);
         Ok(object)
     }
 
-    /// Has an object found by all as the one that its writer holds, once it is committed.
-    pub(crate) fn expect(&self, object: &Arc<Committed>) {
-        self.handles().insert(object);
-    }
-
-    /// An object that was expected is not to come.
-    pub(crate) fn forget(&self, id: ObjectId) {
-        self.handles().mblocks.remove(&id);
+    /// Commits an object, which is found by all as the one that its writer holds.
+    pub(crate) fn commit_as(
+        &self,
+        new: &Arc<Committed>,
+        entry: ObjectEntry,
+    ) -> Result<(), CatalogueError> {
+        self.handles().insert(new);
+        let committed = self.commit(entry);
+        if committed.is_err() {
+            self.handles().mblocks.remove(&new.id());
+        }
+        committed
     }
 
     pub(crate) fn commit(&self, entry: ObjectEntry) -> Result<(), CatalogueError> {
         self.catalogue.submit(Record::Commit(entry))
+    }
+
+    /// An mblock is somewhere else from now on; the caller has seen to it that it is there, and that
+    /// nobody else moves or deletes it.
+    #[cfg(feature = "archive")]
+    pub(crate) fn move_to(&self, entry: ObjectEntry) -> Result<(), CatalogueError> {
+        self.catalogue.submit(Record::Move(entry))
+    }
+
+    /// Has an object that was moved found by all where it is now. Until then all find the handle that
+    /// whoever moves it holds, so that there is never a second one of what lies on a device.
+    #[cfg(feature = "archive")]
+    pub(crate) fn adopt(&self, new: &Arc<Committed>) {
+        let mut handles = self.handles();
+        handles.take(new.id());
+        handles.insert(new);
     }
 }
 
 /// What was done since the pool was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    committed: AtomicU64,
-    committed_bytes: AtomicU64,
+    committed: Tally,
     aborted: AtomicU64,
     deleted: AtomicU64,
+    archived: Tally,
+    brought_back: Tally,
+}
+
+/// Objects, and the bytes in them.
+#[derive(Debug, Default)]
+struct Tally {
+    objects: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Tally {
+    fn add(&self, bytes: u64) {
+        self.objects.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> Amount {
+        let [objects, bytes] =
+            [&self.objects, &self.bytes].map(|counter| counter.load(Ordering::Relaxed));
+        Amount { objects, bytes }
+    }
 }
 
 impl Counters {
     pub(crate) fn committed(&self, bytes: u64) {
-        self.committed.fetch_add(1, Ordering::Relaxed);
-        self.committed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.committed.add(bytes);
     }
 
     pub(crate) fn aborted(&self) {
@@ -210,25 +293,36 @@ impl Counters {
         self.deleted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Committed objects and bytes, aborted and deleted objects.
-    pub(crate) fn read(&self) -> [u64; 4] {
-        [&self.committed, &self.committed_bytes, &self.aborted, &self.deleted]
-            .map(|counter| counter.load(Ordering::Relaxed))
+    #[cfg(feature = "archive")]
+    pub(crate) fn archived(&self, bytes: u64) {
+        self.archived.add(bytes);
+    }
+
+    #[cfg(feature = "archive")]
+    pub(crate) fn brought_back(&self, bytes: u64) {
+        self.brought_back.add(bytes);
+    }
+
+    /// Objects that were committed, archived and brought back.
+    pub(crate) fn amounts(&self) -> [Amount; 3] {
+        [&self.committed, &self.archived, &self.brought_back].map(Tally::read)
+    }
+
+    /// Aborted and deleted objects.
+    pub(crate) fn ended(&self) -> [u64; 2] {
+        [&self.aborted, &self.deleted].map(|counter| counter.load(Ordering::Relaxed))
     }
 }
 
-/// What the catalogue says of an mblock.
-pub(crate) fn mblock_in(contents: &Contents, id: ObjectId) -> Result<MblockEntry, FindError> {
-    match contents.object(id) {
-        Some(ObjectEntry::Mblock(entry)) => Ok(*entry),
-        Some(other) => Err(wrong_kind(other, "an mblock")),
-        None => Err(FindError::NotFound(id)),
-    }
+/// Where the catalogue says that an mblock is.
+pub(crate) fn mblock_in(contents: &Contents, id: ObjectId) -> Result<Whereabouts, FindError> {
+    let entry = contents.object(id).ok_or(FindError::NotFound(id))?;
+    Whereabouts::of(entry).ok_or_else(|| wrong_kind(entry, "an mblock"))
 }
 
 pub(crate) fn wrong_kind(found: &ObjectEntry, wanted: &'static str) -> FindError {
     let kind = match found {
-        ObjectEntry::Mblock(_) => "an mblock",
+        ObjectEntry::Mblock(_) | ObjectEntry::Archived(_) => "an mblock",
         ObjectEntry::Log(_) => "an mlog",
         ObjectEntry::Mdc(_) => "an MDC",
     };

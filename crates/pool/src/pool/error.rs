@@ -339,6 +339,12 @@ pub enum FindError {
     /// It was never committed, or was deleted.
     #[error("there is no object {0}")]
     NotFound(ObjectId),
+    /// It is in the archive, which is not open.
+    #[error(
+        "object {0} is in the archive, and the archive is not open: connect it first, with a program \
+         that has the feature `archive`"
+    )]
+    Archived(ObjectId),
     /// It is of another kind.
     #[error("object {id} is {found}, not {wanted}")]
     Kind {
@@ -360,6 +366,9 @@ pub enum DeleteError {
     /// It is a log that somebody has open.
     #[error("log {0} is open: close it before it is deleted")]
     Open(ObjectId),
+    /// It is on the way to the archive or back.
+    #[error("object {0} is being moved: delete it when it has arrived")]
+    Moving(ObjectId),
     /// The catalogue did not take it.
     #[error("object {id} could not be deleted: {source}")]
     Catalogue {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bindery_sys::direct::Buffer;
 
 use super::syncs::Syncs;
+use crate::catalogue::Contents;
 use crate::device::Device;
 use crate::format::superblock::{DeviceEntry, HEAD_BYTES};
 use crate::space::FreeSpace;
@@ -67,6 +68,14 @@ pub struct Usage {
     pub limbo_bytes: u64,
     /// What committed objects, logs, and the pool itself have.
     pub used_bytes: u64,
+}
+
+impl Usage {
+    /// What is in the archive, by the objects' own lengths. Nobody knows what is free there.
+    pub(crate) fn of_archived(contents: &Contents) -> Self {
+        let used_bytes = contents.archived().map(|entry| entry.length_bytes).sum();
+        Self { total_bytes: used_bytes, used_bytes, ..Self::default() }
+    }
 }
 
 /// Two extents that overlap, or one that the device does not have.

@@ -3,7 +3,10 @@
 //! One process at a time has a pool open for writing ([`Pool`]); any number read it meanwhile
 //! ([`PoolReader`]). All methods take any number of threads.
 
+#[cfg(feature = "archive")]
+mod archiving;
 pub(crate) mod assemble;
+mod attachment;
 pub(crate) mod core;
 mod create;
 mod error;
@@ -19,6 +22,8 @@ mod superblocks;
 mod syncs;
 mod verify;
 
+#[cfg(feature = "archive")]
+pub use archiving::{ArchiveError, Archived, MoveError, Sweep};
 pub use create::{CATALOGUE_BYTES, CreateOptions, NewDevice};
 pub use error::{
     AllocateError, ChangeError, CreateError, DeleteError, FindError, GrowError, JoinError,
@@ -29,7 +34,7 @@ pub use member::{Attached, Usage};
 pub use paths::{DevicePath, PathError};
 pub use reader::{PoolReader, ReaderError};
 pub use scan::{FoundPool, Scan, scan};
-pub use statistics::{DeviceUsage, Statistics};
+pub use statistics::{Amount, DeviceUsage, Statistics};
 pub use verify::{Finding, Report};
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -41,7 +46,7 @@ use crate::format::record::{ObjectEntry, Record};
 use crate::format::superblock::{DeviceEntry, Residence};
 use crate::log::Damage;
 use crate::mblock::{Committed, Writer, table_bytes};
-use crate::{BLOCK_BYTES, MediaClass, ObjectId, PoolName};
+use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, PoolName};
 
 /// What the largest objects are aligned to, in bytes: a large page, so that a file system can cache,
 /// and a map can map, such pages (kernel: `PMD_SIZE` of x86-64 and of arm64 with pages of 4 KiB).
@@ -109,6 +114,22 @@ impl Pool {
         if capacity_bytes == 0 {
             return Err(AllocateError::Nothing);
         }
+        let (member, extents) = self.hold_room(class, capacity_bytes)?;
+        match self.core.new_ids(1) {
+            Ok(id) => Ok(Writer::new(Arc::clone(&self.core), member, id, extents, capacity_bytes)),
+            Err(error) => {
+                extents.into_iter().for_each(|extent| member.give_back(extent));
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Holds room for the data and the checksums of an mblock.
+    fn hold_room(
+        &self,
+        class: MediaClass,
+        capacity_bytes: u64,
+    ) -> Result<(Arc<Member>, [Extent; 2]), AllocateError> {
         let no_room = || AllocateError::NoSpace {
             class,
             bytes: capacity_bytes,
@@ -123,23 +144,17 @@ impl Pool {
             let hold = |member: &Arc<Member>| member.hold(data_bytes, alignment, table_bytes);
             self.core.find_room(class, data_bytes, hold)
         };
-        let found = find(alignment).or_else(|_| find(BLOCK_BYTES as u64));
-        let (member, extents) = found?;
-        match self.core.new_ids(1) {
-            Ok(id) => Ok(Writer::new(Arc::clone(&self.core), member, id, extents, capacity_bytes)),
-            Err(error) => {
-                extents.into_iter().for_each(|extent| member.give_back(extent));
-                Err(error.into())
-            }
-        }
+        find(alignment).or_else(|_| find(BLOCK_BYTES as u64))
     }
 
-    /// A committed mblock. Does no I/O.
+    /// A committed mblock. Does no I/O, also where it is in the archive.
     ///
     /// # Errors
     /// See [`FindError`].
     pub fn get(&self, id: ObjectId) -> Result<Arc<Committed>, FindError> {
-        self.core.find(id)
+        let object = self.core.find(id)?;
+        object.use_it();
+        Ok(object)
     }
 
     /// Everything that was committed, by id.
@@ -150,7 +165,9 @@ impl Pool {
 
     /// Deletes an mblock, or a log or MDC that nobody has open. It is gone when this returns; its
     /// space is free when the last one who has it lets it go. Blocks for a sync, which it shares with
-    /// others that change the pool at the same time.
+    /// others that change the pool at the same time; and, if it is in the archive, for requests that
+    /// delete it there. What remains there (of an object that somebody has, or that was brought back, or
+    /// because the archive is not open or does not answer) is for a sweep to find.
     ///
     /// # Errors
     /// See [`DeleteError`].
@@ -160,15 +177,22 @@ impl Pool {
         let mut handles = self.core.handles();
         handles.leaving.remove(&id);
         outcome.map_err(|source| DeleteError::Catalogue { id, source })?;
-        let holder = handles.mblocks.remove(&id).and_then(|object| object.upgrade());
+        let holder = handles.take(id);
+        let lingers = handles.lingers(id);
         // While nobody else sees the handles: who finds none leaving finds all space accounted for.
-        match &holder {
-            Some(object) => object.delete(),
-            None => {
+        match (&holder, &entry) {
+            (Some(object), _) => object.delete(),
+            (None, ObjectEntry::Archived(_)) => {}
+            (None, entry) => {
                 entry.extents().for_each(|extent| self.core.member(extent.device).retire(extent))
             }
         }
         drop(handles);
+        self.core.uses.forget(id);
+        // Whoever still reads it there can go on, and a sweep will find it.
+        if holder.is_none() && !lingers && matches!(entry, ObjectEntry::Archived(_)) {
+            self.core.attachment.delete(self.id(), id);
+        }
         self.core.counters.deleted();
         Ok(())
     }
@@ -180,6 +204,9 @@ impl Pool {
         let entry = entry.ok_or(FindError::NotFound(id))?;
         if handles.logs.contains(&id) {
             return Err(DeleteError::Open(id));
+        }
+        if handles.moving.contains(&id) {
+            return Err(DeleteError::Moving(id));
         }
         if !handles.leaving.insert(id) {
             return Err(FindError::NotFound(id).into());
@@ -220,10 +247,19 @@ impl Pool {
         self.administration.lock().expect("nobody panics while the pool is changed")
     }
 
-    /// What is on the devices of a class.
+    /// What is on the devices of a class, or, of class archive, the objects that are there.
     #[must_use]
     pub fn usage(&self, class: MediaClass) -> Usage {
+        if class == MediaClass::Archive {
+            return Usage::of_archived(&self.core.catalogue.contents());
+        }
         self.core.members_of(class).iter().map(|member| member.usage()).sum()
+    }
+
+    /// The URL of its archive, if it ever had one.
+    #[must_use]
+    pub fn archive_url(&self) -> Option<String> {
+        self.core.catalogue.contents().archive().map(str::to_owned)
     }
 
     /// What the catalogue says. Nothing is committed or deleted while `look` runs.

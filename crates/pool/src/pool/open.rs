@@ -95,6 +95,7 @@ pub(super) fn superblock_of(core: &Core, contents: &Contents, member: &Arc<Membe
         nonce: core.nonce,
         catalogue: core.places,
         devices: contents.devices().copied().collect(),
+        has_archive: contents.archive().is_some(),
     }
 }
 

@@ -3,7 +3,8 @@
 //! **Deleted meanwhile.** Whoever reads an object holds its place ([`Device::hold`]), which the writer
 //! does not give to another object while somebody does. The hold is taken first, and the catalogue is
 //! read again afterwards: the writer makes a deletion durable before it looks for holds, so either it
-//! sees the hold, or the deletion is seen here.
+//! sees the hold, or the deletion is seen here. What is in the archive nobody holds: when the writer
+//! deletes it, reading it becomes an error that says so.
 //!
 //! [`Device::hold`]: crate::device::Device::hold
 
@@ -14,13 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, Weak};
 use thiserror::Error;
 
 use super::assemble::Assembly;
+use super::attachment::Attachment;
 use super::core::mblock_in;
 use super::error::{FindError, OpenError};
 use super::member::{Attached, Member, Usage};
 use crate::catalogue::Contents;
 use crate::format::record::{MblockEntry, ObjectEntry};
 use crate::log::Damage;
-use crate::mblock::Committed;
+use crate::mblock::{Committed, Local, Whereabouts};
 use crate::object::{Object, ReadError};
 use crate::{MediaClass, ObjectId, PoolName};
 
@@ -31,6 +33,7 @@ pub struct PoolReader {
     id: u128,
     view: RwLock<View>,
     handles: Mutex<HashMap<ObjectId, Weak<Committed>>>,
+    attachment: Attachment,
 }
 
 #[derive(Debug)]
@@ -57,8 +60,8 @@ pub enum ReaderError {
     /// It was not there when the pool was opened.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// It was deleted meanwhile.
-    #[error("object {0} was deleted meanwhile: refresh, and look again")]
+    /// It was deleted, or moved to the archive or back, meanwhile.
+    #[error("object {0} was deleted or moved meanwhile: refresh, and look again")]
     Deleted(ObjectId),
     /// It could not be held.
     #[error("object {object} cannot be held against the pool's writer: {source}")]
@@ -85,7 +88,7 @@ impl PoolReader {
         let assembly = assemble(&devices, Assembly::of)?;
         let id = assembly.lead.pool;
         let view = RwLock::new(View::of(assembly)?);
-        Ok(Self { devices, id, view, handles: Mutex::default() })
+        Ok(Self { devices, id, view, handles: Mutex::default(), attachment: Attachment::default() })
     }
 
     /// What it is, wherever it is and whatever it is called.
@@ -133,13 +136,17 @@ impl PoolReader {
         let mut is_new = false;
         let mut objects = Vec::with_capacity(ids.len());
         for &id in ids {
-            let entry = mblock_in(&view.contents, id)?;
+            let whereabouts = mblock_in(&view.contents, id)?;
             let held = handles.get(&id).and_then(Weak::upgrade);
+            let held = held.filter(|object| object.whereabouts() == whereabouts);
             let object = if let Some(object) = held {
                 object
             } else {
                 is_new = true;
-                let new = hold(&view.members, entry)?;
+                let new = Arc::new(match whereabouts {
+                    Whereabouts::Device(entry) => hold(&view.members, entry)?,
+                    Whereabouts::Archive(entry) => self.attachment.object(self.id, entry)?,
+                });
                 handles.insert(id, Arc::downgrade(&new));
                 new
             };
@@ -166,7 +173,7 @@ impl PoolReader {
         let contents = assembly.contents;
         for object in objects {
             let id = object.id();
-            if mblock_in(&contents, id).ok() != Some(*object.entry()) {
+            if mblock_in(&contents, id).ok() != Some(object.whereabouts()) {
                 return Err(ReaderError::Deleted(id));
             }
         }
@@ -195,10 +202,26 @@ impl PoolReader {
         self.view().contents.root()
     }
 
-    /// What is on the devices of a class.
+    /// The URL of its archive, if it ever had one.
+    #[must_use]
+    pub fn archive_url(&self) -> Option<String> {
+        self.view().contents.archive().map(str::to_owned)
+    }
+
+    /// Reads objects that are in the archive from there, from now on. Not looked at is whether it is
+    /// the pool's: what is read is verified.
+    #[cfg(feature = "archive")]
+    pub fn set_archive(&self, archive: crate::archive::Archive) {
+        self.attachment.set(archive);
+    }
+
+    /// What is on the devices of a class, or, of class archive, the objects that are there.
     #[must_use]
     pub fn usage(&self, class: MediaClass) -> Usage {
         let view = self.view();
+        if class == MediaClass::Archive {
+            return Usage::of_archived(&view.contents);
+        }
         let members = view.members.iter().filter(|member| member.class == class);
         members.map(|member| member.usage()).sum()
     }
@@ -231,14 +254,14 @@ impl PoolReader {
     }
 }
 
-fn hold(members: &[Arc<Member>], entry: MblockEntry) -> Result<Arc<Committed>, ReaderError> {
+fn hold(members: &[Arc<Member>], entry: MblockEntry) -> Result<Committed, ReaderError> {
     let object = entry.id;
     let member = members.iter().find(|member| member.index == entry.data.device);
     let member = member.expect("the devices that objects lie on are there");
     let held = member.device.hold(entry.data.offset_bytes, entry.data.bytes);
     let held = held.map_err(|source| ReaderError::Hold { object, source })?;
     let held = held.ok_or(ReaderError::Deleted(object))?;
-    Ok(Arc::new(Committed::new(entry, Arc::clone(member), Some(held))))
+    Ok(Committed::on_device(Local::new(entry, Arc::clone(member), Some(held)), None))
 }
 
 /// Reads what is there now. A writer may be in the middle of opening the pool, or of adding a device,

@@ -9,6 +9,15 @@ use super::reader::PoolReader;
 use crate::catalogue::CatalogueStatistics;
 use crate::format::superblock::DeviceEntry;
 
+/// Objects, and the bytes in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// How many objects.
+    pub objects: u64,
+    /// How many bytes they have together.
+    pub bytes: u64,
+}
+
 /// What a pool has done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
@@ -20,6 +29,10 @@ pub struct Statistics {
     pub aborted: u64,
     /// Objects that were deleted.
     pub deleted: u64,
+    /// mblocks that were moved to the archive.
+    pub archived: Amount,
+    /// mblocks that were brought back from there.
+    pub brought_back: Amount,
     /// Syncs of devices for the data of mblocks; fewer than were committed, where threads shared them.
     pub data_syncs: u64,
     /// What the catalogue has done.
@@ -63,11 +76,21 @@ impl Pool {
     /// What it has done since it was opened.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        let [committed, committed_bytes, aborted, deleted] = self.core.counters.read();
+        let [committed, archived, brought_back] = self.core.counters.amounts();
+        let [aborted, deleted] = self.core.counters.ended();
         let members = self.core.members();
         let data_syncs = members.iter().map(|member| member.syncs.count()).sum();
         let catalogue = self.core.catalogue.statistics();
-        Statistics { committed, committed_bytes, aborted, deleted, data_syncs, catalogue }
+        Statistics {
+            committed: committed.objects,
+            committed_bytes: committed.bytes,
+            aborted,
+            deleted,
+            archived,
+            brought_back,
+            data_syncs,
+            catalogue,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use bindery_sys::direct::Buffer;
 
 use super::Pool;
 use super::assemble::occupied;
-use super::error::{ChangeError, OpenError};
+use super::error::{ChangeError, FindError, OpenError};
 use super::member::Member;
 use super::open::write_superblocks;
 use super::reader::{PoolReader, ReaderError};
@@ -57,6 +57,11 @@ pub enum Finding {
     },
     /// An object.
     Object(ReadError),
+    /// Objects that are in the archive, which is not open.
+    ArchiveClosed {
+        /// How many.
+        objects: u64,
+    },
     /// Space that is neither free nor used, or both.
     Space {
         /// The device.
@@ -80,6 +85,10 @@ impl fmt::Display for Finding {
             Self::CatalogueUnreadable(error) => error.fmt(formatter),
             Self::Device { device, error } => write!(formatter, "{device}: {error}"),
             Self::Object(error) => error.fmt(formatter),
+            Self::ArchiveClosed { objects } => write!(
+                formatter,
+                "{objects} objects are in the archive, which is not open, and were not read; connect it"
+            ),
             Self::Space { device, free_bytes, expected_bytes } => write!(
                 formatter,
                 "{free_bytes} bytes of {device} are free, and the catalogue leaves {expected_bytes}; \
@@ -113,10 +122,14 @@ impl Pool {
             Err(error) => report.findings.push(Finding::CatalogueUnreadable(error)),
         }
         self.verify_space(&mut report);
+        let mut closed = 0;
         for entry in self.list() {
-            if let ObjectEntry::Mblock(entry) = entry {
-                self.verify_object(entry.id, &mut report);
+            if matches!(entry, ObjectEntry::Mblock(_) | ObjectEntry::Archived(_)) {
+                closed += u64::from(self.verify_object(entry.id(), &mut report).is_err());
             }
+        }
+        if closed > 0 {
+            report.findings.push(Finding::ArchiveClosed { objects: closed });
         }
         report
     }
@@ -170,10 +183,15 @@ impl Pool {
         }
     }
 
-    fn verify_object(&self, id: ObjectId, report: &mut Report) {
-        // It may have been deleted since it was listed.
-        let Ok(object) = self.get(id) else { return };
-        report.read(&object, |_| {});
+    /// Reads one object, unless it is in the archive and that is not open.
+    fn verify_object(&self, id: ObjectId, report: &mut Report) -> Result<(), Closed> {
+        match self.core.find(id) {
+            Ok(object) => report.read(&object, |_| {}),
+            Err(FindError::Archived(_)) => return Err(Closed),
+            // It was deleted since it was listed.
+            Err(_) => {}
+        }
+        Ok(())
     }
 }
 
@@ -187,16 +205,23 @@ impl PoolReader {
     pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<Report, OpenError> {
         let mut report = self.verify_structure()?;
         let ids: Vec<ObjectId> = self.with_contents(|contents| {
-            let mblocks = contents.objects().filter(|it| matches!(it, ObjectEntry::Mblock(_)));
-            mblocks.map(ObjectEntry::id).collect()
+            let is_mblock =
+                |it: &&ObjectEntry| matches!(it, ObjectEntry::Mblock(_) | ObjectEntry::Archived(_));
+            contents.objects().filter(is_mblock).map(ObjectEntry::id).collect()
         });
+        let mut closed = 0;
         for ids in ids.chunks(OBJECTS_AT_ONCE) {
             if let Ok(objects) = self.get_many(ids) {
                 objects.iter().for_each(|object| report.read(object, &mut progress));
                 continue;
             }
             // One of them cannot be had: which?
-            ids.iter().try_for_each(|&id| self.verify_object(id, &mut report, &mut progress))?;
+            for &id in ids {
+                closed += u64::from(self.verify_object(id, &mut report, &mut progress)?.is_err());
+            }
+        }
+        if closed > 0 {
+            report.findings.push(Finding::ArchiveClosed { objects: closed });
         }
         Ok(report)
     }
@@ -206,9 +231,10 @@ impl PoolReader {
         id: ObjectId,
         report: &mut Report,
         progress: &mut impl FnMut(u64),
-    ) -> Result<(), OpenError> {
+    ) -> Result<Result<(), Closed>, OpenError> {
         match self.get(id) {
             Ok(object) => report.read(&object, progress),
+            Err(ReaderError::Find(FindError::Archived(_))) => return Ok(Err(Closed)),
             Err(ReaderError::Deleted(_) | ReaderError::Find(_)) => {}
             Err(ReaderError::Catalogue(error)) => return Err(error),
             Err(ReaderError::Read(error)) => report.findings.push(Finding::Object(error)),
@@ -217,7 +243,7 @@ impl PoolReader {
                 report.findings.push(Finding::Object(error));
             }
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// As [`verify`](Self::verify), of all but the objects. What is wrong counts if it still is after
@@ -250,6 +276,11 @@ impl Report {
     fn read(&mut self, object: &Committed, mut progress: impl FnMut(u64)) {
         self.objects += 1;
         self.object_bytes += object.length_bytes();
+        #[cfg(feature = "archive")]
+        if let Some(archived) = object.archived() {
+            self.findings.extend(archived.verify().err().map(Finding::Object));
+            return progress(archived.length_bytes());
+        }
         let units_bytes = object.length_bytes().next_multiple_of(UNIT_BYTES as u64);
         let mut offset_bytes = 0;
         while offset_bytes < units_bytes {
@@ -281,3 +312,6 @@ fn wrong_superblocks(member: &Member) -> Vec<Finding> {
         }
     }
 }
+
+/// An object is in the archive, which is not open.
+struct Closed;

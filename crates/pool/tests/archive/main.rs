@@ -5,11 +5,20 @@ mod background;
 mod damage;
 mod errors;
 mod hosts;
+#[allow(dead_code, reason = "other test programs need the rest")]
+#[path = "../pools/model.rs"]
+mod model;
+mod moves;
 mod network;
 mod objects;
 mod orphans;
 mod proxy;
+#[allow(dead_code, reason = "other test programs need the rest")]
+#[path = "../pools/rig.rs"]
+mod rig;
 mod server;
+#[path = "../simulated/mod.rs"]
+mod simulated;
 mod trips;
 
 use bindery_testkit::skipped;

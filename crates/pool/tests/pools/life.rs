@@ -167,7 +167,7 @@ fn commit(
         writer.append(part).map_err(stopped)?;
     }
     match writer.commit() {
-        Ok(object) => assert_eq!(object.entry().id, id),
+        Ok(object) => assert_eq!(object.entry().id(), id),
         Err(error) => {
             if matches!(error, CommitError::Catalogue { .. }) {
                 model.unsure.insert(id, written);

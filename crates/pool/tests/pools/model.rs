@@ -60,7 +60,7 @@ impl Model {
         list: &[ObjectEntry],
         get: impl Fn(ObjectId) -> std::sync::Arc<Committed>,
     ) {
-        let mblocks = list.iter().filter(|entry| matches!(entry, ObjectEntry::Mblock(_)));
+        let mblocks = list.iter().filter(|entry| entry.length_bytes().is_some());
         let mut there: Vec<ObjectId> = mblocks.map(ObjectEntry::id).collect();
         for (id, written) in std::mem::take(&mut self.unsure) {
             if there.contains(&id) {

@@ -31,7 +31,7 @@ fn write_some(pool: &Pool, shared: &Shared, seed: u64, count: u64) {
         }
         let object = writer.commit().unwrap();
         assert_eq!(read(&object), it.bytes());
-        shared.lock().unwrap().insert(object.entry().id, it);
+        shared.lock().unwrap().insert(object.entry().id(), it);
     }
 }
 

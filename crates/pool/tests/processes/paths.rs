@@ -42,7 +42,7 @@ fn a_pool_is_made_found_filled_and_ended() {
     let it = Written { seed: 1, length: 300_000 };
     let mut writer = pool.allocate_mblock(Staging, 300_000).unwrap();
     writer.append(&it.bytes()).unwrap();
-    let id = writer.commit().unwrap().entry().id;
+    let id = writer.commit().unwrap().entry().id();
     let added = pool.add(&at(slow.path(), Capacity), false).unwrap();
     assert_eq!(added.0, 2);
     drop(pool);

@@ -31,7 +31,7 @@ fn write(pool: &Pool) -> ObjectId {
     let it = Written { seed: 5, length: 1 << 20 };
     let mut writer = pool.allocate_mblock(CLASS, it.length as u64).unwrap();
     writer.append(&it.bytes()).unwrap();
-    writer.commit().unwrap().entry().id
+    writer.commit().unwrap().entry().id()
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn churn(paths: &[PathBuf], got: &AtomicU64) {
             let it = Written { seed: round * 100 + number, length: 30_000 };
             let mut writer = pool.allocate_mblock(CLASS, it.length as u64).unwrap();
             writer.append(&it.bytes()).unwrap();
-            own.push(writer.commit().unwrap().entry().id);
+            own.push(writer.commit().unwrap().entry().id());
             if own.len() > 5 {
                 pool.delete(own.remove(0)).unwrap();
             }
@@ -163,12 +163,12 @@ fn readers_stay_when_the_pool_grows() {
     let [first, second] = [write(&pool), write(&pool)];
     let reader = PoolReader::open(&paths, None).unwrap();
     pool.grow_device(DeviceIndex(0), 40 << 20).unwrap();
-    assert_eq!(reader.get(first).unwrap().entry().id, first);
+    assert_eq!(reader.get(first).unwrap().entry().id(), first);
     // In what was not there when the reader came.
     let it = Written { seed: 6, length: 20 << 20 };
     let mut writer = pool.allocate_mblock(CLASS, it.length as u64).unwrap();
     writer.append(&it.bytes()).unwrap();
-    let large = writer.commit().unwrap().entry().id;
+    let large = writer.commit().unwrap().entry().id();
     reader.refresh().unwrap();
     assert_eq!(read(&reader.get(large).unwrap()), it.bytes());
 
@@ -192,7 +192,7 @@ fn a_pool_is_not_made_where_others_still_read() {
     let pool = Pool::create(&name, std::slice::from_ref(&device), &options).unwrap();
     let mut writer = pool.allocate_mblock(CLASS, 256 << 10).unwrap();
     writer.append(&[7; 256 << 10]).unwrap();
-    let id = writer.commit().unwrap().entry().id;
+    let id = writer.commit().unwrap().entry().id();
     drop(pool);
     let reader = PoolReader::open(&paths, None).unwrap();
     let held = reader.get(id).unwrap();

@@ -1,0 +1,108 @@
+//! One object, to the archive or back.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::MoveError;
+use crate::archive::{Archive, Stored};
+use crate::format::record::{ArchivedEntry, ObjectEntry};
+use crate::mblock::{Committed, Writer};
+use crate::object::Object;
+use crate::pool::Pool;
+use crate::pool::core::{Core, mblock_in};
+use crate::pool::error::FindError;
+use crate::{MediaClass, ObjectId};
+
+impl Pool {
+    /// Moves an mblock to the archive. When this returns it is durable there, and was looked at; its
+    /// space on the device is free when the last one who has it from there lets it go. Blocks; reads
+    /// the object twice, and writes as many requests as it has parts, and three.
+    ///
+    /// After a failure or a crash it is where it was, whole; what was copied of it is taken up by the
+    /// next attempt, which reads that back.
+    ///
+    /// # Errors
+    /// See [`MoveError`].
+    pub fn move_to_archive(&self, id: ObjectId) -> Result<Arc<Committed>, MoveError> {
+        let _archive_stays = self.core.attachment.archive_stays();
+        let archive = self.archive()?;
+        let _transit = Transit::begin(&self.core, id)?;
+        let object = self.core.find(id)?;
+        if object.archived().is_some() {
+            return Err(MoveError::There { id, class: MediaClass::Archive });
+        }
+        let stored = copy(&archive, Uuid::from_u128(self.id()), &object)?;
+        let (length_bytes, digest) = (object.length_bytes(), stored.header().digest.0);
+        let entry = ArchivedEntry { id, length_bytes, digest };
+        let new = Arc::new(self.core.attachment.object(self.id(), entry)?);
+        let moved = self.core.move_to(ObjectEntry::Archived(entry));
+        moved.map_err(|source| MoveError::Catalogue { id, source })?;
+        self.core.adopt(&new);
+        // Behind the record: only now may its space be given away.
+        object.delete();
+        self.core.uses.forget(id);
+        self.core.counters.archived(length_bytes);
+        Ok(new)
+    }
+
+    /// Brings an mblock back from the archive, to devices of a class. When this returns it is durable
+    /// there. What is in the archive stays until the object is deleted and the archive swept. Blocks;
+    /// reads all of it, several parts at once, and verifies each unit and the whole.
+    ///
+    /// # Errors
+    /// See [`MoveError`].
+    pub fn bring_back(&self, id: ObjectId, class: MediaClass) -> Result<Arc<Committed>, MoveError> {
+        if class == MediaClass::Archive {
+            return Err(MoveError::Class);
+        }
+        let _archive_stays = self.core.attachment.archive_stays();
+        let _transit = Transit::begin(&self.core, id)?;
+        let object = self.core.find(id)?;
+        let Some(archived) = object.archived() else {
+            return Err(MoveError::There { id, class: object.class() });
+        };
+        let stored = archived.stored()?;
+        let length_bytes = object.length_bytes();
+        let (member, extents) = self.hold_room(class, length_bytes)?;
+        let mut writer = Writer::new(Arc::clone(&self.core), member, id, extents, length_bytes);
+        stored.read_all::<MoveError>(|bytes| Ok(writer.append(bytes)?))?;
+        let new = writer.settle()?;
+        self.core.counters.brought_back(length_bytes);
+        Ok(new)
+    }
+}
+
+/// Copies an object, and looks at what is there then: at its header and table; or at all of it, where
+/// parts are of an earlier attempt, of which nobody knows how it ended.
+fn copy(archive: &Archive, pool: Uuid, object: &Committed) -> Result<Stored, MoveError> {
+    let receipt = archive.put(pool, object)?;
+    let stored = archive.head_of(pool, object.id(), object.length_bytes(), receipt.digest)?;
+    if receipt.parts_found > 0 {
+        stored.verify()?;
+    }
+    Ok(stored)
+}
+
+/// An object that nobody else moves or deletes meanwhile.
+struct Transit<'a> {
+    core: &'a Core,
+    id: ObjectId,
+}
+
+impl<'a> Transit<'a> {
+    fn begin(core: &'a Core, id: ObjectId) -> Result<Self, MoveError> {
+        let mut handles = core.handles();
+        if handles.leaving.contains(&id) {
+            return Err(FindError::NotFound(id).into());
+        }
+        mblock_in(&core.catalogue.contents(), id)?;
+        if handles.moving.insert(id) { Ok(Self { core, id }) } else { Err(MoveError::Busy(id)) }
+    }
+}
+
+impl Drop for Transit<'_> {
+    fn drop(&mut self) {
+        self.core.handles().moving.remove(&self.id);
+    }
+}

@@ -1,0 +1,65 @@
+//! Removing from the archive what the pool has no more.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::ArchiveError;
+use crate::ObjectId;
+use crate::archive::{Orphan, Removal};
+use crate::pool::Pool;
+
+/// What a sweep found in the archive.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sweep {
+    /// How many parts are of objects that the pool has, wherever they are.
+    pub known: u64,
+    /// How many parts are of none, but too young to say.
+    pub young: u64,
+    /// How many parts were removed.
+    pub removed: u64,
+    /// What they took in the store, in bytes.
+    pub removed_bytes: u64,
+    /// Parts that are of no object of the pool and were kept, and why.
+    pub kept: Vec<(Orphan, Removal)>,
+    /// Keys that no archive would give; never touched.
+    pub strangers: Vec<String>,
+}
+
+impl Pool {
+    /// Removes from the archive the parts of objects that the pool has no more: what deletions left
+    /// there, and copies that were never ended. `grace` is how old a part must be, by the store's
+    /// clock: as a listing may be stale, and clocks differ, a day is a good choice. Blocks for a request
+    /// for each thousand keys, and three for each that is removed.
+    ///
+    /// # Errors
+    /// See [`ArchiveError`]. What was removed before is removed.
+    pub fn sweep_archive(&self, grace: Duration) -> Result<Sweep, ArchiveError> {
+        let archive = self.archive()?;
+        let is_known = |id| self.is_needed_in_archive(id);
+        let listing = archive.orphans(Uuid::from_u128(self.id()), grace, is_known)?;
+        let (known, young, strangers) = (listing.known, listing.young, listing.strangers);
+        let mut sweep = Sweep { known, young, strangers, ..Sweep::default() };
+        for orphan in listing.orphans {
+            match archive.remove_orphan(&orphan, grace, is_known)? {
+                Removal::Removed => {
+                    sweep.removed += 1;
+                    sweep.removed_bytes += orphan.stored_bytes;
+                }
+                Removal::Gone => {}
+                Removal::Known => sweep.known += 1,
+                Removal::Young => sweep.young += 1,
+                kept => sweep.kept.push((orphan, kept)),
+            }
+        }
+        Ok(sweep)
+    }
+
+    /// Whether the pool has an object, here or there, or somebody has it, deleted or not. One that it
+    /// has not it never will have again: ids are given once.
+    fn is_needed_in_archive(&self, id: ObjectId) -> bool {
+        let handles = self.core.handles();
+        let is_there = self.core.catalogue.contents().object(id).is_some();
+        is_there || handles.is_held(id) || handles.lingers(id)
+    }
+}
