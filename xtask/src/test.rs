@@ -44,6 +44,12 @@ const LONG_FORMS: [LongForm; 11] = [
         amount: ("BINDERY_POOL_LIVES", "20000"),
     },
     LongForm {
+        name: "20,000 lives of pools whose objects go to an archive and back",
+        package: "bindery-pool",
+        test: "moving",
+        amount: ("BINDERY_POOL_LIVES", "20000"),
+    },
+    LongForm {
         name: "500 processes killed while they write to a pool",
         package: "bindery-pool",
         test: "processes",

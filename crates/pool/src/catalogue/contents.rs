@@ -12,6 +12,9 @@ use crate::{DeviceIndex, ObjectId};
 /// What a record takes in a log beside its own bytes, about.
 const FRAMING_BYTES: u64 = 16;
 
+/// How much longer the record of an mblock is on a device than in the archive, in bytes.
+const BRINGING_BACK_BYTES: u64 = 8;
+
 /// What all records come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contents {
@@ -248,7 +251,10 @@ impl Contents {
     }
 }
 
-/// About how much of a log a record takes, in bytes.
+/// About how much of a log a record takes, in bytes. An archived object is counted as it is once it is
+/// brought back, for which there must be room in a catalogue that is full.
 pub(super) fn log_bytes(record: &Record) -> u64 {
-    record.encode().len() as u64 + FRAMING_BYTES
+    let is_archived = matches!(record, Record::Commit(ObjectEntry::Archived(_)));
+    let to_come = if is_archived { BRINGING_BACK_BYTES } else { 0 };
+    record.encode().len() as u64 + FRAMING_BYTES + to_come
 }

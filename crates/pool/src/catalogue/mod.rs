@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGua
 
 use thiserror::Error;
 
-use crate::format::record::{ObjectEntry, Record};
+use crate::format::record::Record;
 use crate::log::{Damage, OpenError, WriteError};
 use crate::mdc::Mdc;
 use crate::{BLOCK_BYTES, ObjectId};
@@ -200,14 +200,9 @@ impl Catalogue {
         record: &Record,
     ) -> Result<(), CatalogueError> {
         let capacity_bytes = mdc.capacity_bytes();
-        // What goes to the archive takes less than before.
-        let is_growth = matches!(
-            record,
-            Record::Commit(_)
-                | Record::Device(_)
-                | Record::Archive(_)
-                | Record::Move(ObjectEntry::Mblock(_))
-        );
+        // What moves takes no more than before: see `contents::log_bytes`.
+        let is_growth =
+            matches!(record, Record::Commit(_) | Record::Device(_) | Record::Archive(_));
         let limit = capacity_bytes.saturating_sub(if is_growth { RESERVE_BYTES } else { 0 });
         let needed = contents::log_bytes(record);
         // The block that the last sync has ended, and the one that the next will.

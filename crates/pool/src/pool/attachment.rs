@@ -75,7 +75,7 @@ mod without {
 
     /// No archive can be opened.
     #[derive(Debug, Default)]
-    pub(crate) struct Attachment;
+    pub(crate) struct Attachment {}
 
     impl Attachment {
         pub(crate) fn object(

@@ -114,7 +114,8 @@ fn what_reads_back_wrong_is_not_moved() {
     let pool = impatient(&bench, &rig);
     let (object, written) = commit(&pool, 1);
     let id = object.id();
-    bench.proxy.follow([Rule::always(Method::GET, "", Fault::FlipBit(4096))]);
+    // In the table, before 16 KiB of content.
+    bench.proxy.follow([Rule::always(Method::GET, "", Fault::FlipBit((16 << 10) + 10))]);
     let error = pool.move_to_archive(id).unwrap_err();
     assert!(matches!(error, MoveError::Read(_)), "{error}");
     assert_eq!(pool.get(id).unwrap().class(), Capacity);

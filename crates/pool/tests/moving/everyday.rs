@@ -231,3 +231,28 @@ fn damage_in_the_archive_is_found_and_named() {
     assert_eq!(pool.usage(Staging).held_bytes, 0);
     assert_eq!(pool.get(ids[0]).unwrap().class(), Archive);
 }
+
+#[test]
+fn a_full_catalogue_still_lets_objects_move() {
+    let place = Place::new();
+    let pool = place.create();
+    let mut ids = Vec::new();
+    loop {
+        let mut writer = pool.allocate_mblock(Capacity, 1).unwrap();
+        writer.append(&[7]).unwrap();
+        let Ok(object) = writer.commit() else { break };
+        ids.push(object.id());
+    }
+    assert!(ids.len() > 100, "only {} objects", ids.len());
+    for &id in &ids {
+        pool.move_to_archive(id).unwrap();
+    }
+    let mut writer = pool.allocate_mblock(Capacity, 1).unwrap();
+    writer.append(&[7]).unwrap();
+    assert!(writer.commit().is_err(), "there is no room to bring all back");
+    for &id in &ids {
+        pool.bring_back(id, Capacity).unwrap();
+    }
+    ids.iter().for_each(|&id| pool.delete(id).unwrap());
+    assert!(pool.list().is_empty());
+}

@@ -25,7 +25,7 @@ fn pick(objects: &Objects, random: &mut StdRng) -> Option<(ObjectId, Written)> {
 
 fn step(pool: &Pool, objects: &Objects, random: &mut StdRng) {
     let choice = random.random_range(0..12);
-    if choice < 2 {
+    if choice < 2 && objects.lock().unwrap().len() < 40 {
         let written = Written { seed: random.random(), length: random.random_range(1..40_000) };
         let id = commit(pool, Capacity, written).id();
         objects.lock().unwrap().insert(id, written);
@@ -70,7 +70,7 @@ fn threads_that_move_read_delete_and_sweep_lose_nothing() {
                 let (pool, objects) = (&pool, &objects);
                 scope.spawn(move || {
                     let mut random = StdRng::seed_from_u64(seed);
-                    (0..150).for_each(|_| step(pool, objects, &mut random));
+                    (0..1000).for_each(|_| step(pool, objects, &mut random));
                 })
             })
             .collect();

@@ -113,13 +113,13 @@ fn a_newer_format_is_not_taken_for_damage() {
     let at = SUPERBLOCK_OFFSETS[1] as usize;
     let mut content = rig.device(1).content();
     let block = &mut content[at..at + BLOCK_BYTES];
-    block[8] = 2;
+    block[8] = 3;
     block[12..16].fill(0);
     let checksum = crc32c::crc32c(block);
     block[12..16].copy_from_slice(&checksum.to_le_bytes());
     rig.device(1).replace(content);
     let error = refused(&rig);
-    assert!(matches!(named(&error, &["disk1"]), OpenError::Newer { version: 2, .. }));
+    assert!(matches!(named(&error, &["disk1"]), OpenError::Newer { version: 3, .. }));
 }
 
 #[test]
