@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::OpenError;
 use super::paths::{FILE_EXTENSION, PathError, failed, look_at};
 use crate::PoolName;
+use crate::device;
 use crate::format::superblock::{DeviceEntry, Residence};
 
 /// A pool of which at least one device was found.
@@ -61,6 +63,8 @@ pub fn scan(paths: &[PathBuf]) -> Result<Scan, PathError> {
         match look_at(&path) {
             Ok(found) => by_pool.entry(found.superblock.pool).or_default().push((path, found)),
             Err(PathError::Open(error)) => result.unusable.push((path, error)),
+            // Somebody ended its pool meanwhile, or it never was a file: that concerns no other pool.
+            Err(PathError::Device(error)) if !paths.contains(&path) && is_no_file(&error) => {}
             Err(error) => return Err(error),
         }
     }
@@ -87,6 +91,14 @@ pub fn scan(paths: &[PathBuf]) -> Result<Scan, PathError> {
         result.pools.push(pool);
     }
     Ok(result)
+}
+
+fn is_no_file(error: &device::OpenError) -> bool {
+    match error {
+        device::OpenError::NoDevice { .. } => true,
+        device::OpenError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+        _ => false,
+    }
 }
 
 /// The devices given, and the files of pools in the directories given.

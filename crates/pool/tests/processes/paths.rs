@@ -143,3 +143,19 @@ fn one_process_writes_and_is_named_to_the_next() {
     other.kill();
     open(&paths);
 }
+
+#[test]
+fn what_is_no_file_hides_no_pool_beside_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let device = at(directory.path(), Capacity);
+    drop(Pool::create(&name("guests"), &[device], &CreateOptions::default()).unwrap());
+    let gone = directory.path().join("gone.capacity.0.bindery");
+    std::os::unix::fs::symlink("/nowhere", &gone).unwrap();
+    fs::create_dir(directory.path().join("old.bindery")).unwrap();
+    let paths = [directory.path().to_path_buf()];
+    assert_eq!(scan(&paths).unwrap().pools.len(), 1);
+    drop(Pool::open(&paths, None).unwrap());
+    // What is named is meant.
+    let both = [paths[0].clone(), gone];
+    assert!(matches!(Pool::open(&both, None), Err(PathError::Device(_))));
+}
