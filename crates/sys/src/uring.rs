@@ -14,6 +14,10 @@ use thiserror::Error;
 
 use crate::direct::Transfer;
 
+mod queue;
+
+pub use self::queue::{Queue, Written};
+
 /// Two queues shared with the kernel. Any thread may use it, one at a time; a forked child may not, its
 /// memory has no queues.
 ///
@@ -51,9 +55,7 @@ impl Ring {
     /// # Panics
     /// If `depth` is 0 or above 4096.
     pub fn new(depth: usize) -> io::Result<Self> {
-        assert!((1..=4096).contains(&depth), "a ring of depth {depth}");
-        let ring = IoUring::builder().dontfork().setup_submit_all().build(depth as u32)?;
-        Ok(Self { ring, depth })
+        Ok(Self { ring: build(depth)?, depth })
     }
 
     /// How many transfers are under way at most.
@@ -94,6 +96,26 @@ impl Ring {
                 }
             }
         }
+    }
+}
+
+fn build(depth: usize) -> io::Result<IoUring> {
+    assert!((1..=4096).contains(&depth), "a ring of depth {depth}");
+    IoUring::builder().dontfork().setup_submit_all().build(depth as u32)
+}
+
+/// Waits until the kernel is through with something, and submits nothing.
+fn await_one(ring: &IoUring) {
+    const GETEVENTS: u32 = 1;
+    // SAFETY: needs the argument to fit the flags; there is none.
+    let waited = unsafe { ring.submitter().enter::<libc::sigset_t>(0, 1, GETEVENTS, None) };
+    if let Err(error) = waited
+        && error.kind() != io::ErrorKind::Interrupted
+    {
+        // The kernel has memory that is about to be used for something else, and does not say when it
+        // gives it back: somebody has closed our descriptor, or forbidden the call meanwhile.
+        eprintln!("bindery: io_uring_enter with transfers under way: {error}");
+        std::process::abort();
     }
 }
 
@@ -163,19 +185,8 @@ impl<'r> Flight<'r> {
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
-        const GETEVENTS: u32 = 1;
         while self.under_way > self.ring.submission().len() {
-            // SAFETY: needs the argument to fit the flags; there is none. Nothing is submitted.
-            let waited =
-                unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, GETEVENTS, None) };
-            if let Err(error) = waited
-                && error.kind() != io::ErrorKind::Interrupted
-            {
-                // The kernel has memory that this thread is about to use, and does not say when it
-                // gives it back: somebody has closed our descriptor, or forbidden the call meanwhile.
-                eprintln!("bindery: io_uring_enter with transfers under way: {error}");
-                std::process::abort();
-            }
+            await_one(self.ring);
             while self.reap().is_some() {}
         }
     }
