@@ -5,14 +5,17 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bindery_sys::block::{self, Kind};
 use bindery_sys::direct::{Buffer, Transfer};
+use bindery_sys::uring::{Queue, Written};
 
 use super::engine::Engine;
 use super::error::{IoError, Operation};
 use super::open::{Access, Parts};
 use super::sync_gate::{Closed, SyncGate};
+use super::under_way::{self, UnderWay};
 use super::{Device, Hold, Read, Write};
 use crate::BLOCK_BYTES;
 
@@ -31,7 +34,12 @@ pub struct FileDevice {
     depth: usize,
     bytes: AtomicU64,
     gate: SyncGate,
+    /// Queues without writes, and buffers to fill, that a caller has left for the next one.
+    idle: Mutex<Vec<UnderWay>>,
 }
+
+/// How many callers' queues and buffers are kept, in case they write again.
+const MOST_IDLE: usize = 4;
 
 impl FileDevice {
     pub(super) fn new(
@@ -42,7 +50,8 @@ impl FileDevice {
         bytes: u64,
     ) -> Self {
         let bytes = AtomicU64::new(whole_blocks(bytes));
-        Self { path, parts, engine, depth, bytes, gate: SyncGate::default() }
+        let (gate, idle) = (SyncGate::default(), Mutex::default());
+        Self { path, parts, engine, depth, bytes, gate, idle }
     }
 
     /// As it was opened.
@@ -89,6 +98,26 @@ impl FileDevice {
         self.assert_within(transfer.offset_bytes(), transfer.left_bytes() as u64);
         let outcome = transfer.run(self.parts.file.as_fd());
         outcome.map_err(|error| self.failed(operation, transfer.offset_bytes(), error))
+    }
+
+    /// A queue for a caller that begins to write; none where the kernel gives none.
+    fn queue<'a>(&self, under_way: &'a mut UnderWay) -> Option<&'a mut Queue> {
+        if under_way.queue.is_none() && self.engine == Engine::Uring {
+            under_way.queue = Queue::new(self.depth.min(under_way::MOST)).ok();
+        }
+        under_way.queue.as_mut()
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<UnderWay>> {
+        // A list of what is not used: whole between any two statements.
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What became of a write, and its buffer for the next one.
+    fn ended(&self, under_way: &mut UnderWay, written: Written) -> io::Result<()> {
+        under_way.give_back(written.buffer);
+        let failed = |error| self.failed(Operation::Write, written.offset_bytes, error);
+        written.outcome.map_err(failed)
     }
 
     fn assert_within(&self, offset_bytes: u64, bytes: u64) {
@@ -192,6 +221,44 @@ impl Device for FileDevice {
         self.check_writable(Operation::Write, first.offset_bytes)?;
         let transfers = writes.iter().map(|write| Transfer::write(write.offset_bytes, write.from));
         self.all(Operation::Write, transfers.collect())
+    }
+
+    fn under_way(&self) -> UnderWay {
+        self.idle().pop().unwrap_or_default()
+    }
+
+    fn begin_write(
+        &self,
+        under_way: &mut UnderWay,
+        offset_bytes: u64,
+        from: Buffer,
+    ) -> io::Result<()> {
+        self.assert_within(offset_bytes, from.len() as u64);
+        self.check_writable(Operation::Write, offset_bytes)?;
+        let file = self.parts.file.as_fd();
+        let Some(queue) = self.queue(under_way) else {
+            return under_way.gather(self, offset_bytes, from);
+        };
+        let is_full = queue.under_way() == queue.depth();
+        let earlier = if is_full { queue.wait(file) } else { None };
+        let at_once = queue.begin(file, offset_bytes, from);
+        let ended = [earlier, at_once].into_iter().flatten();
+        ended.map(|written| self.ended(under_way, written)).fold(Ok(()), Result::and)
+    }
+
+    fn end_writes(&self, under_way: &mut UnderWay) -> io::Result<()> {
+        let mut outcome = under_way.write_gathered(self);
+        while let Some(written) =
+            under_way.queue.as_mut().and_then(|queue| queue.wait(self.parts.file.as_fd()))
+        {
+            outcome = outcome.and(self.ended(under_way, written));
+        }
+        let is_of_use = under_way.queue.as_ref().is_some_and(|queue| !queue.is_refused());
+        let mut idle = self.idle();
+        if is_of_use && idle.len() < MOST_IDLE {
+            idle.push(std::mem::take(under_way));
+        }
+        outcome
     }
 
     fn hold(&self, offset_bytes: u64, bytes: u64) -> io::Result<Option<Hold>> {

@@ -16,12 +16,14 @@ mod failing;
 mod file;
 mod open;
 mod sync_gate;
+mod under_way;
 
 pub use self::engine::{Engine, UnknownEngine};
 pub use self::error::{IoError, OpenError, Operation};
 pub use self::failing::{Failing, Fault};
 pub use self::file::FileDevice;
 pub use self::open::{Access, Options};
+pub use self::under_way::UnderWay;
 
 /// A read of whole blocks.
 #[derive(Debug)]
@@ -108,6 +110,34 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// As [`write`](Self::write), of the first that failed; the others may have been written.
     fn write_many(&self, writes: &[Write<'_>]) -> io::Result<()> {
         writes.iter().try_for_each(|write| self.write(write.offset_bytes, write.from))
+    }
+
+    /// What a caller needs for [`begin_write`](Self::begin_write).
+    fn under_way(&self) -> UnderWay {
+        UnderWay::default()
+    }
+
+    /// Begins to write blocks, and returns while that goes on, or waits for an earlier write first. The
+    /// buffer comes back from [`UnderWay::buffer`] at some later time.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), of this write or an earlier one. [`end_writes`](Self::end_writes) has
+    /// to be called nevertheless.
+    fn begin_write(
+        &self,
+        under_way: &mut UnderWay,
+        offset_bytes: u64,
+        from: Buffer,
+    ) -> io::Result<()> {
+        under_way.gather(self, offset_bytes, from)
+    }
+
+    /// Waits for all writes that were begun: none is under way afterwards, whatever this returns.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), of the first that failed.
+    fn end_writes(&self, under_way: &mut UnderWay) -> io::Result<()> {
+        under_way.write_gathered(self)
     }
 
     /// Keeps the owner of the device, another process, from using a range for something else as long as

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::thread;
 
 use bindery_sys::direct::Buffer;
 use thiserror::Error;
@@ -12,15 +11,14 @@ use super::checksum::{table_checksum, unit_checksum, units_in};
 use super::committed::Committed;
 use super::local::Local;
 use crate::catalogue::CatalogueError;
-use crate::device::Write;
+use crate::device::UnderWay;
 use crate::format::record::{MblockEntry, ObjectEntry};
 use crate::pool::core::Core;
 use crate::pool::member::Member;
 use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, UNIT_BYTES};
 
-/// What is gathered before it is written, in bytes: so many buffers, at once.
-const BUFFER_BYTES: usize = 1 << 20;
-const BUFFERS: usize = 4;
+/// What is gathered before it is written, in bytes. It is written while the next is gathered.
+const PIECE_BYTES: u64 = 512 << 10;
 
 /// Bytes could not be appended to an object.
 #[derive(Debug, Error)]
@@ -94,9 +92,12 @@ pub struct Writer {
     table: Extent,
     capacity_bytes: u64,
     length_bytes: u64,
-    /// What is not written yet, from the front; all of the first are full.
-    buffers: Vec<Buffer>,
-    buffered_bytes: usize,
+    /// What is gathered, and how many bytes of it there are: fewer than it has room for.
+    piece: Option<Buffer>,
+    gathered_bytes: usize,
+    /// What is being written.
+    under_way: UnderWay,
+    /// Of all whole units so far.
     checksums: Vec<u32>,
     /// Whether what is on the device is as it should be.
     state: State,
@@ -129,6 +130,7 @@ impl Writer {
         capacity_bytes: u64,
     ) -> Self {
         let [data, table] = extents;
+        let under_way = member.device.under_way();
         Self {
             core,
             member,
@@ -137,8 +139,9 @@ impl Writer {
             table,
             capacity_bytes,
             length_bytes: 0,
-            buffers: Vec::new(),
-            buffered_bytes: 0,
+            piece: None,
+            gathered_bytes: 0,
+            under_way,
             checksums: Vec::new(),
             state: State::Whole,
         }
@@ -201,63 +204,61 @@ impl Writer {
         Ok(())
     }
 
+    /// Copies unit by unit, and computes the checksum of each meanwhile: of what is copied, where that
+    /// has all of the unit. To read the copy is to wait until its cache lines have come back from the
+    /// processor that had the device read what they held before.
     fn gather(&mut self, mut bytes: &[u8]) -> Result<(), AppendError> {
-        let most = self.data.bytes.min(BUFFER_BYTES as u64) as usize;
+        let piece_bytes = self.data.bytes.min(PIECE_BYTES) as usize;
         while !bytes.is_empty() {
-            let (buffer, at) = (self.buffered_bytes / most, self.buffered_bytes % most);
-            if buffer == self.buffers.len() {
-                if buffer == BUFFERS {
-                    self.flush()?;
-                    continue;
-                }
-                self.buffers.push(Buffer::zeroed(most));
+            let mut piece = self.piece.take().unwrap_or_else(|| self.under_way.buffer(piece_bytes));
+            let at = self.gathered_bytes;
+            let (now, later) = bytes.split_at(bytes.len().min(UNIT_BYTES - at % UNIT_BYTES));
+            let end = at + now.len();
+            piece[at..end].copy_from_slice(now);
+            if now.len() == UNIT_BYTES {
+                self.end_unit(now);
+            } else if end.is_multiple_of(UNIT_BYTES) {
+                self.end_unit(&piece[end - UNIT_BYTES..end]);
             }
-            let count = bytes.len().min(most - at);
-            let (now, later) = bytes.split_at(count);
-            self.buffers[buffer][at..at + count].copy_from_slice(now);
-            self.buffered_bytes += count;
-            bytes = later;
+            (self.gathered_bytes, bytes) = (end, later);
+            if end == piece_bytes {
+                self.begin_write(piece)?;
+            } else {
+                self.piece = Some(piece);
+            }
         }
-        if self.buffered_bytes == BUFFERS * most { self.flush() } else { Ok(()) }
+        Ok(())
     }
 
-    /// Writes what was gathered; if that is not whole blocks, nothing may come behind it.
+    fn end_unit(&mut self, unit: &[u8]) {
+        self.checksums.push(unit_checksum(self.id, self.checksums.len() as u64, unit));
+    }
+
+    /// Begins to write a piece, which ends with the last whole unit so far.
+    fn begin_write(&mut self, piece: Buffer) -> Result<(), AppendError> {
+        self.gathered_bytes = 0;
+        let end = self.data.offset_bytes + (self.checksums.len() * UNIT_BYTES) as u64;
+        let place = end - piece.len() as u64;
+        let begun = self.member.device.begin_write(&mut self.under_way, place, piece);
+        begun.map_err(|error| self.broken(error))
+    }
+
+    /// Writes what was gathered, filled up with zeros to whole units: nothing may come behind it. All is
+    /// written when this returns.
     fn flush(&mut self) -> Result<(), AppendError> {
-        let most = self.data.bytes.min(BUFFER_BYTES as u64) as usize;
-        if self.buffered_bytes == 0 {
-            return Ok(());
-        }
-        let last = (self.buffered_bytes - 1) / most;
-        let rest = self.buffered_bytes - last * most;
-        let whole = rest.next_multiple_of(BLOCK_BYTES);
-        if whole < most {
+        if let Some(piece) = self.piece.take() {
+            let rest = self.gathered_bytes;
             // A write takes all of a buffer.
-            let mut tail = Buffer::zeroed(whole);
-            tail[..rest].copy_from_slice(&self.buffers[last][..rest]);
-            self.buffers[last] = tail;
-        } else {
-            self.buffers[last][rest..].fill(0);
+            let mut tail = Buffer::zeroed(rest.next_multiple_of(UNIT_BYTES));
+            tail[..rest].copy_from_slice(&piece[..rest]);
+            if !rest.is_multiple_of(UNIT_BYTES) {
+                let unit = tail.len() - UNIT_BYTES;
+                self.end_unit(&tail[unit..]);
+            }
+            self.begin_write(tail)?;
         }
-        let (id, first) = (self.id, self.checksums.len() as u64);
-        let start = self.data.offset_bytes + first * UNIT_BYTES as u64;
-        let used = &self.buffers[..=last];
-        let writes = (0..).zip(used);
-        let writes: Vec<Write<'_>> = writes
-            .map(|(at, from)| Write { offset_bytes: start + at * most as u64, from })
-            .collect();
-        let device = &self.member.device;
-        let (written, checksums) = if last == 0 {
-            (device.write_many(&writes), checksums_of(id, first, used))
-        } else {
-            // The processor has something to do while the device writes.
-            thread::scope(|scope| {
-                let checksums = scope.spawn(|| checksums_of(id, first, used));
-                (device.write_many(&writes), checksums.join().expect("checksums do not panic"))
-            })
-        };
-        self.checksums.extend(checksums);
-        self.buffered_bytes = 0;
-        written.map_err(|error| self.broken(error))
+        let ended = self.member.device.end_writes(&mut self.under_way);
+        ended.map_err(|error| self.broken(error))
     }
 
     fn broken(&mut self, source: io::Error) -> AppendError {
@@ -365,6 +366,8 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if self.state != State::Given {
+            // Nothing may be on its way to a place that somebody else is given: this waits.
+            drop(std::mem::take(&mut self.under_way));
             self.member.abandon(self.data);
             self.member.abandon(self.table);
             self.core.counters.aborted();
@@ -377,12 +380,6 @@ impl fmt::Debug for Writer {
         let Self { id, length_bytes, capacity_bytes, data, .. } = self;
         write!(formatter, "mblock {id} ({length_bytes} of {capacity_bytes} bytes, {data})")
     }
-}
-
-/// The checksums of all units in `buffers`, of which the first is number `first` of the object.
-fn checksums_of(id: ObjectId, first: u64, buffers: &[Buffer]) -> Vec<u32> {
-    let units = buffers.iter().flat_map(|buffer| buffer.chunks_exact(UNIT_BYTES));
-    (first..).zip(units).map(|(unit, bytes)| unit_checksum(id, unit, bytes)).collect()
 }
 
 /// What the checksums of so many bytes take on a device, in bytes.

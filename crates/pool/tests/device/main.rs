@@ -9,6 +9,7 @@ mod model;
 mod refused;
 mod scarce;
 mod threads;
+mod under_way;
 
 use std::path::Path;
 

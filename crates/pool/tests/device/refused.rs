@@ -6,6 +6,7 @@ use std::thread;
 use bindery_pool::device::{Device, Engine, FileDevice, OpenError, Options};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
+use super::under_way::{BLOCKS, write_one_by_one};
 use super::{WRITE, assert_holds, create, write_blocks};
 
 const URING: Options = Options { engine: Some(Engine::Uring), ..WRITE };
@@ -65,6 +66,8 @@ fn threads_go_on_where_io_uring_ends() {
                 refuse(call, 1);
                 write_blocks(device, 0..128, 2).unwrap();
                 assert_holds(device, 0..128, 2);
+                write_one_by_one(device, 3).unwrap();
+                assert_holds(device, 0..BLOCKS, 3);
             });
             check.join().unwrap();
         }
