@@ -1,5 +1,8 @@
 //! `bindery bench pool`: what the pool costs, and what it is good for.
 
+mod cpu;
+pub mod faults;
+mod one_file;
 pub mod transfers;
 pub mod vma;
 pub mod ycsb;

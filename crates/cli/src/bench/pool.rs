@@ -1,12 +1,15 @@
 //! `bindery bench pool`.
 
+mod faults;
 mod transfers;
 mod vma;
 mod ycsb;
 
+use bindery_bench::pool::faults::run as fault;
 use bindery_bench::pool::vma::run as map_objects;
 use clap::Subcommand;
 
+use self::faults::PoolFaultsArgs;
 use self::transfers::{PoolReadArgs, PoolWriteArgs};
 use self::vma::PoolVmaArgs;
 use self::ycsb::{StoreProcessArgs, YcsbArgs};
@@ -15,13 +18,13 @@ use crate::exit::Failure;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
-    /// Sequential writes of 1 MiB, synced at the end, beside the bare file
+    /// Sequential writes of 1 MiB, synced at the end, and objects, beside the bare file
     #[command(after_help = "\
 Examples:
   bindery bench pool write --directory /srv/pool
   bindery bench pool write --file-mib 4096 --depths 8,32 --json")]
     Write(PoolWriteArgs),
-    /// Random reads of 4 KiB, beside the bare file
+    /// Random reads of 4 KiB, of devices and of objects, beside the bare file
     #[command(after_help = "\
 Examples:
   bindery bench pool read --directory /srv/pool
@@ -29,6 +32,15 @@ Examples:
 
 Files that fit in the memory of what is behind the device show the way to it, not the device.")]
     Read(PoolReadArgs),
+    /// Touch cold pages of maps, beside reads past the page cache; and pages that are there
+    #[command(after_help = "\
+Examples:
+  bindery bench pool faults --directory /srv/pool
+  bindery bench pool faults --threads 1,2,4,16 --faults 100000 --json
+  bindery bench pool faults --objects 100 --object-kib 128 --rounds 1
+
+Evicts the pages of its own file only. Takes three times --hits-mib of memory.")]
+    Faults(PoolFaultsArgs),
     /// Map objects each by itself, beside maps of collections
     #[command(after_help = "\
 Examples:
@@ -57,6 +69,7 @@ impl PoolCommand {
         match self {
             Self::Write(arguments) => show(arguments.run(), json),
             Self::Read(arguments) => show(arguments.run(), json),
+            Self::Faults(arguments) => show(fault(&arguments.options()), json),
             Self::Vma(arguments) => show(map_objects(&arguments.options()), json),
             Self::Ycsb(arguments) => show(arguments.run(), json),
             Self::StoreProcess(arguments) => arguments.run(),

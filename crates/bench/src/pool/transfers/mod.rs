@@ -3,25 +3,28 @@
 //! The rival is a plain io_uring loop on a file opened with O_DIRECT, with none of the pool's code in
 //! between. Every contender has a file of its own in the same directory, and they take turns. A write is
 //! of 1 MiB after the other into a file without blocks, and ends with its sync; reads are of 4 KiB at
-//! random places, the same for all.
+//! random places, the same for all. Objects are appended to by 1 MiB, with their checksums, and each is
+//! committed, which is two syncs and the catalogue's record; they are read and verified by as many
+//! threads as reads are to be under way.
 
 mod contender;
+mod mblocks;
 mod raw;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindery_pool::device::Engine;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use self::contender::{Contender, Pooled};
+use self::mblocks::Mblocks;
 use self::raw::Raw;
-use crate::harness::{Measured, SampleSet, Table, take_turns, timed};
+use super::cpu::with_cpu;
+use crate::harness::{Measured, SampleSet, Table, take_turns};
 
 /// Bytes of one sequential write.
 pub const WRITE_BYTES: usize = 1 << 20;
@@ -47,6 +50,8 @@ pub struct Options {
     pub directory: PathBuf,
     /// Length of each file, in MiB.
     pub file_mib: u64,
+    /// Length of each object, in MiB.
+    pub object_mib: u64,
     /// How many transfers are under way at once.
     pub depths: Vec<usize>,
     /// Random reads in each round.
@@ -62,6 +67,8 @@ pub struct Report {
     pub work: Work,
     /// Length of each file, in MiB.
     pub file_mib: u64,
+    /// Length of each object, in MiB.
+    pub object_mib: u64,
     /// Random reads in each round.
     pub reads: usize,
     /// One entry for each depth.
@@ -82,10 +89,11 @@ pub struct Depth {
 /// # Errors
 /// If an option is zero, empty or too large, if the directory has no room, or has no direct I/O.
 pub fn run(options: &Options) -> Result<Report> {
-    let Options { work, directory, file_mib, depths, reads, rounds } = options;
+    let Options { work, directory, file_mib, object_mib, depths, reads, rounds } = options;
     ensure!(*rounds > 0, "--rounds must be at least 1");
     ensure!(*reads > 0, "--reads must be at least 1");
     ensure!((1..=1 << 20).contains(file_mib), "--file-mib must be from 1 to {}", 1 << 20);
+    ensure!((1..=1 << 20).contains(object_mib), "--object-mib must be from 1 to {}", 1 << 20);
     ensure!(
         !depths.is_empty() && depths.iter().all(|depth| (1..=4096).contains(depth)),
         "--depths must be from 1 to 4096"
@@ -93,7 +101,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let place = tempfile::tempdir_in(directory)
         .with_context(|| format!("cannot make files in {}", directory.display()))?;
     let compare = |&depth: &usize| {
-        let contenders = contenders(place.path(), file_mib << 20, depth)?;
+        let contenders = contenders(place.path(), file_mib << 20, object_mib << 20, depth)?;
         let contenders = match work {
             Work::Write => write(contenders, *file_mib, *rounds)?,
             Work::Read => read(contenders, file_mib << 20, *reads, *rounds)?,
@@ -101,16 +109,23 @@ pub fn run(options: &Options) -> Result<Report> {
         Ok(Depth { depth, contenders })
     };
     let depths = depths.iter().map(compare).collect::<Result<_>>()?;
-    Ok(Report { work: *work, file_mib: *file_mib, reads: *reads, depths })
+    let (work, file_mib, object_mib, reads) = (*work, *file_mib, *object_mib, *reads);
+    Ok(Report { work, file_mib, object_mib, reads, depths })
 }
 
 /// The bare file first. An engine that the kernel refuses does not take part.
-fn contenders(directory: &Path, bytes: u64, depth: usize) -> Result<Vec<Box<dyn Contender>>> {
+fn contenders(
+    directory: &Path,
+    bytes: u64,
+    object_bytes: u64,
+    depth: usize,
+) -> Result<Vec<Box<dyn Contender>>> {
     let mut contenders: Vec<Box<dyn Contender>> =
         vec![Box::new(Raw::create(&directory.join("raw"), bytes, depth)?)];
     for engine in Engine::ALL {
         contenders.push(Box::new(Pooled::create(directory, bytes, engine, depth)?));
     }
+    contenders.push(Box::new(Mblocks::create(directory, bytes, object_bytes, depth)?));
     Ok(contenders)
 }
 
@@ -159,17 +174,6 @@ fn read(
     })
 }
 
-/// Wall-clock time and this process's CPU time of `work`.
-fn with_cpu<T>(work: impl FnOnce() -> T) -> (Duration, Duration, T) {
-    let now = || {
-        let time = clock_gettime(ClockId::ProcessCPUTime);
-        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-    };
-    let before = now();
-    let (elapsed, result) = timed(work);
-    (elapsed, now() - before, result)
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Depth { depth, contenders } in &self.depths {
@@ -197,6 +201,7 @@ mod tests {
             work: Work::Read,
             directory: directory.path().into(),
             file_mib: 3,
+            object_mib: 2,
             depths: vec![1, 4],
             reads: 300,
             rounds: 1,
@@ -214,6 +219,7 @@ mod tests {
             Options { rounds: 0, ..options.clone() },
             Options { depths: vec![0], ..options.clone() },
             Options { file_mib: 0, ..options.clone() },
+            Options { object_mib: 0, ..options.clone() },
             Options { directory: "/nonexistent".into(), ..options },
         ] {
             assert!(run(&wrong).is_err());

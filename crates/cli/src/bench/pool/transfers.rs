@@ -13,6 +13,9 @@ pub(crate) struct PoolArgs {
     /// Length of each file, in MiB
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     file_mib: u64,
+    /// Length of each object, in MiB
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    object_mib: u64,
     /// Interleaved rounds; medians are shown
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -57,6 +60,7 @@ impl PoolArgs {
             work,
             directory: self.directory.clone(),
             file_mib: self.file_mib,
+            object_mib: self.object_mib,
             depths: depths.to_vec(),
             reads,
             rounds: self.rounds,
