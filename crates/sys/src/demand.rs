@@ -7,8 +7,11 @@
 //! serves (measured: 7 to 8 against 15 to 22 µs). Processes that map the same memfd share its pages.
 //!
 //! A memfd that is touched through a mapping that is *not* registered gets a page of zeros, which all
-//! others then see. So each mapping is registered here before its address is known to anybody, and is
-//! not inherited by children.
+//! others then see. So each mapping is registered here before it can be read and before its address is
+//! known to anybody, and is not inherited by children.
+//!
+//! The fault is a signal that the kernel must be able to deliver: a thread that blocks `SIGBUS` and
+//! touches an absent page ends the process.
 
 use std::fmt;
 use std::fs::File;
@@ -104,11 +107,15 @@ impl Demand {
         buffers()?;
         let features = feature::SIGBUS | feature::MISSING_SHMEM;
         let userfault = Userfault::open_for_user_mode(features)?;
-        let mapping = Mapping::shared(file.as_fd(), bytes, false)?;
+        let mapping = Mapping::hidden(file.as_fd(), bytes)?;
         mapping.keep_from_children()?;
+        // Of a huge page that cannot be split at that moment, evicting a part leaves zeros (the kernel's
+        // `truncate_inode_partial_folio`), and khugepaged makes such where shmem_enabled lets it.
+        mapping.keep_small();
         // SAFETY: needs somebody who serves the faults: the handler does, from the next line on, and
         // nobody knows of the memory before.
         unsafe { userfault.register(mapping.address(), bytes, mode::MISSING)? };
+        mapping.reveal()?;
         let (start, pages) = (mapping.address(), bytes / PAGE_BYTES);
         let memory = Arc::new(Memory { start, pages, userfault, source });
         let server: Arc<dyn Serve> = Arc::<Memory>::clone(&memory);

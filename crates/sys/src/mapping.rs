@@ -57,6 +57,35 @@ impl Mapping {
         Self::shared_at(file, 0, bytes, writable)
     }
 
+    /// A file mapped shared, which nobody can touch before [`reveal`](Self::reveal), the kernel
+    /// included: where all mappings are locked as they are made (mlockall(2), `MCL_FUTURE`), it would
+    /// fill memory at once.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub(crate) fn hidden(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let address = raw_mmap(0, bytes, libc::PROT_NONE, flags, file.as_raw_fd(), 0)?;
+        Ok(Self { address, bytes })
+    }
+
+    /// Makes a hidden mapping readable. Fills nothing.
+    ///
+    /// # Errors
+    /// As mprotect(2).
+    pub(crate) fn reveal(&self) -> io::Result<()> {
+        let (start, read) = (self.address.0, libc::PROT_READ);
+        // SAFETY: the mapping is this value's own, and reading more of it harms nobody.
+        let result = unsafe { libc::syscall(libc::SYS_mprotect, start, self.bytes, read) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Keeps the kernel from joining pages to huge ones, where it has any.
+    pub(crate) fn keep_small(&self) {
+        // SAFETY: this advice changes no content. A kernel without huge pages does not know it.
+        let _ = unsafe { advise(self.address, self.bytes, libc::MADV_NOHUGEPAGE) };
+    }
+
     /// The same, from a page of the file on that is not its first.
     ///
     /// # Errors

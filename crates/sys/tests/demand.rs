@@ -196,6 +196,34 @@ fn who_touches_what_is_lost_ends_and_is_told_why() {
 }
 
 #[test]
+fn a_process_that_locks_all_its_memory_sees_no_zeros() {
+    if let Some(output) = in_child("a_process_that_locks_all_its_memory_sees_no_zeros") {
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    // SAFETY: needs nothing; what it does to this process ends with it.
+    let locked = unsafe { libc::mlockall(libc::MCL_FUTURE) };
+    assert_eq!(locked, 0, "{}", std::io::Error::last_os_error());
+    let source = Arc::new(Numbers::default());
+    let demand = numbers(&source);
+    assert_eq!(memfd::allocated_bytes(demand.file()).unwrap(), 0);
+    (0..PAGES).for_each(|page| check(&demand, page));
+    demand.evict(0, PAGES * PAGE_BYTES).unwrap();
+    (0..PAGES).for_each(|page| check(&demand, page));
+}
+
+#[test]
+fn its_pages_are_not_joined() {
+    let demand = numbers(&Arc::new(Numbers::default()));
+    let start = format!("{:x}-", demand.view(0, 1).as_ptr().addr());
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+    let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
+    let joins = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
+    assert_eq!(flags.split(' ').any(|flag| flag == "nh"), joins, "{flags}");
+}
+
+#[test]
 fn a_bus_error_of_others_is_theirs() {
     if let Some(output) = in_child("a_bus_error_of_others_is_theirs") {
         assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
