@@ -135,10 +135,43 @@ fn directory(path: &FilePath) -> Result<impl ObjectStore, LocationError> {
     Ok(store.map_err(|error| wrong(std::io::Error::other(error)))?.with_fsync(true))
 }
 
-/// A URL for messages: what stands before the `@` may be a password.
+/// A URL for messages: what stands before the `@` may be a password, and so may what is asked for in a
+/// query.
 fn redacted(text: &str) -> String {
-    match (text.split_once("://"), text.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://…@{rest}"),
-        _ => text.into(),
+    let (hidden, shown) = text.rsplit_once('@').map_or((None, text), |(a, b)| (Some(a), b));
+    let begins = match hidden {
+        Some(hidden) => {
+            hidden.split_once("://").map_or("…@".into(), |(it, _)| format!("{it}://…@"))
+        }
+        None => String::new(),
+    };
+    match shown.find(['?', '#']) {
+        Some(end) => format!("{begins}{}…", &shown[..=end]),
+        None => format!("{begins}{shown}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_message_shows_a_secret() {
+        for url in [
+            "s3://key:SECRET@bucket/prefix",
+            "s3://key:SEC?RET@bucket/SECRET@prefix",
+            "key:SECRET@bucket",
+            "s3://bucket/prefix?AWSAccessKeyId=key&Signature=SECRET",
+            "s3://bucket/prefix#SECRET",
+            "s4://bucket?secret=SECRET",
+        ] {
+            let error = Location::open(url, &Options::default()).unwrap_err();
+            let (message, debug) = (error.to_string(), format!("{error:?}"));
+            for leak in ["SECRET", "SEC", "RET"] {
+                assert!(!message.contains(leak) && !debug.contains(leak), "{url}: {message}");
+            }
+        }
+        assert_eq!(redacted("s3://bucket/prefix"), "s3://bucket/prefix");
+        assert_eq!(redacted("s3://a:b@bucket/prefix?c"), "s3://…@bucket/prefix?…");
     }
 }
