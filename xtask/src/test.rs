@@ -18,7 +18,7 @@ struct LongForm {
     amount: (&'static str, &'static str),
 }
 
-const LONG_FORMS: [LongForm; 11] = [
+const LONG_FORMS: [LongForm; 12] = [
     LongForm {
         name: "torture, 10^8 operations",
         package: "bindery-space",
