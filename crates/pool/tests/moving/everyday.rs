@@ -101,11 +101,15 @@ fn whoever_has_an_object_goes_on_reading_it_where_it_was() {
     let pool = place.create();
     let local = commit(&pool, Capacity, LONG);
     let id = local.id();
-    let used = pool.usage(Capacity).used_bytes;
+    let before = pool.usage(Capacity);
     let archived = pool.move_to_archive(id).unwrap();
     pool.reclaim();
     assert_eq!((local.class(), read(&local)), (Capacity, LONG.bytes()));
-    assert_eq!(pool.usage(Capacity).used_bytes, used);
+    // Not used any more, and not free either.
+    let meanwhile = pool.usage(Capacity);
+    assert!(meanwhile.limbo_bytes > 100_000, "{meanwhile:?}");
+    assert_eq!(meanwhile.used_bytes + meanwhile.limbo_bytes, before.used_bytes);
+    assert_eq!(meanwhile.free_bytes, before.free_bytes);
     drop(local);
     assert!(pool.reclaim() > 100_000);
 
