@@ -24,6 +24,7 @@ const LAYERS: &[&[&str]] = &[
 const BESIDE: &[(&str, Allowed)] = &[
     ("testkit", Allowed::Only(&["units", "sys", "page", "space", "guest"])),
     ("ycsb", Allowed::Only(&[])),
+    ("example-tables", Allowed::Only(&["units", "sys", "pool"])),
     ("bench", Allowed::AllBut(&["cli", "xtask", "fuzz"])),
     ("fuzz", Allowed::AllBut(&["cli", "xtask", "bench"])),
     ("xtask", Allowed::AllBut(&["cli"])),

@@ -226,7 +226,7 @@ mod tests {
         workload: Workload::B,
         threads: 2,
         warm_up: Duration::from_millis(10),
-        duration: Duration::from_millis(50),
+        duration: Duration::from_millis(500),
         seed: 1,
     };
 
