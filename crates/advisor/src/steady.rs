@@ -54,6 +54,8 @@ pub struct Steady {
     pace: Pace,
     /// The pace that the scan began with.
     begun: Pace,
+    /// Whether that pace was reckoned from whole scans, for a whole scan.
+    is_aimed: bool,
     /// What rests are asked to be, but for those that are stretched, in microseconds.
     rest_us: u64,
     /// What they proved to be.
@@ -121,6 +123,7 @@ impl Steady {
         Self {
             pace,
             begun: pace,
+            is_aimed: false,
             rest_us,
             rest: Mean::default(),
             page: Mean::default(),
@@ -158,18 +161,21 @@ impl Steady {
     pub fn begin_scan(&mut self, settings: &Settings, pages: u64) {
         self.expected = pages;
         let (Some(busy_s), Some(dearest_s)) = (self.busy.get(), self.dearest.get()) else {
+            self.begun = self.pace;
             return;
         };
         let bounds = Bounds::of(settings);
         let now = self.pace.pages_to_scan;
         let most = bounds.batch(self.most(bounds, dearest_s));
         let wanted = bounds.batch(self.batch_for(bounds.target_s, pages as f64, busy_s));
-        let is_near = self.is_near(bounds.target_s, pages as f64, busy_s);
+        // What was raised within a scan was a guess: to stay where it led would add its error to noise.
+        let is_near = self.is_aimed && self.is_near(bounds.target_s, pages as f64, busy_s);
         let is_allowed = (bounds.min_pages..=most).contains(&now);
         let pages_to_scan = if is_near && is_allowed { now } else { wanted.min(most) };
         let rest_us = self.rest_for(bounds, pages_to_scan, dearest_s);
         self.pace = Pace { pages_to_scan, rest_us };
         self.begun = self.pace;
+        self.is_aimed = true;
         self.within = Within { lately_s: dearest_s, ..Within::default() };
     }
 
@@ -223,6 +229,7 @@ impl Steady {
         self.within.raised = (progress.pages.max(pages), batches + more);
         self.pace = Pace { pages_to_scan, rest_us: self.rest_for(bounds, pages_to_scan, page_s) };
         self.begun = self.pace;
+        self.is_aimed = false;
     }
 
     /// What the dearest pages of the last scan and of this one cost; `None` as long as nothing is known.

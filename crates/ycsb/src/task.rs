@@ -19,8 +19,6 @@ pub struct Task {
     pub engine: String,
     /// Where it keeps its files; empty at first.
     pub directory: PathBuf,
-    /// How much memory it has in all.
-    pub memory_bytes: u64,
     /// How much it may cache by itself, if it caches by itself.
     pub cache_bytes: u64,
     /// How many records there are.

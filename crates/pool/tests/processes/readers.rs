@@ -34,18 +34,24 @@ fn write(pool: &Pool) -> ObjectId {
     writer.commit().unwrap().entry().id()
 }
 
-#[test]
-fn what_another_process_reads_is_given_to_nobody() {
-    let directory = tempfile::tempdir().unwrap();
-    let paths = [directory.path().to_path_buf()];
+/// A pool with an object that is deleted, and another process that has it.
+fn deleted_beside_a_reader(paths: &[PathBuf; 1]) -> (Pool, Other) {
     let device = DevicePath { path: paths[0].clone(), class: CLASS, bytes: Some(6 << 20) };
     let name = "read".parse().unwrap();
     let pool = Pool::create(&name, &[device], &CreateOptions::default()).unwrap();
     let id = write(&pool);
-    let mut reader = Other::spawn("read", &paths, id.0);
+    let mut reader = Other::spawn("read", paths, id.0);
     reader.wait_for("held");
     pool.delete(id).unwrap();
     pool.reclaim();
+    (pool, reader)
+}
+
+#[test]
+fn what_another_process_reads_is_given_to_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = [directory.path().to_path_buf()];
+    let (pool, mut reader) = deleted_beside_a_reader(&paths);
     assert!(pool.usage(CLASS).limbo_bytes >= 1 << 20);
     fill(&pool);
     // The next one to open the pool knows nothing of it, but for the lock.
@@ -66,14 +72,7 @@ fn what_another_process_reads_is_given_to_nobody() {
 fn what_a_killed_reader_held_is_free() {
     let directory = tempfile::tempdir().unwrap();
     let paths = [directory.path().to_path_buf()];
-    let device = DevicePath { path: paths[0].clone(), class: CLASS, bytes: Some(6 << 20) };
-    let name = "read".parse().unwrap();
-    let pool = Pool::create(&name, &[device], &CreateOptions::default()).unwrap();
-    let id = write(&pool);
-    let mut reader = Other::spawn("read", &paths, id.0);
-    reader.wait_for("held");
-    pool.delete(id).unwrap();
-    pool.reclaim();
+    let (pool, mut reader) = deleted_beside_a_reader(&paths);
     assert!(pool.usage(CLASS).limbo_bytes > 0);
     reader.kill();
     pool.reclaim();

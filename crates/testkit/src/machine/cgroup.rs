@@ -161,16 +161,6 @@ impl ControlGroup {
         }
         Ok(())
     }
-
-    /// What it uses now, page cache included, in bytes; none where the kernel does not say.
-    #[must_use]
-    pub fn memory_bytes(&self) -> Option<u64> {
-        let file = match self.version {
-            Version::One => "memory.usage_in_bytes",
-            Version::Two => "memory.current",
-        };
-        fs::read_to_string(self.memory.join(file)).ok()?.trim().parse().ok()
-    }
 }
 
 impl Drop for ControlGroup {

@@ -115,7 +115,6 @@ impl<'a> Stage<'a> {
         Task {
             engine: self.engine.name().into(),
             directory: self.directory.path().into(),
-            memory_bytes: options.memory_bytes(),
             cache_bytes: options.memory_bytes() / 3,
             records: options.records(),
             workload,
