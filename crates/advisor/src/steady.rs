@@ -80,10 +80,21 @@ struct Within {
     dearest_s: f64,
     /// What pages cost lately: up at once, down by and by.
     lately_s: f64,
-    /// Whether it was slowed down.
-    is_held: bool,
-    /// Pages up to where it last went faster, and in how many batches they were looked at.
-    raised: (u64, u64),
+    /// Whether rests were longer than usual.
+    is_stretched: bool,
+    /// How many pages are accounted for in `batches`.
+    pages: u64,
+    /// In how many batches they were looked at.
+    batches: f64,
+}
+
+impl Within {
+    /// Takes in that `pages` were looked at so far, those that are new in batches of `pages_to_scan`.
+    fn account(&mut self, pages: u64, pages_to_scan: u64) {
+        let more = pages.saturating_sub(self.pages);
+        self.pages += more;
+        self.batches += more as f64 / pages_to_scan.max(1) as f64;
+    }
 }
 
 /// The settings as the law reckons with them.
@@ -151,8 +162,8 @@ impl Steady {
         self.page.take(page_s);
         self.busy.take(a_page_s(scan.busy_us, scan.pages));
         self.dearest.take(within.dearest_s.min(page_s * DEAREST).max(page_s));
-        if !within.is_held && self.pace.rest_us == self.rest_us {
-            self.rest.take(self.rest_of(scan, within.raised));
+        if !within.is_stretched && self.pace.rest_us == self.rest_us {
+            self.rest.take(self.rest_of(scan, within));
         }
         self.begin_scan(settings, next_pages.unwrap_or(scan.pages));
     }
@@ -184,6 +195,7 @@ impl Steady {
     /// catch up.
     pub fn hold(&mut self, settings: &Settings, part: Scan) {
         let within = &mut self.within;
+        within.account(within.pages.saturating_add(part.pages), self.pace.pages_to_scan);
         within.part = within.part.and(part);
         // What the CPU time of less than a batch is said to be is wrong by more than it is.
         if within.part.pages < self.pace.pages_to_scan.max(1) {
@@ -199,7 +211,7 @@ impl Steady {
         let pages_to_scan = self.begun.pages_to_scan.min(most).max(bounds.min_pages);
         let rest_us = self.rest_for(bounds, pages_to_scan, lately_s).max(self.begun.rest_us);
         self.pace = Pace { pages_to_scan, rest_us };
-        self.within.is_held |= self.pace != self.begun;
+        self.within.is_stretched |= rest_us > self.rest_us;
     }
 
     /// Takes in how far the scan is, and goes faster where it is larger than it was said to be, or late
@@ -224,9 +236,7 @@ impl Steady {
         if pages_to_scan <= now.saturating_add(now / 8) {
             return;
         }
-        let (pages, batches) = self.within.raised;
-        let more = progress.pages.saturating_sub(pages).div_ceil(now);
-        self.within.raised = (progress.pages.max(pages), batches + more);
+        self.within.account(progress.pages, now);
         self.pace = Pace { pages_to_scan, rest_us: self.rest_for(bounds, pages_to_scan, page_s) };
         self.begun = self.pace;
         self.is_aimed = false;
@@ -245,14 +255,14 @@ impl Steady {
         (asked_s, self.rest.get().unwrap_or(asked_s))
     }
 
-    /// How long a rest of this scan was, which went faster after so many pages in so many batches. One
-    /// follows each batch, the last as well.
-    fn rest_of(&self, scan: Scan, (pages, batches): (u64, u64)) -> f64 {
+    /// How long a rest of this scan was. One follows each batch, the last as well, which is smaller.
+    fn rest_of(&self, scan: Scan, mut within: Within) -> f64 {
         let (asked_s, _) = self.rests();
-        let later = scan.pages.saturating_sub(pages).div_ceil(self.pace.pages_to_scan.max(1));
-        let batches = batches.saturating_add(later).max(1);
+        within.account(scan.pages, self.pace.pages_to_scan);
+        // Less than a rounding of the sum is no batch.
+        let batches = (within.batches - 1e-6).ceil().max(1.0);
         let rests_s = scan.time_us.saturating_sub(scan.busy_us) as f64 / 1e6;
-        (rests_s / batches as f64).clamp(asked_s / REST_FACTOR, asked_s * REST_FACTOR)
+        (rests_s / batches).clamp(asked_s / REST_FACTOR, asked_s * REST_FACTOR)
     }
 
     /// What share of its CPU time a batch takes: less than one where threads share the work. Never more:
