@@ -70,8 +70,9 @@ Examples:
   bindery bench advisor --rounds 1
   bindery bench advisor --target-scan-time 10 --max-cpu 20 --json
 
-Each contender goes through a start-up, a steady state, a shrink to a quarter and a fourfold growth of
-the same memory. Sets and restores KSM's settings: run it as root, on a machine where KSM does nothing
+Each contender goes through a start-up, a steady state with a quarter of its candidates, a fourfold
+growth and a shrink of the same memory. The fixed rate is sized first, by trying, so that each scan of
+the start-up is done in the target. Sets and restores KSM's settings: run it as root, on a machine where KSM does nothing
 else.")]
     Advisor(AdvisorArgs),
     /// Objects and maps: writing, reading, mapping, and a store on them

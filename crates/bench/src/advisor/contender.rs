@@ -14,7 +14,7 @@ use bindery_sys::ksm::DIRECTORY;
 use bindery_testkit::machine::{KsmSettings, SettingGuard};
 use serde::Serialize;
 
-use super::{Crowds, Options};
+use super::{Crowds, Options, sizing::FixedRate};
 use crate::{
     engine::{Engine, KSM_SLEEP, KsmPace, Merger, process_cpu_time},
     interrupt,
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contender {
-    /// Nobody: KSM at the rate that the most memory asks for.
+    /// Nobody: KSM at the rate that the start-up asks for.
     Fixed,
     /// The kernel's advisor paces KSM.
     Kernel,
@@ -64,8 +64,8 @@ pub(crate) struct Running {
 
 impl Running {
     /// Starts all that it takes, but scans nothing until [`begin`](Self::begin).
-    pub(crate) fn hold(contender: Contender, options: &Options) -> Result<Self> {
-        let merger = Merger::hold(&engine(contender, options))?;
+    pub(super) fn hold(contender: Contender, options: &Options, rate: FixedRate) -> Result<Self> {
+        let merger = Merger::hold(&engine(contender, options, rate))?;
         let advisor = match contender {
             Contender::Kernel => start_kernels(options)?,
             _ => Vec::new(),
@@ -109,10 +109,7 @@ impl Running {
     }
 }
 
-fn engine(contender: Contender, options: &Options) -> Engine {
-    let batch = |pages: u64| (pages as f64 * KSM_SLEEP.as_secs_f64()) as u64;
-    // What must be scanned in 20 ms if scanning took no time: less than is really needed.
-    let fixed = batch(options.pages_max() / options.target_scan_time_s);
+fn engine(contender: Contender, options: &Options, rate: FixedRate) -> Engine {
     let smart_scan = options.smart_scan;
     let paced = |pages_to_scan| {
         Engine::Ksm(KsmPace::Set(KsmSettings {
@@ -123,7 +120,7 @@ fn engine(contender: Contender, options: &Options) -> Engine {
         }))
     };
     match contender {
-        Contender::Fixed => paced(fixed),
+        Contender::Fixed => paced(rate.pages_to_scan),
         Contender::Kernel | Contender::Pilot => paced(MIN_PAGES_TO_SCAN),
         Contender::Engine => Engine::Paced {
             // The ceiling is for both together.

@@ -6,9 +6,10 @@
 
 mod contender;
 mod report;
+mod sizing;
 mod watch;
 
-use std::{path::PathBuf, time::Duration};
+use std::{ops::Range, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ pub use self::{
     report::{Report, Summary},
     watch::Course,
 };
-use self::{contender::Running, watch::watch};
+use self::{contender::Running, sizing::FixedRate, watch::watch};
 use crate::{
     crowd::Crowd,
     interrupt,
@@ -77,23 +78,24 @@ impl Options {
     }
 }
 
-/// What happens to the memory, in order.
+/// What happens to the memory, in order. A program's start has more candidates than the program has once
+/// it is stable: for those, a rate that is fixed must be sized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// All processes give their memory up at once.
     StartUp,
-    /// Nothing changes.
+    /// Three of four have ended; the others do not change.
     Steady,
-    /// Three of four processes end.
-    Shrink,
     /// As many come again: fourfold growth.
     Growth,
+    /// They end.
+    Shrink,
 }
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::StartUp, Self::Steady, Self::Shrink, Self::Growth];
+    pub const ALL: [Self; 4] = [Self::StartUp, Self::Steady, Self::Growth, Self::Shrink];
 
     /// Its name.
     #[must_use]
@@ -113,16 +115,20 @@ impl Phase {
 /// If a contender or a process cannot be started, or memory is not what it was afterwards.
 pub fn run(options: &Options) -> Result<Report> {
     interrupt::catch()?;
+    let rate = match options.contenders.contains(&Contender::Fixed) {
+        true => FixedRate::found_by_trying(options)?,
+        false => FixedRate::reckoned(options),
+    };
     let mut courses = Vec::new();
     for round in 0..options.rounds {
         let count = options.contenders.len();
         for at in 0..count {
             let contender = options.contenders[(at + round) % count];
-            let phases = go_through(contender, options)?;
+            let phases = go_through(contender, options, rate)?;
             courses.push((contender, phases));
         }
     }
-    Ok(Report::of(options, &courses))
+    Ok(Report::of(options, rate, &courses))
 }
 
 /// The processes of a contender: those that stay, and those that come and go.
@@ -141,21 +147,38 @@ impl Crowds {
     }
 }
 
-fn go_through(contender: Contender, options: &Options) -> Result<Vec<(Phase, Course)>> {
-    let dataset = options.dataset();
-    let running = Running::hold(contender, options)?;
-    let start = |range| Crowd::start_some(running.merger(), &dataset, range, &options.program);
-    let (few, many) = (options.processes, dataset.processes);
-    let mut crowds = Crowds { staying: start(0..few)?, passing: Some(start(few..many)?) };
+impl Crowds {
+    /// All processes, whose memory nobody may merge yet.
+    fn start(running: &Running, options: &Options) -> Result<Self> {
+        let staying = Self::start_some(running, options, 0..options.processes)?;
+        Ok(Self { staying, passing: Some(Self::start_passing(running, options)?) })
+    }
+
+    /// Those that come and go.
+    fn start_passing(running: &Running, options: &Options) -> Result<Crowd> {
+        Self::start_some(running, options, options.processes..options.dataset().processes)
+    }
+
+    fn start_some(running: &Running, options: &Options, range: Range<u32>) -> Result<Crowd> {
+        Crowd::start_some(running.merger(), &options.dataset(), range, &options.program)
+    }
+}
+
+fn go_through(
+    contender: Contender,
+    options: &Options,
+    rate: FixedRate,
+) -> Result<Vec<(Phase, Course)>> {
+    let running = Running::hold(contender, options, rate)?;
+    let mut crowds = Crowds::start(&running, options)?;
     running.begin()?;
     let mut courses = Vec::new();
     for phase in Phase::ALL {
         match phase {
             Phase::StartUp => crowds.all_mut().try_for_each(Crowd::merge)?,
-            Phase::Steady => {}
-            Phase::Shrink => crowds.passing = None,
+            Phase::Steady | Phase::Shrink => crowds.passing = None,
             Phase::Growth => {
-                let mut passing = start(few..many)?;
+                let mut passing = Crowds::start_passing(&running, options)?;
                 passing.merge()?;
                 crowds.passing = Some(passing);
             }

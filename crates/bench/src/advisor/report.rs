@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Contender, Course, Options, Phase};
+use super::{Contender, Course, Options, Phase, sizing::FixedRate};
 use crate::harness::{Table, median, significant};
 
 /// How far from the target a scan may be that still counts as on target.
@@ -21,6 +21,8 @@ pub struct Report {
     pub memory_mib: u64,
     /// How long each phase was, in seconds.
     pub phase_s: f64,
+    /// What `pages_to_scan` was fixed at, every 20 ms.
+    pub fixed_pages_to_scan: u64,
     /// Medians over the rounds, for each contender and phase.
     pub phases: Vec<Summary>,
     /// CPU time of all phases, in seconds: the median of the rounds.
@@ -45,6 +47,9 @@ pub struct Summary {
     pub on_target_percent: Option<f64>,
     /// CPU time, in percent of one CPU.
     pub cpu_percent: f64,
+    /// CPU time for each scan that ended, in milliseconds: who is late scans less and uses less. `None` if
+    /// none ended.
+    pub cpu_ms_per_scan: Option<f64>,
     /// The largest share of a CPU in any second, less the ceiling, in points.
     pub over_ceiling: f64,
     /// Memory saved at the end, in MiB.
@@ -52,7 +57,11 @@ pub struct Summary {
 }
 
 impl Report {
-    pub(super) fn of(options: &Options, courses: &[(Contender, Vec<(Phase, Course)>)]) -> Self {
+    pub(super) fn of(
+        options: &Options,
+        rate: FixedRate,
+        courses: &[(Contender, Vec<(Phase, Course)>)],
+    ) -> Self {
         let of = |contender: Contender| {
             let own = courses.iter().filter(move |(other, _)| *other == contender);
             own.map(|(_, phases)| phases)
@@ -76,6 +85,7 @@ impl Report {
             max_cpu_percent: options.max_cpu_percent,
             memory_mib: options.pages_max() >> 8,
             phase_s: options.phase_time().as_secs_f64(),
+            fixed_pages_to_scan: rate.pages_to_scan,
             phases: summaries.collect(),
             cpu_s: cpu_s.collect(),
             courses: courses
@@ -102,6 +112,9 @@ impl Summary {
         let to_target = of_scans(&|scans_s| scans_to_target(scans_s, is_on_target));
         let on_target = of_scans(&|scans_s| on_target_percent(scans_s, is_on_target));
         let longest = of_scans(&longest);
+        let cpu_per_scan = courses.iter().filter(|course| !course.scans_s.is_empty());
+        let cpu_per_scan: Vec<f64> =
+            cpu_per_scan.map(|course| 1e3 * course.cpu_s / course.scans_s.len() as f64).collect();
         let of_all = |figure: &dyn Fn(&Course) -> f64| {
             median(&courses.iter().map(|course| figure(course)).collect::<Vec<_>>())
         };
@@ -114,6 +127,7 @@ impl Summary {
             longest: (!longest.is_empty()).then(|| median(&longest) / target_s),
             on_target_percent: (!on_target.is_empty()).then(|| median(&on_target)),
             cpu_percent: of_all(&|course| 100.0 * course.cpu_s / phase_s),
+            cpu_ms_per_scan: (!cpu_per_scan.is_empty()).then(|| median(&cpu_per_scan)),
             over_ceiling: of_all(&|course| {
                 (course.cpu_peak_percent - options.max_cpu_percent as f64).max(0.0)
             }),
@@ -139,9 +153,13 @@ fn longest(scans_s: &[f64]) -> Option<f64> {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let title = format!(
-            "{} MiB, a quarter of it between shrink and growth; target {} s, ceiling {}% of a CPU, \
-             phases of {} s",
-            self.memory_mib, self.target_scan_time_s, self.max_cpu_percent, self.phase_s
+            "{} MiB, a quarter of it in steady and shrink; target {} s, ceiling {}% of a CPU, \
+             phases of {} s; fixed: {} pages every 20 ms",
+            self.memory_mib,
+            self.target_scan_time_s,
+            self.max_cpu_percent,
+            self.phase_s,
+            self.fixed_pages_to_scan
         );
         let headings = [
             "",
@@ -150,6 +168,7 @@ impl fmt::Display for Report {
             "on target (%)",
             "longest (targets)",
             "CPU (%)",
+            "a scan (ms)",
             "over ceiling",
             "saved (MiB)",
         ];
@@ -163,6 +182,7 @@ impl fmt::Display for Report {
                 or_none(summary.on_target_percent),
                 or_none(summary.longest),
                 significant(summary.cpu_percent),
+                or_none(summary.cpu_ms_per_scan),
                 significant(summary.over_ceiling),
                 significant(summary.saved_mib),
             ]);
