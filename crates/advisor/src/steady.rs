@@ -11,6 +11,9 @@
 //! - *At its target in two scans.* The scan that begins with the number of its pages known, or the one
 //!   after a scan of as many, is on its target, because nothing else is in the formula. A scan is left
 //!   as it is only within [`TOLERANCE_PERCENT`] of it.
+//! - *A scan whose pages prove dearer is not late for it.* Pages that merge cost several times what
+//!   looking at them does, and nobody knows which will. Where the pages of a scan so far cost
+//!   [`DEARER`] times what they did, the others are believed to, and the batch is reckoned anew.
 //! - *A scan that meets growth catches up.* Where a scan proves to have more pages than it was said to
 //!   have, as many again are believed to follow, and the rest is reckoned anew, for the time that the
 //!   target leaves ([`Steady::catch_up`] is told). Once the target has passed that is as fast as the
@@ -45,6 +48,12 @@ pub const TOLERANCE_PERCENT: u64 = 5;
 /// The dearest pages are believed to cost at most so many times what pages cost on average.
 const DEAREST: f64 = 4.0;
 
+/// Pages that prove to cost so many times what they did are not noise, whatever else it may be.
+const DEARER: f64 = 1.5;
+
+/// In how many batches of a scan they have to prove it.
+const DEARER_BATCHES: f64 = 16.0;
+
 /// Rests are believed to be at most so many times longer than they should be, or shorter.
 const REST_FACTOR: f64 = 16.0;
 
@@ -74,6 +83,8 @@ pub struct Steady {
 /// What is learned within a scan.
 #[derive(Clone, Copy, Debug, Default)]
 struct Within {
+    /// All that was told.
+    told: Scan,
     /// What was told and not reckoned with yet, because it was less than a batch.
     part: Scan,
     /// What the dearest pages cost so far.
@@ -94,6 +105,12 @@ impl Within {
         let more = pages.saturating_sub(self.pages);
         self.pages += more;
         self.batches += more as f64 / pages_to_scan.max(1) as f64;
+    }
+
+    /// For how long a page keeps this scan busy, where enough of them were looked at.
+    fn busy_s(&self) -> Option<f64> {
+        let is_enough = self.batches >= DEARER_BATCHES && self.told.pages > 0;
+        is_enough.then(|| a_page_s(self.told.busy_us, self.told.pages))
     }
 }
 
@@ -196,6 +213,7 @@ impl Steady {
     pub fn hold(&mut self, settings: &Settings, part: Scan) {
         let within = &mut self.within;
         within.account(within.pages.saturating_add(part.pages), self.pace.pages_to_scan);
+        within.told = within.told.and(part);
         within.part = within.part.and(part);
         // What the CPU time of less than a batch is said to be is wrong by more than it is.
         if within.part.pages < self.pace.pages_to_scan.max(1) {
@@ -215,7 +233,7 @@ impl Steady {
     }
 
     /// Takes in how far the scan is, and goes faster where it is larger than it was said to be, or late
-    /// beyond noise. Never slows down.
+    /// beyond noise, or will be because its pages are dearer than they were. Never slows down.
     pub fn catch_up(&mut self, settings: &Settings, progress: Progress) {
         let Some(page_s) = self.dearest_so_far() else { return };
         let bounds = Bounds::of(settings);
@@ -224,15 +242,20 @@ impl Steady {
         let surplus = known - self.expected;
         let is_larger = surplus as f64 > self.expected as f64 * TOLERANCE_PERCENT as f64 / 100.0;
         let is_late = -left_s > bounds.target_s * NOISE_PERCENT / 100.0;
-        // The pace of the first scan was none: what a page costs is known only now.
-        if !is_larger && !is_late && self.busy.get().is_some() {
-            return;
-        }
+        let now = self.pace.pages_to_scan;
         // Where so many came, as many are believed to follow.
         let left = (known - progress.pages) as f64 + surplus as f64;
-        let wanted = self.batch_for(left_s, left, self.busy.get().unwrap_or(page_s));
+        let dearer_s = self.dearer_s().filter(|busy_s| {
+            let late_s = left * (busy_s + self.rests().1 / now as f64) - left_s;
+            late_s > bounds.target_s * NOISE_PERCENT / 100.0
+        });
+        // The pace of the first scan was none: what a page costs is known only now.
+        if !is_larger && !is_late && dearer_s.is_none() && self.busy.get().is_some() {
+            return;
+        }
+        let busy_s = dearer_s.or(self.busy.get()).unwrap_or(page_s);
+        let wanted = self.batch_for(left_s, left, busy_s);
         let pages_to_scan = bounds.batch(wanted.min(self.most(bounds, page_s)));
-        let now = self.pace.pages_to_scan;
         if pages_to_scan <= now.saturating_add(now / 8) {
             return;
         }
@@ -240,6 +263,12 @@ impl Steady {
         self.pace = Pace { pages_to_scan, rest_us: self.rest_for(bounds, pages_to_scan, page_s) };
         self.begun = self.pace;
         self.is_aimed = false;
+    }
+
+    /// For how long a page keeps this scan busy, if that is far more than it was.
+    fn dearer_s(&self) -> Option<f64> {
+        let (busy_s, known_s) = self.within.busy_s().zip(self.busy.get())?;
+        (busy_s > known_s * DEARER).then_some(busy_s)
     }
 
     /// What the dearest pages of the last scan and of this one cost; `None` as long as nothing is known.

@@ -367,6 +367,20 @@ fn who_is_not_late_does_not_hurry() {
     assert_eq!(larger.pages_to_scan, 650_000 / 250);
 }
 
+/// Pages that merge cost eight times what looking at them does: known after some batches, not when the
+/// target has passed.
+#[test]
+fn a_scan_of_dear_pages_is_on_time() {
+    let conditions = Conditions { knows_pages: true, ..Conditions::of_kernel(80.0, 1) };
+    let point = |time_s, page_ns| Point { time_s, candidates: 200_000.0, page_ns };
+    // Looking takes 0.2 s of 10, merging 3.2.
+    let load = Load::new(vec![point(0.0, 1_000.0), point(40.0, 16_000.0)], Shape::Steps);
+    let run = run(&two_rates(), &load, conditions);
+    for scan in &run.scans[1..] {
+        assert!(off_percent(scan, 10.0) <= 10.0, "{:?}", run.scans);
+    }
+}
+
 /// A scan of two rates teaches how long rests really are: 30 ms in place of 20.
 #[test]
 fn a_scan_of_two_rates_is_reckoned_with() {

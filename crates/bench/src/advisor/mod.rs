@@ -19,7 +19,11 @@ pub use self::{
     report::{Report, Summary},
     watch::Course,
 };
-use self::{contender::Running, sizing::FixedRate, watch::watch};
+use self::{
+    contender::Running,
+    sizing::FixedRate,
+    watch::{Scans, watch},
+};
 use crate::{
     crowd::Crowd,
     interrupt,
@@ -164,6 +168,19 @@ impl Crowds {
     }
 }
 
+/// How much memory there is before the start-up, in pages, and for how many targets.
+const WARM_UP: (u32, u32) = (4096, 5);
+
+/// Lets a contender pace a little memory. The kernel's advisor takes all that ksmd has ever used for the
+/// CPU time of the first scan that it sees, and needs some more to get over it.
+fn warm_up(running: &Running, options: &Options) -> Result<()> {
+    let (pages, targets) = WARM_UP;
+    let dataset = Dataset { pages, processes: 1, ..options.dataset() };
+    let mut crowd = Crowd::start(running.merger(), &dataset, &options.program)?;
+    crowd.merge()?;
+    interrupt::rest(options.target() * targets)
+}
+
 fn go_through(
     contender: Contender,
     options: &Options,
@@ -172,6 +189,8 @@ fn go_through(
     let running = Running::hold(contender, options, rate)?;
     let mut crowds = Crowds::start(&running, options)?;
     running.begin()?;
+    warm_up(&running, options)?;
+    let mut scans = Scans::begin(&running)?;
     let mut courses = Vec::new();
     for phase in Phase::ALL {
         match phase {
@@ -183,7 +202,7 @@ fn go_through(
                 crowds.passing = Some(passing);
             }
         }
-        courses.push((phase, watch(&running, &crowds, options.phase_time())?));
+        courses.push((phase, watch(&running, &crowds, &mut scans, options.phase_time())?));
     }
     running.pause()?;
     crowds.all_mut().try_for_each(Crowd::verify)?;

@@ -2,7 +2,11 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Contender, Crowds, Options, contender::Running, watch::watch};
+use super::{
+    Contender, Crowds, Options,
+    contender::Running,
+    watch::{Scans, watch},
+};
 use crate::{crowd::Crowd, engine::KSM_SLEEP};
 
 /// How many scans of the start-up are watched: the first that merges is the second, and the dearest.
@@ -50,7 +54,8 @@ fn longest_scan_s(options: &Options, rate: FixedRate) -> Result<f64> {
     running.begin()?;
     crowds.all_mut().try_for_each(Crowd::merge)?;
     // Half as long again as they would take if looking took no time.
-    let course = watch(&running, &crowds, options.target() * SCANS * 3 / 2)?;
+    let mut scans = Scans::begin(&running)?;
+    let course = watch(&running, &crowds, &mut scans, options.target() * SCANS * 3 / 2)?;
     running.pause()?;
     drop(crowds);
     running.stop()?;

@@ -36,12 +36,16 @@ pub struct Course {
     pub pages_saved: u64,
 }
 
-/// Watches for so long.
-pub(super) fn watch(running: &Running, crowds: &Crowds, time: Duration) -> Result<Course> {
+/// Watches for so long. `scans` go on from one phase to the next.
+pub(super) fn watch(
+    running: &Running,
+    crowds: &Crowds,
+    scans: &mut Scans,
+    time: Duration,
+) -> Result<Course> {
     let start = Instant::now();
     let cpu_start = running.cpu_time(crowds)?;
     let (mut course, mut share) = (Course::default(), Share::default());
-    let mut scans = Scans::begin(running, start)?;
     let (mut next_sample, look) = (start, if scans.is_asked { ASK } else { LOOK });
     while start.elapsed() < time {
         interrupt::rest(look.min(time.saturating_sub(start.elapsed())))?;
@@ -59,20 +63,21 @@ pub(super) fn watch(running: &Running, crowds: &Crowds, time: Duration) -> Resul
 }
 
 /// Which scans end.
-struct Scans {
+pub(super) struct Scans {
     is_asked: bool,
     count: u64,
     since: Instant,
 }
 
 impl Scans {
-    fn begin(running: &Running, now: Instant) -> Result<Self> {
+    /// From now on. The scan that is under way counts from now.
+    pub(super) fn begin(running: &Running) -> Result<Self> {
         let reached = running.merger().reached()?;
         let count = match &reached {
             Some(reached) => reached.scans,
             None => running.merger().full_scans()?,
         };
-        Ok(Self { is_asked: reached.is_some(), count, since: now })
+        Ok(Self { is_asked: reached.is_some(), count, since: Instant::now() })
     }
 
     fn look(&mut self, running: &Running, course: &mut Course) -> Result<()> {
