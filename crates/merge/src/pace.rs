@@ -22,6 +22,10 @@ const TELLING_PAGES: u64 = 4096;
 /// As long as nothing is known about what a page costs, scans end after so many.
 const FIRST_SCAN_PAGES: u64 = 1 << 14;
 
+/// What pages cost in a scan of fewer than that says nothing of one with so many times the pages: what a
+/// scan costs whatever its size was shared among few.
+const TELLING_TIMES: u64 = 16;
+
 /// A moment, by the clock and by the CPU time of all that merging is charged with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
@@ -45,7 +49,8 @@ struct Current {
 pub(crate) struct Pacer {
     /// `None`: as fast as it goes.
     advisor: Option<Advisor>,
-    is_learned: bool,
+    /// For scans of how many pages it is known what a page costs.
+    known_pages: u64,
     current: Option<Current>,
     /// The rest after the last round ends then.
     rest_until: Option<Instant>,
@@ -65,7 +70,7 @@ impl Pacer {
         };
         Self {
             advisor,
-            is_learned: false,
+            known_pages: 0,
             current: None,
             rest_until: None,
             last: Scan::default(),
@@ -90,7 +95,7 @@ impl Pacer {
                     *after = before;
                 }
             }
-            _ => self.is_learned = false,
+            _ => self.known_pages = 0,
         }
         self.rest_until = None;
         if let (Some(scan), Some(advisor)) = (&self.current, &mut self.advisor) {
@@ -108,7 +113,7 @@ impl Pacer {
     }
 
     fn begin_scan(&mut self, ready: u64, start: Moment) {
-        let is_known = self.is_learned || self.advisor.is_none();
+        let is_known = ready <= self.known_pages || self.advisor.is_none();
         let pages = if is_known { ready } else { ready.min(FIRST_SCAN_PAGES) };
         if let Some(advisor) = &mut self.advisor {
             advisor.begin_scan(ready);
@@ -164,7 +169,10 @@ impl Pacer {
         }
         if let Some(advisor) = &mut self.advisor {
             let pace = advisor.end_scan(self.last, None);
-            self.is_learned = true;
+            self.known_pages = match scan.done {
+                done @ ..FIRST_SCAN_PAGES => done * TELLING_TIMES,
+                _ => u64::MAX,
+            };
             tracing::debug!(
                 name: "ksm_advisor",
                 scan_time_us = time_us,
@@ -273,6 +281,20 @@ mod tests {
         pacer.end_round(10, Duration::from_millis(10), 0, now);
         let took = scan(&mut pacer, &mut now, 500_000);
         assert!(took.abs_diff(Duration::from_secs(10)) < Duration::from_millis(600), "{took:?}");
+    }
+
+    /// A scan of 5,000 pages in which one cost 20 us: no more than what comes with any scan.
+    #[test]
+    fn a_small_scan_does_not_say_what_a_large_one_costs() {
+        let mut pacer = Pacer::new(&settings(Mode::Steady, None));
+        let mut now = begin();
+        pacer.begin_period(5_000, now);
+        let busy = Duration::from_millis(100);
+        (now.at, now.cpu_us) = (now.at + busy, now.cpu_us + 100_000);
+        pacer.end_round(5_000, busy, 0, now);
+        now.at += pacer.rest_left(now.at).unwrap_or_default();
+        let took = scan(&mut pacer, &mut now, 500_000);
+        assert!(took < Duration::from_millis(11_500), "{took:?}");
     }
 
     #[test]

@@ -43,6 +43,9 @@ pub struct Summary {
     pub scans_to_target: Option<f64>,
     /// The longest scan, in targets.
     pub longest: Option<f64>,
+    /// The shortest scan that began and ended in it, in targets, which used CPU time for nothing if it
+    /// is short. `None` if none did, and for Bindery's engine, which waits when all is looked at.
+    pub shortest: Option<f64>,
     /// The share of the time of all scans that was spent in scans on their target, in percent.
     pub on_target_percent: Option<f64>,
     /// CPU time, in percent of one CPU.
@@ -112,6 +115,11 @@ impl Summary {
         let to_target = of_scans(&|scans_s| scans_to_target(scans_s, is_on_target));
         let on_target = of_scans(&|scans_s| on_target_percent(scans_s, is_on_target));
         let longest = of_scans(&longest);
+        // The first began in the phase before.
+        let shortest = match contender {
+            Contender::Engine => Vec::new(),
+            _ => of_scans(&|scans_s| shortest(scans_s.get(1..)?)),
+        };
         let cpu_per_scan = courses.iter().filter(|course| !course.scans_s.is_empty());
         let cpu_per_scan: Vec<f64> =
             cpu_per_scan.map(|course| 1e3 * course.cpu_s / course.scans_s.len() as f64).collect();
@@ -125,6 +133,7 @@ impl Summary {
             // In more than half of the rounds, or not at all.
             scans_to_target: (to_target.len() * 2 > courses.len()).then(|| median(&to_target)),
             longest: (!longest.is_empty()).then(|| median(&longest) / target_s),
+            shortest: (!shortest.is_empty()).then(|| median(&shortest) / target_s),
             on_target_percent: (!on_target.is_empty()).then(|| median(&on_target)),
             cpu_percent: of_all(&|course| 100.0 * course.cpu_s / phase_s),
             cpu_ms_per_scan: (!cpu_per_scan.is_empty()).then(|| median(&cpu_per_scan)),
@@ -150,6 +159,10 @@ fn longest(scans_s: &[f64]) -> Option<f64> {
     scans_s.iter().copied().reduce(f64::max)
 }
 
+fn shortest(scans_s: &[f64]) -> Option<f64> {
+    scans_s.iter().copied().reduce(f64::min)
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let title = format!(
@@ -167,6 +180,7 @@ impl fmt::Display for Report {
             "scans to target",
             "on target (%)",
             "longest (targets)",
+            "shortest",
             "CPU (%)",
             "a scan (ms)",
             "over ceiling",
@@ -181,6 +195,7 @@ impl fmt::Display for Report {
                 or_none(summary.scans_to_target),
                 or_none(summary.on_target_percent),
                 or_none(summary.longest),
+                or_none(summary.shortest),
                 significant(summary.cpu_percent),
                 or_none(summary.cpu_ms_per_scan),
                 significant(summary.over_ceiling),
