@@ -93,6 +93,10 @@ const LONG_FORMS: [LongForm; 12] = [
     },
 ];
 
+/// How many cases of each property are tried in the long form, as proptest reads it: of 256 those are
+/// left over that fail once in ten thousand.
+const CASES: (&str, &str) = ("PROPTEST_CASES", "20000");
+
 /// Runs the tests; with `long`, their long forms too.
 pub(crate) fn run(long: bool) -> Result<()> {
     let mut steps = Steps::default();
@@ -119,6 +123,14 @@ pub(crate) fn run(long: bool) -> Result<()> {
             Cargo::new(&["test", "--release", "--package", package, "--test", test])
                 .env("BINDERY_PROGRAM", &program)
                 .env(form.amount.0, form.amount.1)
+                .run()
+        });
+    }
+    if long {
+        steps.run(format!("long form: {} cases of every property", CASES.1), || {
+            Cargo::new(&["test", "--release", "--workspace", "--all-features"])
+                .env("BINDERY_PROGRAM", &program)
+                .env(CASES.0, CASES.1)
                 .run()
         });
     }

@@ -53,7 +53,7 @@ fn same_sets(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 10))]
 
     #[test]
     fn plain(slots in slots(), first in 0_u32..130, epochs in epochs()) {

@@ -21,7 +21,7 @@ const ENTRIES: u32 = 1024;
 const RING: Tracking = Tracking::Ring { entries: ENTRIES };
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 10))]
 
     #[test]
     fn what_was_written_is_collected_once(

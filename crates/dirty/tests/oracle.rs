@@ -10,7 +10,6 @@ use bindery_dirty::{MismatchError, OutOfRange, SizeError, Tree, Window};
 use bindery_units::{PageIndex, PageRange};
 use proptest::prelude::*;
 
-const CASES: u32 = if cfg!(miri) { 4 } else { 256 };
 const OPERATIONS: usize = if cfg!(miri) { 12 } else { 60 };
 
 const SIZES: [u64; 13] = [
@@ -268,8 +267,12 @@ fn runs(pages: &BTreeSet<u64>) -> Vec<Range<u64>> {
     runs
 }
 
+fn cases() -> u32 {
+    if cfg!(miri) { 4 } else { ProptestConfig::default().cases }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..<_>::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..<_>::default() })]
 
     #[test]
     fn a_tree_is_a_set(size in prop::sample::select(&SIZES[..]), operations in operations()) {

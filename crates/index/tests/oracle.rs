@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use bindery_index::{Full, Handle, Heads, Index, Inserted, Keys, first_difference, pin};
 use proptest::prelude::*;
 
-const CASES: u32 = if cfg!(miri) { 6 } else { 512 };
 const OPERATIONS: usize = if cfg!(miri) { 40 } else { 400 };
 const PAGE_BYTES: usize = 64;
 
@@ -215,9 +214,13 @@ fn run<U: Universe>(root_bits: u32, operations: &[Operation]) -> Result<(), Test
     Ok(())
 }
 
+fn cases() -> u32 {
+    if cfg!(miri) { 6 } else { 2 * ProptestConfig::default().cases }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: CASES,
+        cases: cases(),
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

@@ -93,7 +93,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases * 8))]
 
     #[test]
     fn blocks_tell_what_single_pages_tell(steps in prop::collection::vec(step(), 1..80)) {

@@ -206,7 +206,7 @@ fn page_of_runs() -> impl Strategy<Value = Aligned> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases * 2))]
 
     #[test]
     fn all_forms_agree_with_the_naive_one(

@@ -41,7 +41,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
     #[test]
     fn a_log_is_a_vec_of_records(
         copies in 1..3_u16, blocks in 4..400_u64, life in proptest::collection::vec(action(), 0..60),

@@ -148,8 +148,6 @@ fn where_seats_are_wanted_the_longest_silent_give_way_and_nobody_else() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
-
     #[test]
     fn whatever_comes_the_connection_ends(
         bytes in prop::collection::vec(any::<u8>(), 0..2000), is_ended in any::<bool>(),

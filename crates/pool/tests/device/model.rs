@@ -121,7 +121,7 @@ fn follow(steps: &[Step], options: &Options) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 10))]
 
     #[test]
     fn a_device_does_what_an_array_does(steps in prop::collection::vec(step(), 1..40)) {
