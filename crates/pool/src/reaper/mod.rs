@@ -41,7 +41,8 @@ pub struct Reaper {
 #[derive(Debug)]
 struct Shared {
     statistics: Mutex<Statistics>,
-    enabled: AtomicBool,
+    /// Locked while it looks and evicts.
+    enabled: Mutex<bool>,
     ended: AtomicBool,
 }
 
@@ -54,7 +55,7 @@ impl Reaper {
         let sweep = Sweep::new(maps, settings)?;
         let shared = Arc::new(Shared {
             statistics: Mutex::default(),
-            enabled: AtomicBool::new(true),
+            enabled: Mutex::new(true),
             ended: AtomicBool::new(false),
         });
         let theirs = Arc::clone(&shared);
@@ -69,9 +70,10 @@ impl Reaper {
         self.shared.lock().clone()
     }
 
-    /// Switches it off or on again. Off, it evicts nothing and slows nobody.
+    /// Switches it off or on again. Off, it evicts nothing from now on, and soon slows nobody. Blocks
+    /// while it evicts.
     pub fn set_enabled(&self, enabled: bool) {
-        self.shared.enabled.store(enabled, Ordering::Relaxed);
+        *self.shared.enabled() = enabled;
         self.wake();
     }
 
@@ -87,17 +89,25 @@ impl Shared {
         let began = Instant::now();
         let interval = sweep.settings().interval;
         while !self.ended.load(Ordering::Relaxed) {
-            if !self.enabled.load(Ordering::Relaxed) {
+            let enabled = self.enabled();
+            if !*enabled {
+                drop(enabled);
                 sweep.relent();
                 thread::park_timeout(interval);
                 continue;
             }
             let start = began.elapsed();
             let ticked = sweep.tick(start, &Memory::read());
+            drop(enabled);
             self.lock().clone_from(sweep.statistics());
             thread::park_timeout(pause(ticked, began.elapsed() - start, interval));
         }
         sweep.relent();
+    }
+
+    fn enabled(&self) -> MutexGuard<'_, bool> {
+        // A flag is whole at any time.
+        self.enabled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Statistics> {
