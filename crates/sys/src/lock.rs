@@ -20,7 +20,7 @@ pub use self::range::{RangeLock, RangeLocks};
 /// Locks one file for as long as it lives.
 #[derive(Debug)]
 pub struct FileLock {
-    _file: File,
+    file: File,
 }
 
 /// What became of asking for a lock.
@@ -48,7 +48,15 @@ impl FileLock {
         }
         file.set_len(0)?;
         writeln!(file, "{}", std::process::id())?;
-        Ok(Claim::Taken(Self { _file: file }))
+        Ok(Claim::Taken(Self { file }))
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // A child that another thread starts at this moment has the file open as well until it
+        // executes, and would keep the lock.
+        let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 
@@ -72,8 +80,11 @@ mod tests {
             panic!("the lock was given out twice")
         };
         assert_eq!(pid, Some(std::process::id()));
+        // As a child would have it that is being started.
+        let copy = first.file.try_clone().unwrap();
         drop(first);
         assert!(matches!(FileLock::claim(&path).unwrap(), Claim::Taken(_)));
+        drop(copy);
         std::fs::remove_file(path).unwrap();
     }
 

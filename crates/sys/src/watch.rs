@@ -123,32 +123,3 @@ impl AsFd for WriteWatch {
         self.group.as_fd()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::socket::wait_readable;
-    use std::process::Command;
-    use std::time::Duration;
-
-    #[test]
-    fn the_writer_of_a_file_is_named() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let other = tempfile::NamedTempFile::new().unwrap();
-        let watch = match WriteWatch::new(&[other.path(), file.path()]) {
-            Ok(watch) => watch,
-            Err(error) => return eprintln!("SKIPPED: the_writer_of_a_file_is_named: {error}"),
-        };
-        assert_eq!(watch.take().unwrap(), []);
-        let script = format!("echo 7 > {}", file.path().display());
-        let mut shell = Command::new("sh").args(["-c", &script]).spawn().unwrap();
-        let pid = Some(shell.id());
-        shell.wait().unwrap();
-        let mut seen = Vec::new();
-        while !seen.contains(&Access { file: Some(1), pid, is_written: true }) {
-            assert!(wait_readable(&watch, Duration::from_secs(20)).unwrap(), "{seen:?}");
-            seen.extend(watch.take().unwrap());
-        }
-        assert!(seen.iter().all(|access| access.file == Some(1)), "{seen:?}");
-    }
-}
