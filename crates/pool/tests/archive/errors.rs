@@ -66,11 +66,15 @@ pub(crate) fn missing_buckets_are_named(bench: &Bench) {
 #[test]
 fn an_endpoint_where_nobody_is_says_so() {
     let bench = Bench::s3s();
-    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // A client's own port: as long as it has it, nobody listens there.
+    let client = std::net::TcpStream::connect(bench.proxy.address).unwrap();
+    let unused = client.local_addr().unwrap();
     let said = fault(&bench, BUCKET, |options| {
         options.endpoint = Some(format!("http://{unused}"));
-        options.patience.deadline = Duration::from_millis(300);
+        // Long enough for two attempts on a busy machine.
+        options.patience.deadline = Duration::from_secs(3);
     });
+    drop(client);
     let archive::Fault::Deadline { last, attempts, .. } = said else { panic!("{said}") };
     assert!(matches!(*last, archive::Fault::Unreachable { .. }) && attempts > 1, "{last}");
 }

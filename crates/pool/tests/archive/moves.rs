@@ -27,10 +27,9 @@ fn commit(pool: &Pool, seed: u64) -> (Arc<Committed>, Written) {
     (writer.commit().unwrap(), written)
 }
 
-/// A pool whose archive gives up soon.
-fn impatient(bench: &Bench, rig: &Rig) -> Pool {
+/// A pool whose archive makes one request after the other.
+fn one_by_one(bench: &Bench, rig: &Rig) -> Pool {
     let mut options = bench.options("one");
-    options.patience.deadline = Duration::from_millis(100);
     options.parts_at_once = 1;
     bench.proxy.follow([]);
     let pool = rig.create();
@@ -85,16 +84,17 @@ fn a_move_survives_what_a_network_does_to_any_request() {
 #[test]
 fn a_move_that_was_cut_short_is_taken_up() {
     let (bench, rig) = (Bench::s3s(), Rig::two());
-    let pool = impatient(&bench, &rig);
+    let pool = one_by_one(&bench, &rig);
     for nth in 0..3 {
         let (object, written) = commit(&pool, nth);
         let id = object.id();
         drop(object);
-        let lost = Rule {
+        let refused = Fault::Refuse(403, "AccessDenied");
+        let refused = Rule {
             skip: nth as usize,
-            ..Rule::always(Method::PUT, &format!("{:016x}", id.0), Fault::LoseRequest)
+            ..Rule::always(Method::PUT, &format!("{:016x}", id.0), refused)
         };
-        bench.proxy.follow([lost]);
+        bench.proxy.follow([refused]);
         let error = pool.move_to_archive(id).unwrap_err();
         assert!(matches!(error, MoveError::Put(PutError::Fault(_))), "{error}");
         let object = pool.get(id).unwrap();
@@ -111,7 +111,7 @@ fn a_move_that_was_cut_short_is_taken_up() {
 #[test]
 fn what_reads_back_wrong_is_not_moved() {
     let (bench, rig) = (Bench::s3s(), Rig::two());
-    let pool = impatient(&bench, &rig);
+    let pool = one_by_one(&bench, &rig);
     let (object, written) = commit(&pool, 1);
     let id = object.id();
     // In the table, before 16 KiB of content.
@@ -128,14 +128,14 @@ fn what_reads_back_wrong_is_not_moved() {
 #[test]
 fn a_deletion_that_the_store_does_not_take_is_swept() {
     let (bench, rig) = (Bench::s3s(), Rig::two());
-    let pool = impatient(&bench, &rig);
+    let pool = one_by_one(&bench, &rig);
     for nth in 0..3_u64 {
         bench.proxy.follow([]);
         let id = commit(&pool, nth).0.id();
         drop(pool.move_to_archive(id).unwrap());
-        let lost =
-            Rule { skip: nth as usize, ..Rule::always(Method::DELETE, "", Fault::LoseRequest) };
-        bench.proxy.follow([lost]);
+        let refused = Fault::Refuse(403, "AccessDenied");
+        let refused = Rule { skip: nth as usize, ..Rule::always(Method::DELETE, "", refused) };
+        bench.proxy.follow([refused]);
         pool.delete(id).unwrap();
         assert!(pool.get(id).is_err());
         bench.proxy.follow([]);

@@ -15,11 +15,14 @@ fn lost_answers_lose_nothing() {
 }
 
 /// Each request of a copy in turn is lost, done and its answer lost, refused, answered too late.
+///
+/// On a busy machine any answer may come too late: what is found is what the store was asked for
+/// more than once.
 pub(crate) fn answers_are_lost(bench: &Bench) {
-    let mut options = bench.options("one");
-    options.patience.request = Duration::from_millis(400);
     bench.proxy.follow([]);
-    let archive = bench.open(options).unwrap();
+    let (patient, mut options) = (bench.archive("one"), bench.options("one"));
+    options.patience.request = Duration::from_secs(1);
+    let impatient = bench.open(options).unwrap();
     let pool = new_pool();
     let faults = [
         (Fault::LoseRequest, 0),
@@ -27,21 +30,23 @@ pub(crate) fn answers_are_lost(bench: &Bench) {
         (Fault::Refuse(503, "SlowDown"), 0),
         (Fault::Refuse(500, "InternalError"), 0),
         (Fault::Refuse(409, "ConditionalRequestConflict"), 0),
-        (Fault::Delay(Duration::from_millis(600)), 1),
+        (Fault::Delay(Duration::from_secs(60)), 1),
     ];
     let mut id = 0;
     for (fault, found) in faults {
+        let archive = if matches!(fault, Fault::Delay(_)) { &impatient } else { &patient };
         for nth in 0.. {
             id += 1;
             let object = Object::new(id, 40_000, id);
             bench.proxy.follow([Rule::nth(Method::PUT, nth, fault.clone())]);
             let receipt = archive.put(pool, &object).unwrap();
-            let hit = bench.proxy.fired() == 1;
-            assert_eq!(receipt.parts_found, if hit { found } else { 0 }, "request {nth}");
+            let (hit, again) = (bench.proxy.fired() == 1, bench.proxy.created_again());
+            assert_eq!(receipt.parts_found as usize, again, "request {nth}");
+            assert!(again >= if hit { found } else { 0 }, "request {nth}: {again} found");
             bench.proxy.follow([]);
             object.assert_is(&archive.head(pool, object.id).unwrap());
             if !hit {
-                assert_eq!(nth, 3, "an object of three parts takes three requests");
+                assert!(nth >= 3, "an object of three parts takes three requests");
                 break;
             }
         }
@@ -96,28 +101,43 @@ fn what_is_damaged_each_time_is_damage() {
 /// Every operation ends by its deadline, whatever the store does, and says what it met.
 #[test]
 fn deadlines_hold() {
+    std::thread::scope(|scope| {
+        for (fault, words) in [
+            (Fault::Refuse(503, "SlowDown"), "SlowDown"),
+            (Fault::LoseRequest, "did not come whole"),
+            (Fault::Delay(Duration::from_secs(60)), "none within"),
+        ] {
+            scope.spawn(move || deadlines_hold_against(&fault, words));
+        }
+    });
+}
+
+fn deadlines_hold_against(fault: &Fault, words: &str) {
     let bench = Bench::s3s();
     let (pool, object) = (new_pool(), Object::new(1, 40_000, 1));
     bench.archive("one").put(pool, &object).unwrap();
     let mut options = bench.options("one");
-    options.patience.deadline = Duration::from_millis(600);
+    // Long enough for two attempts on a busy machine.
+    options.patience.deadline = Duration::from_secs(3);
     let archive = bench.open(options).unwrap();
-    for (fault, words) in [
-        (Fault::Refuse(503, "SlowDown"), "SlowDown"),
-        (Fault::LoseRequest, "did not come whole"),
-        (Fault::Delay(Duration::from_secs(30)), "none within"),
-    ] {
-        for method in [Method::PUT, Method::GET, Method::DELETE] {
-            bench.proxy.follow([Rule::always(method.clone(), "", fault.clone())]);
-            let start = Instant::now();
-            let fault = attempt(&archive, &method, pool, &object);
-            let took = start.elapsed();
-            assert!(took < Duration::from_secs(5), "{took:?}");
-            let archive::Fault::Deadline { attempts, last, .. } = &fault else { panic!("{fault}") };
-            assert!(last.to_string().contains(words), "{method}: {fault}");
-            assert!(*attempts >= 2 || words == "none within", "{method}: {fault}");
+    let methods = [Method::PUT, Method::GET, Method::DELETE];
+    bench.proxy.follow(methods.clone().map(|method| Rule::always(method, "", fault.clone())));
+    std::thread::scope(|scope| {
+        for method in methods {
+            let (archive, object) = (&archive, &object);
+            scope.spawn(move || {
+                let start = Instant::now();
+                let fault = attempt(archive, &method, pool, object);
+                let took = start.elapsed();
+                assert!(took < Duration::from_secs(20), "{took:?}");
+                let archive::Fault::Deadline { attempts, last, .. } = &fault else {
+                    panic!("{fault}")
+                };
+                assert!(last.to_string().contains(words), "{method}: {fault}");
+                assert!(*attempts >= 2 || words == "none within", "{method}: {fault}");
+            });
         }
-    }
+    });
 }
 
 fn attempt(
@@ -151,14 +171,13 @@ fn interrupted_copies_go_on() {
     for nth in 0..4 {
         let object = Object::new(nth, 64_000, nth);
         let mut options = bench.options("before");
-        options.patience.deadline = Duration::from_millis(100);
         options.parts_at_once = 1;
         let before = bench.open(options).unwrap();
-        let lost = Rule {
+        let refused = Rule {
             skip: nth as usize,
-            ..Rule::always(Method::PUT, &pool.to_string(), Fault::LoseRequest)
+            ..Rule::always(Method::PUT, &pool.to_string(), Fault::Refuse(403, "AccessDenied"))
         };
-        bench.proxy.follow([lost]);
+        bench.proxy.follow([refused]);
         assert!(before.put(pool, &object).is_err());
         bench.proxy.follow([]);
         let mut options = bench.options("after");
@@ -175,17 +194,15 @@ fn interrupted_copies_go_on() {
 #[test]
 fn interrupted_deletions_go_on() {
     let bench = Bench::s3s();
-    let mut options = bench.options("one");
-    options.patience.deadline = Duration::from_millis(100);
-    let archive = bench.open(options).unwrap();
+    let archive = bench.archive("one");
     let pool = new_pool();
     for nth in 0..4 {
         let object = Object::new(nth, 64_000, nth);
         bench.proxy.follow([]);
         archive.put(pool, &object).unwrap();
-        let lost =
-            Rule { skip: nth as usize, ..Rule::always(Method::DELETE, "", Fault::LoseRequest) };
-        bench.proxy.follow([lost]);
+        let refused = Fault::Refuse(403, "AccessDenied");
+        let refused = Rule { skip: nth as usize, ..Rule::always(Method::DELETE, "", refused) };
+        bench.proxy.follow([refused]);
         assert!(archive.delete(pool, object.id).is_err());
         bench.proxy.follow([]);
         assert!(archive.delete(pool, object.id).unwrap());

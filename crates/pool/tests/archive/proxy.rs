@@ -1,5 +1,6 @@
 //! A network that misbehaves as it is told, between an archive and its store.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -68,6 +69,8 @@ struct State {
     rules: Vec<Rule>,
     fired: usize,
     log: Vec<String>,
+    /// How often the store was asked to create each key.
+    creations: HashMap<String, usize>,
     /// Listings are frozen; the answer that they are frozen to, once there is one.
     frozen: Option<Option<Bytes>>,
 }
@@ -107,6 +110,7 @@ impl Proxy {
         let mut state = self.state();
         (state.rules, state.fired) = (rules.into_iter().collect(), 0);
         state.log.clear();
+        state.creations.clear();
     }
 
     /// How often a rule took effect since [`follow`](Self::follow).
@@ -118,6 +122,11 @@ impl Proxy {
     pub(crate) fn requests(&self, method: &Method) -> usize {
         let start = format!("{method} ");
         self.state().log.iter().filter(|line| line.starts_with(&start)).count()
+    }
+
+    /// How many keys the store was asked to create more than once since then.
+    pub(crate) fn created_again(&self) -> usize {
+        self.state().creations.values().filter(|times| **times > 1).count()
     }
 
     /// From the next listing on, every listing is that one.
@@ -172,6 +181,7 @@ fn pass(
             return Ok(Response::new(whole(listing)));
         }
         let alone = if parts.headers.contains_key(IF_NONE_MATCH) {
+            *lock().creations.entry(target.clone()).or_default() += 1;
             Some(creations.lock().await)
         } else {
             None

@@ -126,7 +126,8 @@ impl Process {
                 let _ = told.send(line);
             }
         });
-        let deadline = Instant::now() + Duration::from_secs(20);
+        // Python reads all of moto first, on a machine that does much else.
+        let deadline = Instant::now() + Duration::from_secs(120);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let line = lines.recv_timeout(left).expect("moto says where it listens");

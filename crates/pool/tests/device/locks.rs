@@ -3,11 +3,10 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use bindery_pool::device::{Access, Device, FileDevice, OpenError, Options};
+use bindery_pool::device::{Access, Device, FileDevice, Options};
 
-use super::{READ, WRITE, create, offset};
+use super::{READ, WRITE, assert_is_ours, create, offset, patiently};
 
 const OTHER: &str = "BINDERY_TEST_DEVICE";
 
@@ -62,10 +61,7 @@ fn one_writes_and_is_named_to_the_next() {
     let directory = tempfile::tempdir().unwrap();
     let device = create(directory.path(), 32, &WRITE);
     let path = device.path().to_owned();
-    let Err(OpenError::InUse { holders, .. }) = FileDevice::open(&path, &WRITE) else {
-        panic!("two write to it")
-    };
-    assert_eq!(holders, [std::process::id()]);
+    assert_is_ours(&path, &WRITE);
     drop(device);
 
     let other = Other::spawn(&path, "write");
@@ -75,7 +71,7 @@ fn one_writes_and_is_named_to_the_next() {
     let reader = FileDevice::open(&path, &READ).unwrap();
     assert!(reader.hold(offset(8), offset(1)).unwrap().is_some());
     other.kill();
-    FileDevice::open(&path, &WRITE).unwrap();
+    patiently(|| FileDevice::open(&path, &WRITE)).unwrap();
 }
 
 #[test]
@@ -96,10 +92,6 @@ fn what_a_reader_holds_is_held_until_it_dies() {
     drop(first);
     assert!(device.is_held(0, offset(32)).unwrap());
     drop(second);
-    // A process that another test starts at this moment has our descriptors until it executes.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while device.is_held(0, offset(32)).unwrap() {
-        assert!(Instant::now() < deadline, "a lock outlives who held it");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    patiently(|| if device.is_held(0, offset(32)).unwrap() { Err(()) } else { Ok(()) })
+        .expect("no lock outlives who held it");
 }

@@ -82,9 +82,9 @@ impl Mount {
         self.directory.path()
     }
 
-    pub(crate) fn make_read_only(&self) {
+    pub(crate) fn make_read_only(&self) -> Result<(), String> {
         let arguments = ["-o", "remount,ro"].map(OsStr::new);
-        run("mount", &[&arguments[..], &[self.path().as_os_str()]].concat()).unwrap();
+        run("mount", &[&arguments[..], &[self.path().as_os_str()]].concat()).map(drop)
     }
 }
 

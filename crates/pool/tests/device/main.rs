@@ -12,9 +12,10 @@ mod threads;
 mod under_way;
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use bindery_pool::BLOCK_BYTES;
-use bindery_pool::device::{Access, Device, Engine, FileDevice, Options, Read, Write};
+use bindery_pool::device::{Access, Device, Engine, FileDevice, OpenError, Options, Read, Write};
 use bindery_sys::direct::Buffer;
 
 const WRITE: Options = Options::new(Access::Write);
@@ -39,6 +40,27 @@ fn pattern(block: u64, blocks: usize, version: u64) -> Buffer {
         }
     }
     buffer
+}
+
+/// Does again what fails, for a while: a process that another test starts at this moment has our
+/// descriptors until it executes, and what hangs on them.
+fn patiently<T, E>(mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        match attempt() {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Whom a second writer is told of, once that is this process alone.
+fn assert_is_ours(path: &Path, options: &Options) {
+    let named = patiently(|| match FileDevice::open(path, options) {
+        Err(OpenError::InUse { holders, .. }) if holders == [std::process::id()] => Ok(()),
+        outcome => Err(outcome),
+    });
+    named.unwrap_or_else(|outcome| panic!("{outcome:?}"));
 }
 
 fn offset(block: u64) -> u64 {

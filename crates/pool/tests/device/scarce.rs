@@ -10,7 +10,9 @@ use bindery_pool::device::{
 use bindery_testkit::skipped;
 
 use super::machine::{Loop, Mount};
-use super::{READ, WRITE, all_options, assert_holds, create, offset, write_blocks};
+use super::{
+    READ, WRITE, all_options, assert_holds, assert_is_ours, create, offset, patiently, write_blocks,
+};
 
 macro_rules! or_skip {
     ($what:expr) => {
@@ -76,7 +78,7 @@ fn a_read_only_file_system_is_read() {
     write_blocks(&device, 0..16, 1).unwrap();
     let path = device.path().to_owned();
     drop(device);
-    mount.make_read_only();
+    patiently(|| mount.make_read_only()).unwrap();
     let refused = FileDevice::open(&path, &WRITE).unwrap_err();
     assert!(
         matches!(&refused, OpenError::Io { source, .. } if source.kind() == ErrorKind::ReadOnlyFilesystem),
@@ -128,10 +130,7 @@ fn a_block_device_is_written_grown_and_given_back() {
         write_blocks(&blocks, 500..512, 2).unwrap();
         assert_holds(&blocks, 500..512, 2);
 
-        let Err(OpenError::InUse { holders, .. }) = FileDevice::open(&path, &options) else {
-            panic!("two write to a block device")
-        };
-        assert_eq!(holders, [std::process::id()]);
+        assert_is_ours(&path, &options);
         let reader = FileDevice::open(&path, &Options { access: Access::Read, ..options }).unwrap();
         let hold = reader.hold(offset(1), offset(1)).unwrap().unwrap();
         assert!(blocks.is_held(0, offset(2)).unwrap());
@@ -160,7 +159,7 @@ fn after_a_failed_sync_nothing_is_written() {
     assert!(error.to_string().contains("an earlier sync failed"), "{error}");
     drop(blocks);
 
-    let blocks = FileDevice::open(device.path(), &WRITE).unwrap();
+    let blocks = patiently(|| FileDevice::open(device.path(), &WRITE)).unwrap();
     let error = write_blocks(&blocks, 0..4096, 1).unwrap_err();
     assert_eq!(details(&error).operation, Operation::Write, "{error}");
     assert!(error.to_string().contains(&device.path().display().to_string()), "{error}");
@@ -176,7 +175,7 @@ fn a_device_that_goes_away_is_an_error() {
     let device = or_skip!(Loop::of(&backing));
     for options in Engine::ALL.map(|engine| Options { engine: Some(engine), ..WRITE }) {
         file.set_len(offset(64)).unwrap();
-        let blocks = FileDevice::open(device.path(), &options).unwrap();
+        let blocks = patiently(|| FileDevice::open(device.path(), &options)).unwrap();
         write_blocks(&blocks, 0..64, 1).unwrap();
         blocks.sync().unwrap();
         file.set_len(offset(32)).unwrap();

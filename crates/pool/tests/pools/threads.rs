@@ -1,10 +1,11 @@
 //! Many threads at one pool.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 use bindery_pool::device::{Device, Read, Write};
 use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
@@ -36,12 +37,17 @@ fn write_some(pool: &Pool, shared: &Shared, seed: u64, count: u64) {
 }
 
 fn delete_some(pool: &Pool, shared: &Shared, ended: &AtomicBool) {
-    while !ended.load(Ordering::Acquire) {
+    loop {
+        // Looked at first: what the last of them committed is deleted, too.
+        let has_ended = ended.load(Ordering::Acquire);
         let taken = {
             let mut shared = shared.lock().unwrap();
             if shared.len() > 8 { shared.pop_first() } else { None }
         };
         let Some((id, it)) = taken else {
+            if has_ended {
+                return;
+            }
             std::thread::yield_now();
             continue;
         };
@@ -106,6 +112,16 @@ fn writers_readers_and_deleters_do_not_disturb_each_other() {
 struct Slow {
     inner: Arc<dyn Device>,
     syncs: AtomicU64,
+    /// Who has written.
+    writers: Mutex<HashSet<ThreadId>>,
+    /// A sync takes until so many have.
+    wanted: AtomicU64,
+}
+
+impl Slow {
+    fn has_all(&self) -> bool {
+        self.writers.lock().unwrap().len() as u64 >= self.wanted.load(Ordering::SeqCst)
+    }
 }
 
 impl Device for Slow {
@@ -118,11 +134,16 @@ impl Device for Slow {
     }
 
     fn write(&self, offset_bytes: u64, from: &Buffer) -> io::Result<()> {
+        self.writers.lock().unwrap().insert(std::thread::current().id());
         self.inner.write(offset_bytes, from)
     }
 
     fn sync(&self) -> io::Result<()> {
         self.syncs.fetch_add(1, Ordering::SeqCst);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !self.has_all() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
         std::thread::sleep(Duration::from_millis(3));
         self.inner.sync()
     }
@@ -147,7 +168,12 @@ impl Device for Slow {
 /// A pool on one slow device.
 fn slow_pool(rig: &Rig, catalogue_bytes: u64) -> (Pool, Arc<Slow>) {
     let inner = rig.attached().remove(0).device;
-    let slow = Arc::new(Slow { inner, syncs: AtomicU64::new(0) });
+    let slow = Arc::new(Slow {
+        inner,
+        syncs: AtomicU64::new(0),
+        writers: Mutex::default(),
+        wanted: AtomicU64::new(0),
+    });
     let device = Arc::clone(&slow) as Arc<dyn Device>;
     let attached = Attached { label: "slow".into(), device };
     let new = NewDevice { attached, class: MediaClass::Capacity };
@@ -181,6 +207,9 @@ fn commits_of_several_threads_share_syncs() {
     let (pool, slow) = slow_pool(&rig, 512 << 10);
     pool.allocate_mblock(MediaClass::Capacity, 1).unwrap().abort();
     let before = slow.syncs.load(Ordering::SeqCst);
+    // The first sync takes until all the others have something to be synced, however busy the machine.
+    slow.writers.lock().unwrap().clear();
+    slow.wanted.store(THREADS, Ordering::SeqCst);
     commit_at_once(&pool, THREADS, 1);
     let syncs = slow.syncs.load(Ordering::SeqCst) - before;
     // Each alone: one for the data, one for each copy of the catalogue.
