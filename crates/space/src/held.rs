@@ -261,13 +261,22 @@ impl Drop for Hold<'_> {
 mod tests {
     use std::{
         sync::atomic::{AtomicBool, Ordering},
-        time::Duration,
+        time::{Duration, Instant},
     };
 
     use super::*;
 
     fn at(page: usize) -> HostAddress {
         HostAddress(page * 4096)
+    }
+
+    /// Whoever waits has looked at the table, and found what it waits for.
+    fn until_somebody_waits(held: &Held) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while held.lock().waiting == 0 {
+            assert!(Instant::now() < deadline, "nobody waits");
+            thread::yield_now();
+        }
     }
 
     #[test]
@@ -293,7 +302,7 @@ mod tests {
                 held.add(at(3), at(6));
                 second.store(true, Ordering::SeqCst);
             });
-            thread::sleep(Duration::from_millis(20));
+            until_somebody_waits(&held);
             assert!(!second.load(Ordering::SeqCst));
             held.remove(at(0), at(4));
         });
@@ -311,7 +320,7 @@ mod tests {
                 held.settle(at(2), at(6));
                 settled.store(true, Ordering::SeqCst);
             });
-            thread::sleep(Duration::from_millis(20));
+            until_somebody_waits(&held);
             assert!(!settled.load(Ordering::SeqCst));
             held.add(at(5), at(6));
             held.remove(at(0), at(4));
@@ -330,7 +339,7 @@ mod tests {
                 held.pause();
                 paused.store(true, Ordering::SeqCst);
             });
-            thread::sleep(Duration::from_millis(20));
+            until_somebody_waits(&held);
             assert!(!paused.load(Ordering::SeqCst));
             held.remove(at(0), at(1));
         });
@@ -340,7 +349,7 @@ mod tests {
                 held.add(at(5), at(6));
                 added.store(true, Ordering::SeqCst);
             });
-            thread::sleep(Duration::from_millis(20));
+            until_somebody_waits(&held);
             assert!(!added.load(Ordering::SeqCst));
             held.resume();
         });

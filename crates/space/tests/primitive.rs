@@ -61,7 +61,11 @@ fn merged_pages_share_a_frame_and_part_when_written() {
     let lost = await_loss(&mut worker);
     let pages: Vec<_> = lost.iter().map(|l| (l.page, l.slot, l.store, l.cause)).collect();
     assert_eq!(pages, [(bench.page(5).0, 5, 1, 1)]);
-    assert!(bench.space.breaks() >= 1);
+    // Counted last.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while bench.space.breaks() == 0 {
+        assert!(Instant::now() < deadline, "no break is counted");
+    }
 
     // It can be merged again once it holds the slot's bytes again, and not before.
     assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), [outcome::DIFFERENT]);
