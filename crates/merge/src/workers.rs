@@ -178,6 +178,8 @@ fn cpu_time_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     fn workers(wanted: usize) -> Workers {
@@ -214,7 +216,7 @@ mod tests {
     fn the_number_changes_while_a_phase_runs() {
         let workers = workers(1);
         let tasks: Vec<u32> = (0..60).collect();
-        let threads = Mutex::new(Vec::new());
+        let (threads, fewer) = (Mutex::new(Vec::new()), AtomicBool::new(false));
         let used = |from: u32| {
             let threads = threads.lock().unwrap();
             let later = threads.iter().filter(|(task, _)| *task >= from);
@@ -230,8 +232,12 @@ mod tests {
                     20 => workers.set_wanted(3),
                     // Nobody ends a task before all three have one.
                     21..40 => wait_until(|| used(21) == 3),
-                    40 => workers.set_wanted(1),
-                    _ => {}
+                    40 => {
+                        workers.set_wanted(1);
+                        fewer.store(true, Ordering::SeqCst);
+                    }
+                    // However late whoever has that one gets to it.
+                    _ => wait_until(|| fewer.load(Ordering::SeqCst)),
                 }
             },
         );

@@ -1,7 +1,7 @@
 //! The tiny guest computes what it is asked to, in memory that is the caller's.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindery_testkit::kvm::TinyGuest;
 use bindery_testkit::skipped;
@@ -42,11 +42,18 @@ fn fills_sums_and_increments() {
 #[test]
 fn runs_until_it_is_stopped() {
     let mut memory = vec![Page([7; PAGE / 4]); 33];
+    // The word that the guest adds to.
+    let word = memory[0].0[2..].as_ptr().expose_provenance();
     let Some(mut guest) = guest(&mut memory) else { return };
-    let stop = AtomicBool::new(false);
+    let (stop, deadline) = (AtomicBool::new(false), Instant::now() + Duration::from_secs(20));
     let increments = std::thread::scope(|scope| {
         let running = scope.spawn(|| guest.run_until(&stop, 8));
-        std::thread::sleep(Duration::from_millis(200));
+        // SAFETY: the word is the guest's memory, which outlives the scope; nobody refers to it while
+        // the guest writes it.
+        let now = || unsafe { std::ptr::with_exposed_provenance::<u32>(word).read_volatile() };
+        while now() == 7 && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
         stop.store(true, Ordering::Relaxed);
         running.join().unwrap().unwrap()
     });
