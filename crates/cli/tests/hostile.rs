@@ -217,6 +217,7 @@ fn what_strangers_send_neither_stops_the_daemon_nor_stays_in_it() {
     let mut dice = Dice(seed);
     let mut daemon = TestDaemon::start(&["--period", "20ms"]);
     let before = held(&daemon);
+    let settings = daemon.ask(&["status", "--json"]).json()["settings"].clone();
     let end = Instant::now() + Duration::from_secs(of_environment("BINDERY_HOSTILE_SECONDS", 5));
     let mut rounds = 0;
     while Instant::now() < end {
@@ -233,6 +234,10 @@ fn what_strangers_send_neither_stops_the_daemon_nor_stays_in_it() {
     }
     println!("{} streams", rounds * STRANGERS * STREAMS);
     assert!(rounds > 0);
+    // As many threads as before, and as often to be rid of who is gone.
+    let workers = format!("workers={}", settings["workers"]);
+    let set = daemon.ask(&["set", &workers, "period=20ms", "run_when=always"]);
+    assert_eq!(set.code, Some(0), "seed {seed}: {}", set.err);
     let deadline = Instant::now() + PATIENCE;
     // Each domain that was asked for keeps its store for a while.
     let domains = || daemon.ask(&["status", "--json"]).json()["domains"].as_array().unwrap().len();

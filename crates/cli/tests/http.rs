@@ -61,6 +61,8 @@ fn settled() -> (TestDaemon, Http, [TestGuest; 2]) {
     let mut last = scans();
     wait_until(&daemon, "periods end", || {
         std::thread::sleep(Duration::from_millis(300));
+        // It waits for the period at work, and does nothing to a guest that is merged.
+        assert_eq!(daemon.ask(&["merge", "a"]).code, Some(0));
         let before = std::mem::replace(&mut last, scans());
         before == last
     });

@@ -6,9 +6,10 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use bindery_units::PAGE_BYTES;
-use common::{Ended, as_nobody, bindery, can_change_user, run};
+use common::{Ended, PATIENCE, as_nobody, bindery, can_change_user, run};
 use serde_json::Value;
 
 fn scan(arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> Ended {
@@ -127,6 +128,7 @@ impl KnownChild {
         let answers = BufReader::new(child.stdout.take().unwrap());
         let mut child = Self { child, orders, answers };
         child.await_word("ready");
+        child.await_rest();
         child
     }
 
@@ -141,6 +143,21 @@ impl KnownChild {
     fn fill(&mut self) {
         self.orders.write_all(b"fill\n").unwrap();
         self.await_word("filled");
+        self.await_rest();
+    }
+
+    /// Waits until all of its threads sleep: on the way to its next order it takes pages.
+    fn await_rest(&self) {
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let sleeps = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('S')
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while !std::fs::read_dir(&tasks).unwrap().all(sleeps) {
+            assert!(Instant::now() < deadline, "the child does not rest");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn scan(&self) -> Value {

@@ -74,8 +74,12 @@ impl Teller {
     }
 
     /// Waits until everything is written, for a second at most. Returns whether it is.
-    pub(super) fn finish(mut self) -> bool {
-        let deadline = Instant::now() + PATIENCE;
+    pub(super) fn finish(self) -> bool {
+        self.finish_within(PATIENCE)
+    }
+
+    fn finish_within(mut self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
         while !self.tell_lost() {
             if Instant::now() > deadline {
                 return false;
@@ -93,6 +97,9 @@ mod tests {
     use super::*;
     use std::io::Read;
 
+    /// Nothing that is read takes so long.
+    const SOON: Duration = Duration::from_secs(20);
+
     fn text(line: &Line) -> String {
         match line {
             Line::Event(event) => serde_json::to_string(event).unwrap(),
@@ -106,7 +113,7 @@ mod tests {
         let mut teller = Teller::start(writer, text).unwrap();
         teller.tell(&Event::KsmRunning);
         teller.tell(&Event::KsmStopped { run: 0, suspect: None });
-        assert!(teller.finish());
+        assert!(teller.finish_within(SOON));
         let mut told = String::new();
         reader.read_to_string(&mut told).unwrap();
         let lines: Vec<&str> = told.lines().collect();
@@ -128,7 +135,7 @@ mod tests {
             reader.read_to_string(&mut told).unwrap();
             told
         });
-        assert!(teller.finish());
+        assert!(teller.finish_within(SOON));
         let told = reader.join().unwrap();
         let lost = |line: &str| line.strip_prefix("lost ").map(|count| count.parse().unwrap());
         let count = |line: &str| lost(line).unwrap_or(1_u64);
@@ -164,6 +171,6 @@ mod tests {
         drop(reader);
         let mut teller = Teller::start(writer, text).unwrap();
         (0..1000).for_each(|_| teller.tell(&Event::KsmRunning));
-        assert!(teller.finish());
+        assert!(teller.finish_within(SOON));
     }
 }
