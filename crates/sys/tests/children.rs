@@ -3,8 +3,6 @@
 //! A child has all descriptors of who starts it until it executes: a test that closes one and looks at
 //! what becomes of it cannot run beside these.
 
-#![expect(clippy::unwrap_used, reason = "what a test does not expect fails it")]
-
 use std::io;
 use std::process::{Command, Stdio};
 use std::time::Duration;

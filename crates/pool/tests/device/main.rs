@@ -58,9 +58,9 @@ fn patiently<T, E>(mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
 fn assert_is_ours(path: &Path, options: &Options) {
     let named = patiently(|| match FileDevice::open(path, options) {
         Err(OpenError::InUse { holders, .. }) if holders == [std::process::id()] => Ok(()),
-        outcome => Err(outcome),
+        outcome => Err(format!("{outcome:?}")),
     });
-    named.unwrap_or_else(|outcome| panic!("{outcome:?}"));
+    named.unwrap_or_else(|outcome| panic!("{outcome}"));
 }
 
 fn offset(block: u64) -> u64 {
