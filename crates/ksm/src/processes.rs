@@ -33,6 +33,8 @@ pub struct ProcessLine {
 pub struct Processes {
     /// Those that gain or lose most first.
     pub lines: Vec<ProcessLine>,
+    /// Whether the kernel tells who gains and who loses (since Linux 6.1).
+    pub tells_profit: bool,
     /// Processes that gain.
     pub gaining: usize,
     /// Processes that lose.
@@ -48,7 +50,9 @@ impl Processes {
     /// # Errors
     /// The kernel's, if `/proc` cannot be read.
     pub fn read(top: usize) -> io::Result<Self> {
-        let mut processes = Self::default();
+        let own = ProcessStat::of(std::process::id());
+        let tells_profit = own.is_ok_and(|stat| stat.profit_bytes().is_some());
+        let mut processes = Self { tells_profit, ..Self::default() };
         for entry in fs::read_dir("/proc")? {
             let name = entry?.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };

@@ -77,6 +77,12 @@ impl Scans {
         self.is_whole
     }
 
+    /// When the scan under way began, as far as that was seen.
+    #[must_use]
+    pub fn begun_us(&self) -> u64 {
+        self.start.at_us
+    }
+
     /// When ksmd was last looked at.
     #[must_use]
     pub fn last_us(&self) -> u64 {

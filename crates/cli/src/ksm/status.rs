@@ -55,8 +55,11 @@ fn write_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         "pace      {pages_to_scan} pages every {sleep_millisecs} ms, {}",
         setter(status)
     )?;
-    let Processes { gaining, losing, unreadable, .. } = status.processes;
-    write!(out, "processes {gaining} gain, {losing} lose")?;
+    let Processes { tells_profit, gaining, losing, unreadable, .. } = status.processes;
+    match tells_profit {
+        true => write!(out, "processes {gaining} gain, {losing} lose")?,
+        false => write!(out, "processes who gains is not told by this kernel; Linux 6.1 does")?,
+    }
     match unreadable {
         0 => writeln!(out),
         _ => writeln!(out, "; {unreadable} of other users cannot be read without root"),

@@ -40,6 +40,7 @@ impl Pilot {
         };
         self.items_before = self.items.all;
         self.told = sample;
+        self.reckoned = 0;
         self.totals.scans += ended.count;
         self.pause = self.pause_after(&ended, scan.pages, next_pages, sample.at_us);
         let pause_us = self.pause.map_or(0, |pause| pause.left_us(sample.at_us));
@@ -106,7 +107,7 @@ impl Pilot {
     fn teaches(&self, ended: &EndedScan, pages: u64, next_pages: u64) -> bool {
         // A batch of somebody else's size may have got through.
         let batches = ended.scan.time_us / (sleep_ms(self.pace) * 1000).max(1) + 2;
-        let is_even = ended.is_even && pages <= batches.saturating_mul(self.largest);
+        let is_even = ended.is_even && pages <= batches.saturating_mul(self.fastest.pages_to_scan);
         match self.advisor.settings().mode {
             Mode::None => false,
             // The kernel's law has no eye for how many pages there were.
@@ -133,7 +134,7 @@ impl Pilot {
         let is_set = self.guard.set(PAGES_TO_SCAN, pace.pages_to_scan, tell)?;
         let written = self.look()?;
         self.pace = pace;
-        self.largest = pace.pages_to_scan;
+        self.fastest = pace;
         // Last: ksmd goes on at once when its rest is changed.
         self.guard.set(SLEEP_MILLISECS, self.sleep_ms(), tell)?;
         let within_us = written.at_us - ended.after_us;

@@ -9,12 +9,13 @@
 //! a page when it has first met it, so that grown memory shows as soon as ksmd is there.
 
 mod between;
+mod looks;
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bindery_advisor::{Advisor, Mode, Pace, Progress, Scan, Settings};
+use bindery_advisor::{Advisor, Mode, Pace, Progress, Settings};
 use bindery_sys::ksm::{PAGES_TO_SCAN, SLEEP_MILLISECS};
 use bindery_sys::socket::wait_any_readable;
 use bindery_sys::thread::process_cpu_time;
@@ -27,13 +28,6 @@ use crate::{Claim, Event, Found, Items, Meter, PilotError, Sample, Scans, State,
 
 /// How often settings and the ceiling are looked at.
 const TICK_US: u64 = 200_000;
-
-/// How often ksmd is looked at near the end of a scan: after so many percent of its rest. What is left
-/// of the rest is for late timers, on a busy machine.
-const LOOK_PERCENT: u64 = 40;
-
-/// How often that is, at most and at least.
-const FINE_US: (u64, u64) = (1000, 50_000);
 
 /// ksmd's rest where none was set: the kernel's default. A law that chooses the size of a batch needs
 /// a rest to choose it by.
@@ -60,14 +54,16 @@ pub struct Pilot {
     guard: Guard,
     advisor: Advisor,
     pace: Pace,
-    /// The largest batch of the scan under way.
-    largest: u64,
+    /// The largest batch and the shortest rest of the scan under way.
+    fastest: Pace,
     scans: Scans,
     forecast: Forecast,
     known: KnownCost,
     items_before: u64,
     /// Up to where the law has been told of the scan under way.
     told: Sample,
+    /// Pages of the scan under way up to there, reckoned for kernels that do not count them.
+    reckoned: u64,
     items: Items,
     runs: bool,
     ticked_us: u64,
@@ -134,13 +130,14 @@ impl Pilot {
         let mut pilot = Self {
             guard: Guard::new(knobs)?,
             pace: advisor.pace(),
-            largest: advisor.pace().pages_to_scan,
+            fastest: advisor.pace(),
             advisor,
             scans: Scans::new(sample),
             forecast: Forecast::default(),
             known: KnownCost::default(),
             items_before: 0,
             told: sample,
+            reckoned: 0,
             items: Items::default(),
             runs: false,
             ticked_us: 0,
@@ -285,11 +282,12 @@ impl Pilot {
         self.items.never_skipped = self.items.never_skipped.min(items.never_skipped);
         let part = self.part(self.told, sample);
         self.told = sample;
+        self.reckoned += part.pages;
         if self.pause.is_some() || !self.runs {
             return Ok(());
         }
         self.advisor.hold(part);
-        let (time_us, pages) = (self.scans.time_us(), self.scans.pages());
+        let (time_us, pages) = (self.scans.time_us(), self.pages_so_far(items.all));
         let before = self.advisor.pace();
         let pace = self.advisor.catch_up(Progress { time_us, pages, new_pages });
         let is_faster = pace != before;
@@ -304,21 +302,6 @@ impl Pilot {
             Event::Held { cpu_percent: part.cpu_percent(), pages_to_scan, sleep_millisecs }
         });
         Ok(())
-    }
-
-    /// What was done from one look to another.
-    fn part(&self, from: Sample, to: Sample) -> Scan {
-        let time_us = to.at_us.saturating_sub(from.at_us);
-        let cpu_us = to.cpu_us.saturating_sub(from.cpu_us);
-        let pages = match to.pages_scanned.zip(from.pages_scanned) {
-            Some((to, from)) => to.saturating_sub(from),
-            // As many batches as there were rests, on a kernel that does not count.
-            None => {
-                let rests = time_us.saturating_sub(cpu_us) / (sleep_ms(self.pace) * 1000).max(1);
-                rests.saturating_mul(self.pace.pages_to_scan)
-            }
-        };
-        Scan { time_us, busy_us: cpu_us, cpu_us, pages }
     }
 
     /// Changes the pace within a scan: at once where it gets slower, and if it is worth it where it gets
@@ -338,7 +321,8 @@ impl Pilot {
         self.guard.set(PAGES_TO_SCAN, pace.pages_to_scan, tell)?;
         self.guard.set(SLEEP_MILLISECS, sleep_ms(pace), tell)?;
         self.pace = pace;
-        self.largest = self.largest.max(pace.pages_to_scan);
+        self.fastest.pages_to_scan = self.fastest.pages_to_scan.max(pace.pages_to_scan);
+        self.fastest.rest_us = self.fastest.rest_us.min(pace.rest_us);
         self.totals.holds += 1;
         Ok(true)
     }
@@ -357,34 +341,6 @@ impl Pilot {
             _ => {}
         }
         Ok(())
-    }
-
-    /// How long to wait before the next look.
-    fn patience_us(&self) -> u64 {
-        if !self.runs {
-            return TICK_US;
-        }
-        let fine_us = (sleep_ms(self.pace) * 10 * LOOK_PERCENT).clamp(FINE_US.0, FINE_US.1);
-        let now_us = self.meter.now_us();
-        let left_us = match &self.pause {
-            Some(pause) => pause.quiet_us(now_us),
-            None => self.fine_from_us.saturating_sub(now_us),
-        };
-        left_us.clamp(fine_us, TICK_US.max(fine_us))
-    }
-
-    /// From when on ksmd must be looked at often, by what it had done at the last look: the scan
-    /// cannot end before.
-    fn fine_from_us(&self) -> u64 {
-        // Of a scan that began before we looked, nobody knows how far it is.
-        if !self.scans.is_whole() {
-            return 0;
-        }
-        let least = self.forecast.least(self.items.all).min(self.items.never_skipped);
-        let batches = least.saturating_sub(self.scans.pages()) / self.pace.pages_to_scan.max(1);
-        let least_us = batches.saturating_mul(sleep_ms(self.pace) * 1000);
-        // A part of it, since pages may go.
-        self.scans.last_us().saturating_add(least_us / 4 * 3)
     }
 
     fn look(&self) -> Result<Sample, PilotError> {
