@@ -273,7 +273,7 @@ pub(crate) struct DaemonArgs {
     #[arg(long)]
     pub(crate) print_config: bool,
     /// How many workers merge [default: 2, or 1 on a machine with one CPU]
-    #[arg(long, value_parser = parse_workers)]
+    #[arg(long, value_parser = parse_workers, allow_negative_numbers = true)]
     pub(crate) workers: Option<u32>,
     /// How long a merge period is [default: 1s]
     #[arg(long, value_parser = parse_period)]
@@ -282,11 +282,11 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "SETTING=VALUE")]
     pub(crate) set: Vec<Setting>,
     /// The most memory that the canonical pages of each domain may take [default: no limit]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(STORES_MIB))]
+    #[arg(long, value_name = "MIB", value_parser = parse_store_mib, allow_negative_numbers = true)]
     pub(crate) store_mib: Option<u64>,
     /// Serve metrics, a JSON API and a dashboard at this address and port, for looking only; port 0
     /// takes a free one
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_address)]
     pub(crate) http: Option<SocketAddr>,
     /// Have HTTP clients show the secret in this file; needed where other machines can reach ADDR
     #[arg(long, value_name = "FILE", requires = "http")]
@@ -422,18 +422,23 @@ fn parse_workers(text: &str) -> Result<u32, String> {
     workers.ok_or_else(|| format!("a number from {} to {}", WORKERS.start(), WORKERS.end()))
 }
 
+/// A time from a thousandth of a second to a day.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let time = time(text).ok_or("a time is a number and a unit: 500ms, 1s, 2m")?;
+    TIMES.contains(&time).then_some(time).ok_or_else(|| too_far(&TIMES))
+}
+
+/// A number and a unit.
+pub(crate) fn time(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(digits);
     let unit_ms: u64 = match unit {
         "ms" => 1,
         "s" => 1000,
         "m" => 60_000,
-        _ => return Err("a time is a number and a unit: 500ms, 1s, 2m".into()),
+        _ => return None,
     };
-    let number: u64 = number.parse().map_err(|_| "a time is a number and a unit: 500ms")?;
-    let time = number.checked_mul(unit_ms).map(Duration::from_millis);
-    time.filter(|time| TIMES.contains(time)).ok_or_else(|| too_far(&TIMES))
+    number.parse::<u64>().ok()?.checked_mul(unit_ms).map(Duration::from_millis)
 }
 
 /// Times that make sense anywhere.
@@ -442,6 +447,18 @@ const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::fro
 /// Epochs of `bindery dirty`. To scan a guest takes some milliseconds a GiB; the daemon hangs up on
 /// operators who say nothing for a minute.
 const EPOCHS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(30);
+
+fn parse_store_mib(text: &str) -> Result<u64, String> {
+    let mib = text.parse().ok().filter(|mib| STORES_MIB.contains(mib));
+    let (least, most) = (STORES_MIB.start(), STORES_MIB.end());
+    mib.ok_or_else(|| format!("a number of MiB from {least} to {most}"))
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "an IP address and a port from 0 to 65535: 127.0.0.1:9480, [::1]:9480".to_owned()
+    })
+}
 
 fn too_far(range: &RangeInclusive<Duration>) -> String {
     format!("a time from {:?} to {:?}, please", range.start(), range.end())

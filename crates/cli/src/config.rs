@@ -12,7 +12,7 @@ use bindery_host::settings::{Change, Settings};
 use toml::de::{DeTable, DeValue};
 
 use crate::exit::{Failure, Reason};
-use crate::settings::{SETTINGS, Setting, change};
+use crate::settings::{SETTINGS, Setting, change, refusal};
 
 /// Where it is, if none is named: read if it is there.
 const DEFAULT: &str = "/etc/bindery/bindery.toml";
@@ -60,6 +60,13 @@ pub(crate) fn read(path: &Path) -> Result<ConfigFile, Failure> {
         io::ErrorKind::InvalidData => {
             Failure::new(Reason::BadInput, format!("{} is no text", path.display()))
         }
+        io::ErrorKind::NotFound => Failure::new(
+            Reason::NotFound,
+            format!(
+                "there is no configuration file {}: `bindery daemon --print-config` prints one",
+                path.display()
+            ),
+        ),
         _ => Failure::of_io(path.display(), &error),
     })?;
     parse(&text).map_err(|Mistake { line, message }| {
@@ -102,7 +109,7 @@ fn scalar(name: &str, value: &DeValue<'_>) -> Result<String, String> {
     match value {
         DeValue::Integer(number) => Ok(number.to_string().replace('_', "")),
         DeValue::String(text) => Ok(text.to_string()),
-        other => Err(format!("{name} is a number or a text, not a {}", other.type_str())),
+        other => Err(refusal(name, &format!("of type {}", other.type_str()))),
     }
 }
 
@@ -134,10 +141,11 @@ impl Start {
             "http_token_file" => self.http_token_file = path()?,
             "log" => self.log = path()?,
             "store_mib" => {
-                let mib = scalar(name, value)?.parse().ok().filter(|mib| STORES_MIB.contains(mib));
-                let range =
-                    || format!("store_mib is {} to {}", STORES_MIB.start(), STORES_MIB.end());
-                self.store_mib = Some(mib.ok_or_else(range)?);
+                let mib = scalar(name, value).ok().and_then(|text| text.parse().ok());
+                let mib = mib.filter(|mib| STORES_MIB.contains(mib));
+                let (least, most) = (STORES_MIB.start(), STORES_MIB.end());
+                self.store_mib =
+                    Some(mib.ok_or_else(|| format!("store_mib is {least} to {most}, in MiB"))?);
             }
             "unmerge_at_exit" => match value {
                 DeValue::Boolean(is_so) => self.unmerge_at_exit = Some(*is_so),
@@ -217,7 +225,10 @@ mod tests {
             ("workers = 2\nperiod = \"9ms\"\n", 2, "10"),
             ("workers = \n", 1, ""),
             ("workers = 1\nworkers = 2\n", 2, "duplicate"),
-            ("advisor_mode = true\n", 1, "not a"),
+            ("advisor_mode = true\n", 1, "none, scan-time or steady, not of type boolean"),
+            ("workers = 2\nworkers_max = 2.5\n", 2, "there is no setting workers_max"),
+            ("advisor_max_cpu = -20\n", 1, "1 to 25600, not \"-20\""),
+            ("store_mib = true\n", 1, "1 to"),
             ("# comment\nsocket = \"relative\"\n", 2, "absolute"),
             ("store_mib = 0\n", 1, "1 to"),
             ("\ngroup = 7\n", 2, "in quotes"),

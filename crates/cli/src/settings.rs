@@ -3,10 +3,11 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use bindery_host::settings::{Change, Settings};
+use bindery_host::PERIODS;
+use bindery_host::settings::{Change, Settings, allowed, allowed_numbers};
 use serde_json::{Map, Value};
 
-use crate::args::parse_time;
+use crate::args::time;
 
 /// What can be set, one a line, for help and manual.
 pub(crate) const SETTINGS: &str = "\
@@ -36,30 +37,65 @@ pub(crate) struct Setting {
 
 impl Setting {
     /// What `text` says that `name` is to be.
-    pub(crate) fn parse(name: &str, text: &str) -> Result<Self, String> {
-        let time = || parse_time(text).map_err(|message| format!("{name}: {message}"));
-        let seconds = |time: Duration| match time.subsec_nanos() {
-            0 => Ok(time.as_secs()),
-            _ => Err(format!("{name} is in whole seconds")),
-        };
-        let (name, value) = match name {
-            "period" => ("period_ms", time()?.as_millis() as u64),
-            "advisor_target_scan_time" | "pressure_hold" if text.parse::<u64>().is_err() => {
-                (name, time().and_then(seconds)?)
-            }
-            _ => match text.parse() {
-                Ok(number) => (name, number),
-                Err(_) => return Self::of(name, Value::String(text.into())),
-            },
-        };
-        Self::of(name, value.into())
-    }
-
+    ///
     /// # Errors
-    /// If there is no such setting, or it is of another kind.
-    fn of(name: &str, value: Value) -> Result<Self, String> {
-        let setting = Self { name: name.into(), value };
-        change(std::slice::from_ref(&setting)).map(|_| setting)
+    /// If there is no such setting, or it cannot be that: with what it may be.
+    pub(crate) fn parse(name: &str, text: &str) -> Result<Self, String> {
+        let number = || text.parse().ok();
+        let (field, value) = match name {
+            "period" => {
+                let period = time(text).filter(|period| PERIODS.contains(period));
+                ("period_ms", period.map(|period| period.as_millis() as u64))
+            }
+            "advisor_target_scan_time" | "pressure_hold" => {
+                let whole = |time: Duration| (time.subsec_nanos() == 0).then_some(time.as_secs());
+                (name, number().or_else(|| time(text).and_then(whole)))
+            }
+            _ => (name, number()),
+        };
+        let value = value.map_or_else(|| Value::String(text.into()), Value::from);
+        let setting = Self { name: field.into(), value };
+        match change(std::slice::from_ref(&setting)) {
+            Ok(_) => Ok(setting),
+            Err(_) => Err(refusal(name, &format!("{text:?}"))),
+        }
+    }
+}
+
+/// Reads a flag's number, which is for the setting called `name`.
+pub(crate) fn number_of(
+    name: &'static str,
+) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let range = allowed_numbers(name).expect("only settings that are numbers are read so");
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| refusal(name, &format!("{text:?}")))
+    }
+}
+
+/// Why `name` cannot be what was `given`.
+pub(crate) fn refusal(name: &str, given: &str) -> String {
+    match may_be(name) {
+        Some(range) => format!("{name} is {range}, not {given}"),
+        None => {
+            let names = SETTINGS.lines().skip(1).filter_map(|line| line.trim().split('=').next());
+            let names: Vec<_> = names.collect();
+            format!("there is no setting {name}; there are {}", names.join(", "))
+        }
+    }
+}
+
+/// What a setting may be, as operators write it.
+fn may_be(name: &str) -> Option<String> {
+    match name {
+        "period" => {
+            let (least, most) = (PERIODS.start(), PERIODS.end());
+            Some(format!("{least:?} to {}m, as in 500ms, 1s or 2m", most.as_secs() / 60))
+        }
+        "advisor_target_scan_time" | "pressure_hold" => {
+            allowed(name).map(|range| format!("{range} whole seconds, as in 30, 30s or 5m"))
+        }
+        _ => allowed(name),
     }
 }
 
@@ -77,10 +113,7 @@ impl FromStr for Setting {
 pub(crate) fn change(settings: &[Setting]) -> Result<Change, String> {
     let pairs = settings.iter().map(|setting| (setting.name.clone(), setting.value.clone()));
     let object = Value::Object(Map::from_iter(pairs));
-    serde_json::from_value(object).map_err(|error| match settings {
-        [Setting { name, value }] => format!("{name}={value}: {error}"),
-        _ => error.to_string(),
-    })
+    serde_json::from_value(object).map_err(|error| error.to_string())
 }
 
 /// All settings, one a line, as they can be given again.
@@ -115,6 +148,7 @@ mod tests {
         assert_eq!(parsed("advisor_mode=scan-time").advisor_mode, Some(Mode::ScanTime));
         assert_eq!(parsed("advisor_target_scan_time=2m").advisor_target_scan_time, Some(120));
         assert_eq!(parsed("advisor_target_scan_time=7").advisor_target_scan_time, Some(7));
+        assert_eq!(parsed("pressure_hold=0s").pressure_hold, Some(0));
         for wrong in [
             "workers=",
             "worker=2",
@@ -147,5 +181,40 @@ mod tests {
                 assert!(SETTINGS.contains(&format!("  {name}=")), "{name} is not in the help");
             }
         }
+    }
+
+    #[test]
+    fn what_cannot_be_is_told_with_what_can() {
+        for (text, told) in [
+            ("workers=-1", "workers is 1 to 256, not \"-1\""),
+            ("workers=4294967296", "workers is 1 to 256, not \"4294967296\""),
+            ("workers=", "workers is 1 to 256, not \"\""),
+            ("period=9ms", "period is 10ms to 10m, as in 500ms, 1s or 2m, not \"9ms\""),
+            ("period=5", "period is 10ms to 10m"),
+            ("period=99999999999999999999m", "period is 10ms to 10m"),
+            ("advisor_mode=3", "advisor_mode is none, scan-time or steady, not \"3\""),
+            ("advisor_target_scan_time=1500ms", "advisor_target_scan_time is 1 to 86400 whole"),
+            ("advisor_max_cpu=half", "advisor_max_cpu is 1 to 25600, not \"half\""),
+            ("run_when=never", "run_when is always or pressure, not \"never\""),
+            ("pressure_hold=2d", "pressure_hold is 0 to 86400 whole seconds"),
+            ("worker=1", "there is no setting worker; there are workers, period, advisor_mode,"),
+            ("workers", "a name and a value"),
+        ] {
+            let refusal = text.parse::<Setting>().unwrap_err();
+            assert!(refusal.contains(told), "{text}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn every_setting_in_the_list_is_one_and_all_are_in_it() {
+        let names = SETTINGS.lines().skip(1).filter_map(|line| line.trim().split('=').next());
+        let mut listed: Vec<&str> = names.collect();
+        assert!(listed.iter().all(|name| may_be(name).is_some()));
+        let settings = serde_json::to_value(Settings::with_workers(2)).unwrap();
+        let mut all: Vec<&str> = settings.as_object().unwrap().keys().map(String::as_str).collect();
+        listed.iter_mut().filter(|name| **name == "period").for_each(|name| *name = "period_ms");
+        listed.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(listed, all);
     }
 }

@@ -13,7 +13,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::settings::{Change, Settings};
+use crate::settings::{Change, Settings, allowed, allowed_numbers, allowed_words};
 use crate::status::{GuestStatus, HostStatus};
 
 /// The protocol's version.
@@ -157,7 +157,7 @@ impl Failure {
 /// Reads one line as a request.
 ///
 /// # Errors
-/// `BadRequest`, `UnknownRequest` or `Version`, with what is wrong.
+/// `BadRequest`, `UnknownRequest`, `BadSetting` or `Version`, with what is wrong.
 pub fn decode_request(line: &[u8]) -> Result<Request, Failure> {
     let bad = |message: String| Failure::new(FailureKind::BadRequest, message);
     let value = serde_json::from_slice(line)
@@ -179,12 +179,39 @@ pub fn decode_request(line: &[u8]) -> Result<Request, Failure> {
         Some(serde_json::Value::String(name)) => name.clone(),
         _ => return Err(bad("a request names itself: \"request\":\"status\"".into())),
     };
+    let refusal = if name == "set" { refused_setting(&object) } else { None };
     serde_json::from_value(object.into()).map_err(|error| {
-        if error.to_string().starts_with("unknown variant") {
+        if let Some(refusal) = refusal {
+            refusal
+        } else if error.to_string().starts_with("unknown variant") {
             Failure::new(FailureKind::UnknownRequest, format!("no such request: {error}"))
         } else {
             bad(format!("{name:?}: {error}"))
         }
+    })
+}
+
+/// The first of the settings of a `set` that there is not, or that cannot be what it is to be, with what
+/// it may be.
+fn refused_setting(request: &serde_json::Map<String, serde_json::Value>) -> Option<Failure> {
+    // What is told of what came is short, however long that was.
+    let short = |text: String| if text.len() > 40 { "what it was to be".to_owned() } else { text };
+    // Null is as good as nothing.
+    let is_setting = |name: &str, value: &serde_json::Value| name != "request" && !value.is_null();
+    request.iter().filter(|(name, value)| is_setting(name, value)).find_map(|(name, value)| {
+        let Some(may_be) = allowed(name) else {
+            let message = format!("\"set\": no setting is called {}", short(name.clone()));
+            return Some(Failure::new(FailureKind::BadRequest, message));
+        };
+        let is_allowed = match value {
+            serde_json::Value::String(word) => allowed_words(name).contains(&word.as_str()),
+            number => number
+                .as_u64()
+                .zip(allowed_numbers(name))
+                .is_some_and(|(number, range)| range.contains(&number)),
+        };
+        let message = || format!("{name} is {may_be}, not {}", short(value.to_string()));
+        (!is_allowed).then(|| Failure::new(FailureKind::BadSetting, message()))
     })
 }
 
@@ -240,11 +267,28 @@ mod tests {
             r#"{"version":1,"request":7}"#,
             r#"{"version":1,"request":"unmerge"}"#,
             r#"{"version":1,"request":"set","worker":2}"#,
-            r#"{"version":1,"request":"set","workers":-2}"#,
             r#"{"version":1,"request":"status"} {"#,
         ] {
             assert_eq!(kind(bad), FailureKind::BadRequest, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_setting_of_the_wrong_kind_is_told_with_what_it_may_be() {
+        for (field, told) in [
+            (r#""workers":-2"#, "workers is 1 to 256, not -2"),
+            (r#""workers":4294967296"#, "workers is 1 to 256, not 4294967296"),
+            (r#""period_ms":"1s""#, "period_ms is 10 to 600000, not \"1s\""),
+            (r#""advisor_max_cpu":null,"advisor_mode":"fast""#, "none, scan-time or steady"),
+            (r#""run_when":[1]"#, "run_when is always or pressure, not [1]"),
+        ] {
+            let line = format!(r#"{{"version":1,"request":"set",{field}}}"#);
+            let failure = decode_request(line.as_bytes()).unwrap_err();
+            assert_eq!(failure.kind, FailureKind::BadSetting, "{field}");
+            assert!(failure.message.contains(told), "{field}: {failure:?}");
+        }
+        let long = format!(r#"{{"version":1,"request":"set","{}":1}}"#, "x".repeat(60_000));
+        assert!(decode_request(long.as_bytes()).unwrap_err().message.len() < 200);
     }
 
     proptest! {

@@ -3,19 +3,14 @@
 //! The knobs of the advisor have the kernel's names and meanings
 //! (Documentation/admin-guide/mm/ksm.rst).
 
-use std::ops::RangeInclusive;
+mod allowed;
+
 use std::time::Duration;
 
-use bindery_advisor::{Mode, PAGES_TO_SCAN, PressureMarks, Settings as AdvisorSettings};
+use bindery_advisor::{Mode, PressureMarks, Settings as AdvisorSettings};
 use serde::{Deserialize, Serialize};
 
-use crate::{PERIODS, WORKERS};
-
-/// Percents, as marks of memory and of stalls are given.
-const PERCENTS: RangeInclusive<u64> = 0..=100;
-
-/// What `pressure_hold` may be, in seconds.
-const HOLDS_S: RangeInclusive<u64> = 0..=86_400;
+pub use allowed::{allowed, allowed_numbers, allowed_words};
 
 /// When to merge at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +21,20 @@ pub enum RunWhen {
     Always,
     /// Only while memory is short.
     Pressure,
+}
+
+impl RunWhen {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Always, Self::Pressure];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Pressure => "pressure",
+        }
+    }
 }
 
 /// What can be changed while the daemon runs.
@@ -118,31 +127,19 @@ impl Settings {
     /// # Errors
     /// [`Refused`]: the first that cannot be.
     pub fn check(&self) -> Result<(), Refused> {
-        let within = |name, value, range: &RangeInclusive<u64>| match range.contains(&value) {
-            true => Ok(()),
-            false => Err(Refused::new(
-                name,
-                format!("{name} is {} to {}, not {value}", range.start(), range.end()),
-            )),
-        };
-        let periods = PERIODS.start().as_millis() as u64..=PERIODS.end().as_millis() as u64;
-        within(
-            "workers",
-            self.workers.into(),
-            &(u64::from(*WORKERS.start())..=u64::from(*WORKERS.end())),
-        )?;
-        within("period_ms", self.period_ms, &periods)?;
-        within("pages_to_scan", self.pages_to_scan, &(0..=*PAGES_TO_SCAN.end()))?;
+        within("workers", self.workers.into())?;
+        within("period_ms", self.period_ms)?;
+        within("pages_to_scan", self.pages_to_scan)?;
         self.advisor.check().map_err(|error| Refused {
             name: error.setting(),
             other: error.other_setting(),
             message: error.to_string(),
         })?;
-        within("pressure_available_low", self.pressure_available_low, &PERCENTS)?;
-        within("pressure_available_high", self.pressure_available_high, &PERCENTS)?;
-        within("pressure_stall_high", self.pressure_stall_high, &PERCENTS)?;
-        within("pressure_stall_low", self.pressure_stall_low, &PERCENTS)?;
-        within("pressure_hold", self.pressure_hold, &HOLDS_S)?;
+        within("pressure_available_low", self.pressure_available_low)?;
+        within("pressure_available_high", self.pressure_available_high)?;
+        within("pressure_stall_high", self.pressure_stall_high)?;
+        within("pressure_stall_low", self.pressure_stall_low)?;
+        within("pressure_hold", self.pressure_hold)?;
         let ordered = |low: (&'static str, u64), high: (&'static str, u64)| match low.1 <= high.1 {
             true => Ok(()),
             false => Err(Refused {
@@ -165,6 +162,16 @@ impl Settings {
     }
 }
 
+/// Whether a setting is a number that it may be.
+fn within(name: &'static str, value: u64) -> Result<(), Refused> {
+    let range = allowed_numbers(name).expect("only settings that are numbers are checked so");
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let message = format!("{name} is {} to {}, not {value}", range.start(), range.end());
+    Err(Refused { name, other: None, message })
+}
+
 /// A setting that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -175,12 +182,6 @@ pub struct Refused {
     pub other: Option<&'static str>,
     /// What it may be, and what to do.
     pub message: String,
-}
-
-impl Refused {
-    fn new(name: &'static str, message: String) -> Self {
-        Self { name, other: None, message }
-    }
 }
 
 /// Settings to be changed; those not named stay.

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::exit::{Failure, Reason};
 use crate::output::{Table, print, print_json};
+use crate::settings::number_of;
 use crate::target_scan_time::TargetScanTime;
 use plot::Column;
 
@@ -55,12 +56,15 @@ pub(crate) struct SimulateArgs {
     target_scan_time: TargetScanTime,
     /// The most CPU time that scanning may take, in percent of one CPU
     #[arg(long, value_name = "PERCENT", default_value_t = DEFAULTS.max_cpu_percent)]
+    #[arg(allow_negative_numbers = true, value_parser = number_of("advisor_max_cpu"))]
     max_cpu: u64,
     /// The smallest batch
     #[arg(long, value_name = "PAGES", default_value_t = DEFAULTS.min_pages_to_scan)]
+    #[arg(allow_negative_numbers = true, value_parser = number_of("advisor_min_pages_to_scan"))]
     min_pages: u64,
     /// The largest batch
     #[arg(long, value_name = "PAGES", default_value_t = DEFAULTS.max_pages_to_scan)]
+    #[arg(allow_negative_numbers = true, value_parser = number_of("advisor_max_pages_to_scan"))]
     max_pages: u64,
     /// Tell the law how many pages the next scan has, as Bindery's own engine does; the kernel's law has
     /// no use for it

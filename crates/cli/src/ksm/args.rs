@@ -9,6 +9,7 @@ use bindery_ksm::DEFAULT_STATE;
 use clap::{Args, Subcommand};
 
 use crate::args::parse_time;
+use crate::settings::number_of;
 use crate::target_scan_time::TargetScanTime;
 
 #[derive(Debug, Subcommand)]
@@ -67,13 +68,16 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value_t = TargetScanTime(60), value_name = "TIME")]
     target_scan_time: TargetScanTime,
     /// The most CPU time that ksmd may take, in percent of one CPU
-    #[arg(long, default_value_t = 20, value_name = "PERCENT")]
+    #[arg(long, default_value_t = 20, value_name = "PERCENT", allow_negative_numbers = true)]
+    #[arg(value_parser = number_of("advisor_max_cpu"))]
     max_cpu: u64,
     /// The smallest batch; the first scan begins with it
     #[arg(long, default_value_t = Settings::of_kernel(Mode::None).min_pages_to_scan, value_name = "N")]
+    #[arg(allow_negative_numbers = true, value_parser = number_of("advisor_min_pages_to_scan"))]
     min_pages: u64,
     /// The largest batch
     #[arg(long, default_value_t = Settings::of_kernel(Mode::None).max_pages_to_scan, value_name = "N")]
+    #[arg(allow_negative_numbers = true, value_parser = number_of("advisor_max_pages_to_scan"))]
     max_pages: u64,
     /// How long to run [default: until a signal to end]
     #[arg(long = "for", value_parser = parse_time, value_name = "TIME")]

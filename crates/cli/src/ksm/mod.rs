@@ -54,6 +54,9 @@ impl From<PilotError> for Failure {
             {
                 Reason::Refused
             }
+            PilotError::State { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Reason::NotFound
+            }
             PilotError::Setting(_) => Reason::Usage,
             PilotError::AlreadyRunning(_) => Reason::Taken,
             PilotError::ForeignState { .. } => Reason::BadInput,
