@@ -30,6 +30,18 @@ pub(super) struct PrivateApt {
 impl PrivateApt {
     /// Writes the sources and fetches the lists of packages.
     pub(super) fn prepare(root: &Path) -> Result<Self> {
+        Self::with_sources(root, &sources_text(&repositories()?))
+    }
+
+    /// The same for another release of Debian alone, from the mirrors that have the host's.
+    pub(super) fn prepare_release(root: &Path, release: &str) -> Result<Self> {
+        let repositories = repositories()?.into_iter();
+        let same_mirrors = repositories.filter(|repository| repository.release == RELEASE);
+        let lines = same_mirrors.map(|Repository { uri, .. }| source_line(&uri, release));
+        Self::with_sources(root, &lines.collect::<String>())
+    }
+
+    fn with_sources(root: &Path, sources: &str) -> Result<Self> {
         let apt = Self { root: root.to_path_buf() };
         for directory in ["lists/partial", "cache/archives/partial"] {
             std::fs::create_dir_all(root.join(directory))
@@ -37,7 +49,7 @@ impl PrivateApt {
         }
         std::fs::write(root.join("status"), "")
             .with_context(|| format!("writing {}", root.join("status").display()))?;
-        std::fs::write(apt.sources(), sources_text(&repositories()?))
+        std::fs::write(apt.sources(), sources)
             .with_context(|| format!("writing {}", apt.sources().display()))?;
         run(apt.command("apt-get").args(["-qq", "update"]))?;
         Ok(apt)
@@ -159,16 +171,20 @@ fn repositories() -> Result<Vec<Repository>> {
 }
 
 fn sources_text(repositories: &[Repository]) -> String {
-    let signed =
-        if Path::new(KEYRING).exists() { format!("[signed-by={KEYRING}] ") } else { String::new() };
     let mut text = String::new();
     for Repository { uri, release } in repositories {
-        text.push_str(&format!("deb {signed}{uri} {release} main\n"));
+        text.push_str(&source_line(uri, release));
         if release == RELEASE {
-            text.push_str(&format!("deb {signed}{uri} {RELEASE}-backports main\n"));
+            text.push_str(&source_line(uri, &format!("{RELEASE}-backports")));
         }
     }
     text
+}
+
+fn source_line(uri: &str, release: &str) -> String {
+    let signed =
+        if Path::new(KEYRING).exists() { format!("[signed-by={KEYRING}] ") } else { String::new() };
+    format!("deb {signed}{uri} {release} main\n")
 }
 
 fn in_release(names: &[&str], release: Option<&str>) -> Vec<String> {

@@ -1,5 +1,5 @@
-//! Fetches what tests need: two versions of QEMU, two kernels, busybox, two userlands; a browser and
-//! promtool for what the daemon serves over HTTP; moto for what the pool keeps in S3.
+//! Fetches what tests need: two versions of QEMU, three kernels, busybox, two userlands, systemd; a
+//! browser and promtool for what the daemon serves over HTTP; moto for what the pool keeps in S3.
 //!
 //! Packages come from Debian by the host's own apt, are verified by it, and are *unpacked* below
 //! `target/kit`: nothing is installed, nothing of the host's apt is changed, root is not needed,
@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use bindery_testkit::guest::{GuestImage, ImageKind, Kit, Qemu};
 
 use apt::PrivateApt;
-use parts::Part;
+use parts::{OLDEST_RELEASE, Part};
 
 /// Makes the kit complete and returns it.
 pub(crate) fn run() -> Result<Kit> {
@@ -29,6 +29,7 @@ pub(crate) fn run() -> Result<Kit> {
             println!("  {}", qemu_version(&kit, version)?);
         }
     }
+    fetch_oldest(&kit);
     for kind in ImageKind::ALL {
         GuestImage::of_kit(&kit, kind).with_context(|| format!("writing the {kind:?} image"))?;
     }
@@ -40,6 +41,24 @@ pub(crate) fn libclang() -> Result<PathBuf> {
     let kit = Kit::of_checkout();
     fetch(&kit, &[Part::Libclang])?;
     Ok(kit.part(Part::Libclang.directory()).join("usr/lib/llvm-14/lib"))
+}
+
+/// Fetches the kernel of a release that mirrors drop some day, if it is missing and can be had.
+fn fetch_oldest(kit: &Kit) {
+    let part = Part::of_oldest_release();
+    if part.is_current(kit) {
+        return;
+    }
+    println!("Fetching {} into {}", part.description(), kit.root().display());
+    let fetched = PrivateApt::prepare_release(&kit.part("apt-oldest"), OLDEST_RELEASE)
+        .and_then(|apt| part.fetch(&apt, kit));
+    if let Err(error) = fetched {
+        eprintln!(
+            "SKIPPED: {}: tests of that kernel will be, too. The mirror of this machine's apt may not \
+             have Debian's release {OLDEST_RELEASE} any more. {error:#}",
+            part.description()
+        );
+    }
 }
 
 /// Fetches what is missing of `parts`; whether anything was.

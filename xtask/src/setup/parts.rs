@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use bindery_testkit::guest::{
-    BROWSER, COMPLETE_MARK, ImageKind, Kernel, Kit, MOTO, PROMTOOL, PYTHON_PACKAGES, Qemu,
+    BROWSER, COMPLETE_MARK, ImageKind, Kernel, Kit, MOTO, PROMTOOL, PYTHON_PACKAGES, Qemu, SYSTEMD,
 };
 
 use super::apt::PrivateApt;
@@ -15,6 +15,9 @@ const BACKPORTS: &str = "bookworm-backports";
 /// The package that depends on the newest cloud kernel of a suite. Cloud kernels have few drivers
 /// and boot in two seconds under TCG.
 const KERNEL: &str = "linux-image-cloud-amd64";
+
+/// The release that has [`Kernel::Oldest`].
+pub(super) const OLDEST_RELEASE: &str = "bullseye";
 
 /// The system emulator, and `qemu-img` for disks with snapshots.
 const QEMU: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
@@ -32,6 +35,7 @@ pub(super) enum Part {
     Kernel(Kernel),
     Qemu(Qemu),
     Userland(ImageKind),
+    Systemd,
     Promtool,
     Browser,
     /// For `cargo xtask rivals` alone.
@@ -40,13 +44,18 @@ pub(super) enum Part {
 }
 
 impl Part {
+    /// What not every mirror has any more, of [`OLDEST_RELEASE`]: tests do without, loudly.
+    pub(super) const fn of_oldest_release() -> Self {
+        Self::Kernel(Kernel::Oldest)
+    }
+
     /// What every test may need.
     pub(super) fn all() -> Vec<Self> {
         let mut parts = vec![Self::Busybox];
         parts.extend([Kernel::Stable, Kernel::Backports].map(Self::Kernel));
         parts.extend(Qemu::ALL.map(Self::Qemu));
         parts.extend(ImageKind::ALL.map(Self::Userland));
-        parts.extend([Self::Promtool, Self::Browser, Self::Moto]);
+        parts.extend([Self::Systemd, Self::Promtool, Self::Browser, Self::Moto]);
         parts
     }
 
@@ -56,6 +65,7 @@ impl Part {
             Self::Kernel(kernel) => kernel.directory(),
             Self::Qemu(qemu) => qemu.directory(),
             Self::Userland(kind) => kind.userland(),
+            Self::Systemd => SYSTEMD,
             Self::Promtool => PROMTOOL,
             Self::Browser => BROWSER,
             Self::Libclang => "libclang",
@@ -66,11 +76,13 @@ impl Part {
     pub(super) const fn description(self) -> &'static str {
         match self {
             Self::Busybox => "busybox, static, for the guests",
+            Self::Kernel(Kernel::Oldest) => "a guest kernel: Debian 11's cloud kernel",
             Self::Kernel(Kernel::Stable) => "a guest kernel: Debian 12's cloud kernel",
             Self::Kernel(Kernel::Backports) => "a guest kernel: the cloud kernel of its backports",
             Self::Qemu(Qemu::V7) => "QEMU 7.2 with its libraries",
             Self::Qemu(Qemu::V10) => "QEMU 10 with its libraries, from backports",
             Self::Userland(ImageKind::Server) => "a guest's userland: coreutils, bash, Python",
+            Self::Systemd => "systemd, which starts the units in a guest",
             Self::Promtool => "promtool, which checks metrics",
             Self::Moto => "moto, which behaves as S3 does",
             Self::Browser => "Chromium without a window, which looks at the dashboard",
@@ -117,6 +129,7 @@ impl Part {
             Self::Qemu(Qemu::V7) => apt.unpack_closure(&QEMU, None, into),
             Self::Qemu(Qemu::V10) => apt.unpack_closure(&QEMU, Some(BACKPORTS), into),
             Self::Userland(kind) => apt.unpack(&kind.packages(), None, into),
+            Self::Systemd => apt.unpack_closure(&["systemd"], None, into),
             Self::Promtool => {
                 let packages = apt.unpack(&["prometheus"], None, into)?;
                 // The server itself is twice the size of all else, and is not run.

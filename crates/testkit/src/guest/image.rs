@@ -15,7 +15,7 @@ use std::process::Command;
 use super::cpio::Archive;
 use super::{COMPLETE_MARK, GuestError, Kernel, Kit, agent};
 
-const INIT: &str = include_str!("init.sh");
+pub(super) const INIT: &str = include_str!("init.sh");
 
 /// Kernel modules that guests need, in the order in which they depend on each other. What a kernel
 /// has built in is not in its package and is left out.
@@ -162,13 +162,7 @@ fn recipe(kit: &Kit, kind: ImageKind) -> Result<u64, GuestError> {
 
 fn write_archive(kit: &Kit, kind: ImageKind, agent: &Path, file: &File) -> io::Result<()> {
     let mut archive = Archive::new(BufWriter::with_capacity(1 << 20, file));
-    for directory in ["dev", "proc", "sys", "tmp", "run", "root", "etc", "mnt", "var"] {
-        archive.directory(directory, 0o755)?;
-    }
-    archive.device("dev/console", 5, 1)?;
-    for merged in ["bin", "sbin", "lib", "lib64"] {
-        archive.symlink(merged, &format!("usr/{merged}"))?;
-    }
+    write_skeleton(&mut archive)?;
     let mut tree = BTreeMap::new();
     let userland = kit.part(kind.userland());
     collect(&userland, &userland, &mut tree)?;
@@ -184,13 +178,29 @@ fn write_archive(kit: &Kit, kind: ImageKind, agent: &Path, file: &File) -> io::R
     if !tree.contains_key("usr/bin/sh") {
         archive.symlink("usr/bin/sh", "../lib/busybox")?;
     }
-    write_modules(kit, kind, &mut archive)?;
+    write_modules(kit, kind.kernel(), &mut archive)?;
     archive.file("init", 0o755, INIT.as_bytes())?;
     archive.finish()?.flush()
 }
 
+/// What every root file system has.
+pub(super) fn write_skeleton<W: Write>(archive: &mut Archive<W>) -> io::Result<()> {
+    for directory in ["dev", "proc", "sys", "tmp", "run", "root", "etc", "mnt", "var"] {
+        archive.directory(directory, 0o755)?;
+    }
+    archive.device("dev/console", 5, 1)?;
+    for merged in ["bin", "sbin", "lib", "lib64"] {
+        archive.symlink(merged, &format!("usr/{merged}"))?;
+    }
+    Ok(())
+}
+
 /// All entries below `directory` by their path in the guest, parents before children.
-fn collect(root: &Path, directory: &Path, tree: &mut BTreeMap<String, PathBuf>) -> io::Result<()> {
+pub(super) fn collect(
+    root: &Path,
+    directory: &Path,
+    tree: &mut BTreeMap<String, PathBuf>,
+) -> io::Result<()> {
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
         let name = in_guest(path.strip_prefix(root).map_err(io::Error::other)?);
@@ -207,13 +217,17 @@ fn collect(root: &Path, directory: &Path, tree: &mut BTreeMap<String, PathBuf>) 
 
 /// Packages of Debian 12 still install into `/bin`, `/lib` and so on, which are links to their
 /// namesakes below `/usr` on a running system.
-fn in_guest(path: &Path) -> String {
+pub(super) fn in_guest(path: &Path) -> String {
     let path = path.to_string_lossy();
     let top = path.split('/').next().unwrap_or_default();
     if ["bin", "sbin", "lib", "lib64"].contains(&top) { format!("usr/{path}") } else { path.into() }
 }
 
-fn write_entry<W: Write>(archive: &mut Archive<W>, path: &str, source: &Path) -> io::Result<()> {
+pub(super) fn write_entry<W: Write>(
+    archive: &mut Archive<W>,
+    path: &str,
+    source: &Path,
+) -> io::Result<()> {
     let kind = source.symlink_metadata()?;
     if kind.is_symlink() {
         archive.symlink(path, &std::fs::read_link(source)?.to_string_lossy())
@@ -224,8 +238,12 @@ fn write_entry<W: Write>(archive: &mut Archive<W>, path: &str, source: &Path) ->
     }
 }
 
-fn write_modules<W: Write>(kit: &Kit, kind: ImageKind, archive: &mut Archive<W>) -> io::Result<()> {
-    let modules = kit.modules(kind.kernel()).map_err(io::Error::other)?;
+pub(super) fn write_modules<W: Write>(
+    kit: &Kit,
+    kernel: Kernel,
+    archive: &mut Archive<W>,
+) -> io::Result<()> {
+    let modules = kit.modules(kernel).map_err(io::Error::other)?;
     let mut order = String::new();
     for module in MODULES {
         let plain = modules.join(format!("{module}.ko"));

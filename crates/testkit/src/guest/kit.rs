@@ -22,6 +22,9 @@ pub const PROMTOOL: &str = "promtool";
 /// The directory of the kit that holds a browser without a window.
 pub const BROWSER: &str = "browser";
 
+/// The directory of the kit that holds systemd with its libraries, for guests.
+pub const SYSTEMD: &str = "systemd";
+
 /// The directory of the kit that holds moto, a server that behaves as S3 does.
 pub const MOTO: &str = "moto";
 
@@ -54,6 +57,9 @@ impl Qemu {
 /// A kernel that guests boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
+    /// The cloud kernel of Debian 11, 5.10: the oldest that anything here is for. Not every mirror has
+    /// it, so it is no part of what [`Kit::locate`] asks for.
+    Oldest,
     /// Debian 12's cloud kernel, 6.1.
     Stable,
     /// The cloud kernel of Debian 12's backports, 6.12.
@@ -65,6 +71,7 @@ impl Kernel {
     #[must_use]
     pub const fn directory(self) -> &'static str {
         match self {
+            Self::Oldest => "kernel-oldest",
             Self::Stable => "kernel-stable",
             Self::Backports => "kernel-backports",
         }

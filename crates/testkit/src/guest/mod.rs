@@ -21,6 +21,7 @@ mod agent;
 mod builder;
 mod channel;
 mod cpio;
+mod custom;
 mod error;
 mod image;
 mod kit;
@@ -29,10 +30,12 @@ mod qmp;
 
 pub use builder::{AioMode, CacheMode, Drive, GuestBuilder, MemoryBackend};
 pub use channel::Output;
+pub use custom::CustomImage;
 pub use error::GuestError;
 pub use image::{GuestImage, ImageKind};
 pub use kit::{
     BROWSER, COMPLETE_MARK, KIT_VARIABLE, Kernel, Kit, MOTO, PROMTOOL, PYTHON_PACKAGES, Qemu,
+    SYSTEMD,
 };
 pub use process::QemuGuest;
 pub use qmp::{Qmp, QmpError};

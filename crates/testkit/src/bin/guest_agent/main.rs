@@ -2,10 +2,11 @@
 //!
 //! It is one static binary without dependencies, so that it runs under any kernel and needs no
 //! library of the image. Every subcommand that measures or verifies ends with one line of JSON.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod content;
 mod load;
+mod mergeable;
 mod options;
 mod probe;
 mod serve;
@@ -20,6 +21,7 @@ guest_agent serve
 guest_agent writer --dir DIR [--files N] [--file-kib N] [--rounds N] [--patches N] [--seed N] \
 [--direct 1]
 guest_agent load files|compile|zeros|cpu [--mib N] [--seed N] [--seconds N]
+guest_agent mergeable [--pages N] [--seed N] [--offer 0]
 guest_agent probe [--seconds N] [--mib N] [--settle N] [--samples N]";
 
 fn main() -> ExitCode {
@@ -42,6 +44,7 @@ fn run(command: &str, mut arguments: impl Iterator<Item = String>) -> Result<(),
             let kind = arguments.next().ok_or(USAGE)?;
             load::run(&kind, &Options::parse(arguments)?)
         }
+        "mergeable" => mergeable::run(&Options::parse(arguments)?),
         "probe" => {
             let options = Options::parse(arguments)?;
             println!("{}", probe::run(&options)?);
