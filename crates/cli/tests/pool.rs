@@ -392,7 +392,7 @@ fn a_pool_of_a_later_version_is_left_alone() {
         file.read_exact_at(&mut block, offset).unwrap();
         block[8..12].copy_from_slice(&99u32.to_le_bytes());
         block[12..16].fill(0);
-        let checksum = crc32c::crc32c(&block);
+        let checksum = crc_fast::crc32_iscsi(&block);
         block[12..16].copy_from_slice(&checksum.to_le_bytes());
         file.write_all_at(&block, offset).unwrap();
     }

@@ -14,6 +14,7 @@
 #[cfg(feature = "archive")]
 pub mod archive;
 pub mod catalogue;
+mod crc;
 pub mod device;
 mod extent;
 pub mod format;

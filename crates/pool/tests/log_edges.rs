@@ -62,7 +62,7 @@ fn forge(device: &Simulated, block: usize, at: usize, bytes: &[u8]) {
     let mut content = device.content();
     let block = &mut content[(1 + block) * BLOCK_BYTES..][..BLOCK_BYTES];
     block[at..at + bytes.len()].copy_from_slice(bytes);
-    let checksum = crc32c::crc32c_append(crc32c::crc32c(&block[..12]), &block[16..]);
+    let checksum = crc_fast::crc32_iscsi(&[&block[..12], &block[16..]].concat());
     block[12..16].copy_from_slice(&checksum.to_le_bytes());
     device.replace(content);
 }

@@ -8,6 +8,7 @@ use std::fmt;
 use thiserror::Error;
 use uuid::Uuid;
 
+use crate::crc::crc32c;
 use crate::{BLOCK_BYTES, ObjectId};
 
 /// What one checksum covers, in bytes.
@@ -179,7 +180,7 @@ impl Header {
         bytes[64..96].copy_from_slice(&self.digest.0);
         let writer = &self.writer.as_bytes()[..self.writer.floor_char_boundary(WRITER_BYTES)];
         bytes[96..96 + writer.len()].copy_from_slice(writer);
-        let checksum = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
+        let checksum = crc32c([&bytes[..CHECKSUM_AT]]);
         bytes[CHECKSUM_AT..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -196,7 +197,7 @@ impl Header {
         if bytes[0..8] != MAGIC {
             return Err(FormatError::Foreign);
         }
-        let (expected, found) = (u32_at(bytes, CHECKSUM_AT), crc32c::crc32c(&bytes[..CHECKSUM_AT]));
+        let (expected, found) = (u32_at(bytes, CHECKSUM_AT), crc32c([&bytes[..CHECKSUM_AT]]));
         if expected != found {
             return Err(FormatError::Checksum { what: "header", expected, found });
         }
@@ -249,7 +250,7 @@ pub fn decode_table(header: &Header, bytes: &[u8]) -> Result<Vec<u32>, FormatErr
     let Some(table) = bytes.get(HEADER_BYTES..expected as usize) else {
         return Err(FormatError::Short { found: bytes.len() as u64, expected });
     };
-    let (expected, found) = (header.table_checksum, crc32c::crc32c(table));
+    let (expected, found) = (header.table_checksum, crc32c([table]));
     if expected != found {
         return Err(FormatError::Checksum { what: "table of checksums", expected, found });
     }
@@ -261,11 +262,7 @@ pub fn decode_table(header: &Header, bytes: &[u8]) -> Result<Vec<u32>, FormatErr
 /// whole, has another one.
 #[must_use]
 pub fn unit_checksum(pool: Uuid, object: ObjectId, unit: u64, bytes: &[u8]) -> u32 {
-    let mut place = [0; 32];
-    place[0..16].copy_from_slice(pool.as_bytes());
-    place[16..24].copy_from_slice(&object.0.to_le_bytes());
-    place[24..32].copy_from_slice(&unit.to_le_bytes());
-    crc32c::crc32c_append(crc32c::crc32c(&place), bytes)
+    crc32c([pool.as_bytes(), &object.0.to_le_bytes(), &unit.to_le_bytes(), bytes])
 }
 
 fn array_at<const BYTES: usize>(bytes: &[u8], at: usize) -> [u8; BYTES] {

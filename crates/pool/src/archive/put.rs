@@ -16,6 +16,7 @@ use super::format::{
 use super::runtime::Pending;
 use super::{Archive, Fault, Inner};
 use crate::ObjectId;
+use crate::crc::crc32c;
 
 /// How much is read at once while an object is digested, in bytes.
 const DIGEST_BYTES: u64 = 1 << 20;
@@ -125,7 +126,7 @@ impl Archive {
         let layout = Layout { length_bytes, part_bytes: self.0.options.part_bytes };
         let (digest, checksums) = summarise(pool, source)?;
         let writer = self.0.options.writer.clone();
-        let table_checksum = crc32c::crc32c(&format::encode_table(&checksums));
+        let table_checksum = crc32c([&format::encode_table(&checksums)]);
         let header = Header { pool, object, part: 0, layout, digest, writer, table_checksum };
         let mut copy = Copy { archive: &self.0, source, checksums, header, found: 0 };
         copy.first()?;

@@ -4,6 +4,7 @@ use thiserror::Error;
 
 use super::le::{put_u16, put_u32, put_u64, put_u128, u16_at, u32_at, u64_at, u128_at};
 use crate::BLOCK_BYTES;
+use crate::crc::crc32c;
 use crate::id::ObjectId;
 use crate::log::Identity;
 
@@ -116,7 +117,7 @@ pub(crate) fn encode(header: &Header, payload: &[u8], block: &mut [u8]) -> u32 {
 /// Over the whole block but for the checksum itself: unused bytes are part of it, so that no bit of
 /// the block can change unnoticed.
 fn checksum(block: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&block[..CHECKSUM_AT]), &block[CHECKSUM_AT + 4..])
+    crc32c([&block[..CHECKSUM_AT], &block[CHECKSUM_AT + 4..]])
 }
 
 /// What block these bytes are.
@@ -188,7 +189,7 @@ mod tests {
         assert_eq!(&block[72..84], b"\xef\xbe\xad\xde\x02\0\x03\0abc\0");
         // As anybody's CRC-32C says (RFC 3720, B.4), the field itself left out.
         let rest = [&block[..12], &block[16..]].concat();
-        assert_eq!(block[12..16], crc32c::crc32c(&rest).to_le_bytes());
+        assert_eq!(block[12..16], crc32c([&rest]).to_le_bytes());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use super::le::{u16_at, u32_at};
 use super::log_block::PAYLOAD_BYTES;
+use crate::crc::crc32c;
 
 const HEADER_BYTES: usize = 4;
 const CHECKSUM_BYTES: usize = 4;
@@ -33,9 +34,7 @@ pub(crate) const fn stored_bytes(record: &[u8]) -> usize {
 }
 
 fn checksum(record: &[u8], generation: u64, sequence: u64) -> u32 {
-    let begin =
-        crc32c::crc32c_append(crc32c::crc32c(&generation.to_le_bytes()), &sequence.to_le_bytes());
-    crc32c::crc32c_append(begin, record)
+    crc32c([&generation.to_le_bytes(), &sequence.to_le_bytes(), record])
 }
 
 /// How much of a record goes into the rest of a payload.

@@ -6,6 +6,7 @@
 use thiserror::Error;
 
 use super::fields::Fields;
+use crate::crc::crc32c;
 use crate::name::{LONGEST_NAME, PoolName};
 use crate::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass};
 
@@ -135,7 +136,7 @@ impl Superblock {
         }
         block.fill(0);
         block[..bytes.len()].copy_from_slice(&bytes);
-        let checksum = crc32c::crc32c(block);
+        let checksum = crc32c([block]);
         block[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
     }
 
@@ -169,9 +170,7 @@ impl Superblock {
 
 /// The checksum of a block in whose checksum field there is nothing.
 fn checksum_of(block: &[u8]) -> u32 {
-    let before = crc32c::crc32c(&block[..CHECKSUM_AT]);
-    let nothing = crc32c::crc32c_append(before, &[0; 4]);
-    crc32c::crc32c_append(nothing, &block[CHECKSUM_AT + 4..])
+    crc32c([&block[..CHECKSUM_AT], &[0; 4], &block[CHECKSUM_AT + 4..]])
 }
 
 fn decode_fields(mut fields: Fields<'_>, version: u32) -> Option<Superblock> {

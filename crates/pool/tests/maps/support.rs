@@ -92,7 +92,7 @@ pub fn bytes(id: ObjectId, offset_bytes: u64, length: usize) -> Vec<u8> {
 }
 
 fn checksum(id: ObjectId, unit: u64, bytes: &[u8]) -> u32 {
-    crc32c::crc32c_append((id.0 ^ unit << 32) as u32 ^ unit as u32, bytes)
+    crc_fast::crc32_iscsi(bytes) ^ (id.0 ^ unit << 32) as u32 ^ unit as u32
 }
 
 impl TestObject {

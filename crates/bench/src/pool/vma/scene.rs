@@ -77,7 +77,7 @@ impl Scene {
         let device = Arc::new(OneFile::new(&directory.join("pool"), objects as u64)?);
         let slice = |at: usize| {
             let device: Arc<dyn Device> = Arc::<OneFile>::clone(&device);
-            let checksum = crc32c::crc32c(&[0; UNIT_BYTES]);
+            let checksum = crc_fast::crc32_iscsi(&[0; UNIT_BYTES]);
             Arc::new(Slice { id: ObjectId(at as u64), device, checksum }) as Arc<dyn Object>
         };
         let slices = (0..objects).map(slice).collect();
@@ -254,7 +254,7 @@ impl Object for Slice {
     }
 
     fn verify_unit(&self, unit: u64, bytes: &[u8]) -> Result<(), Damage> {
-        let (expected, found) = (self.checksum, crc32c::crc32c(bytes));
+        let (expected, found) = (self.checksum, crc_fast::crc32_iscsi(bytes));
         let offset_bytes = unit * UNIT_BYTES as u64;
         let damage = Damage { object: self.id, offset_bytes, expected, found };
         if expected == found { Ok(()) } else { Err(damage) }
