@@ -122,19 +122,34 @@ pub enum ReadError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The object is shorter than that.
-    #[error(
-        "object {object} has {length_bytes} bytes: there are no {bytes} bytes at {offset_bytes}"
-    )]
-    BeyondEnd {
-        /// Which object.
-        object: ObjectId,
-        /// From where it was to be read.
-        offset_bytes: u64,
-        /// How much was to be read.
-        bytes: u64,
-        /// How long it is.
-        length_bytes: u64,
-    },
+    #[error(transparent)]
+    BeyondEnd(#[from] BeyondEnd),
+}
+
+/// More was to be read of an object than it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("object {object} has {length_bytes} bytes: there are no {bytes} bytes at {offset_bytes}")]
+pub struct BeyondEnd {
+    /// Which object.
+    pub object: ObjectId,
+    /// From where it was to be read.
+    pub offset_bytes: u64,
+    /// How much was to be read.
+    pub bytes: u64,
+    /// How long it is.
+    pub length_bytes: u64,
+}
+
+impl BeyondEnd {
+    /// Refuses units that the object does not have, not even in part.
+    pub(crate) fn check_units(self) -> Result<(), Self> {
+        self.check(self.length_bytes.next_multiple_of(UNIT_BYTES as u64))
+    }
+
+    fn check(self, end_bytes: u64) -> Result<(), Self> {
+        let end = self.offset_bytes.checked_add(self.bytes);
+        if end.is_some_and(|end| end <= end_bytes) { Ok(()) } else { Err(self) }
+    }
 }
 
 /// Refuses a range that the object does not have.
@@ -142,10 +157,7 @@ pub(crate) fn check_range(
     object: &dyn Object,
     offset_bytes: u64,
     bytes: u64,
-) -> Result<(), ReadError> {
-    let length_bytes = object.length_bytes();
-    match offset_bytes.checked_add(bytes) {
-        Some(end) if end <= length_bytes => Ok(()),
-        _ => Err(ReadError::BeyondEnd { object: object.id(), offset_bytes, bytes, length_bytes }),
-    }
+) -> Result<(), BeyondEnd> {
+    let (object, length_bytes) = (object.id(), object.length_bytes());
+    BeyondEnd { object, offset_bytes, bytes, length_bytes }.check(length_bytes)
 }

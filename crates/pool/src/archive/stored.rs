@@ -14,6 +14,7 @@ use super::format::{self, FormatError, HEADER_BYTES, Header, UNIT_BYTES, unit_ch
 use super::runtime::Pending;
 use super::{Archive, Fault};
 use crate::ObjectId;
+use crate::object::BeyondEnd;
 
 /// How much of a first part is read before it is known how long its table is, in bytes: the table of
 /// an object of 64 MiB less four units.
@@ -100,19 +101,8 @@ pub enum ReadError {
         damage: Damage,
     },
     /// The object is shorter than that.
-    #[error(
-        "object {object} has {length_bytes} bytes: there are no {bytes} bytes at {offset_bytes}"
-    )]
-    BeyondEnd {
-        /// Which object.
-        object: ObjectId,
-        /// From where it was to be read.
-        offset_bytes: u64,
-        /// How much was to be read.
-        bytes: u64,
-        /// How long it is.
-        length_bytes: u64,
-    },
+    #[error(transparent)]
+    BeyondEnd(#[from] BeyondEnd),
 }
 
 /// An object in an archive. Holds its table of checksums: 1/1024 of the object's length.
@@ -193,14 +183,11 @@ impl Stored {
             offset_bytes.is_multiple_of(UNIT_BYTES as u64),
             "{offset_bytes} is no unit's start"
         );
-        let layout = self.header.layout;
+        let (object, bytes) = (self.header.object, into.len() as u64);
+        let length_bytes = self.length_bytes();
+        BeyondEnd { object, offset_bytes, bytes, length_bytes }.check_units()?;
         let first = offset_bytes / UNIT_BYTES as u64;
-        let end = first.saturating_add((into.len() / UNIT_BYTES) as u64);
-        if end > layout.units() {
-            let (object, bytes) = (self.header.object, into.len() as u64);
-            let length_bytes = layout.length_bytes;
-            return Err(ReadError::BeyondEnd { object, offset_bytes, bytes, length_bytes });
-        }
+        let end = first + bytes / UNIT_BYTES as u64;
         let mut asked = VecDeque::new();
         let mut rest = &mut into[..];
         for piece in self.pieces(first..end) {

@@ -46,9 +46,7 @@ impl Archived {
     fn failed(&self, offset_bytes: u64, error: archive::ReadError) -> ReadError {
         let object = self.entry().id;
         match error {
-            archive::ReadError::BeyondEnd { offset_bytes, bytes, length_bytes, .. } => {
-                ReadError::BeyondEnd { object, offset_bytes, bytes, length_bytes }
-            }
+            archive::ReadError::BeyondEnd(beyond) => beyond.into(),
             error => ReadError::Archive { object, offset_bytes, source: Box::new(error) },
         }
     }

@@ -10,7 +10,7 @@ use bindery_sys::direct::Buffer;
 use super::checksum::{table_checksum, unit_checksum, units_in};
 use crate::device::{Device, Hold};
 use crate::format::record::MblockEntry;
-use crate::object::{Damage, Object, ReadError};
+use crate::object::{BeyondEnd, Damage, Object, ReadError};
 use crate::pool::member::Member;
 use crate::{BLOCK_BYTES, MediaClass, ObjectId, UNIT_BYTES};
 
@@ -104,12 +104,9 @@ impl Object for Local {
 
     fn read(&self, offset_bytes: u64, into: &mut Buffer) -> Result<(), ReadError> {
         assert!(offset_bytes.is_multiple_of(UNIT_BYTES as u64), "{offset_bytes} is in a unit");
-        let (bytes, length_bytes) = (into.len() as u64, self.entry.length_bytes);
-        let whole_bytes = units_in(length_bytes) * UNIT_BYTES as u64;
-        if offset_bytes.checked_add(bytes).is_none_or(|end| end > whole_bytes) {
-            let object = self.entry.id;
-            return Err(ReadError::BeyondEnd { object, offset_bytes, bytes, length_bytes });
-        }
+        let MblockEntry { id: object, length_bytes, .. } = self.entry;
+        let bytes = into.len() as u64;
+        BeyondEnd { object, offset_bytes, bytes, length_bytes }.check_units()?;
         self.checksums()?;
         let read = self.member.device.read(self.entry.data.offset_bytes + offset_bytes, into);
         read.map_err(|error| self.failed(offset_bytes, error))?;

@@ -59,7 +59,7 @@ fn any_units_can_be_read(archive: &Archive, pool: uuid::Uuid, object: &Object, r
         assert!(stored.verify_unit(unit as u64, &[0; 4096]).is_err());
     }
     let beyond = read(&stored, object.units(), 1).unwrap_err();
-    assert!(matches!(beyond, ReadError::BeyondEnd { .. }), "{beyond}");
+    assert!(matches!(beyond, ReadError::BeyondEnd(_)), "{beyond}");
 }
 
 /// Tables that do not fit into the first request.

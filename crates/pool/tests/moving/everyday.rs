@@ -7,7 +7,7 @@ use bindery_pool::MediaClass::{Archive, Capacity, Staging};
 use bindery_pool::UNIT_BYTES;
 use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::map::{BackEndKind, Choice, MapError, Maps, Options, Temperature};
-use bindery_pool::object::{Object, ReadError};
+use bindery_pool::object::{BeyondEnd, Object, ReadError};
 use bindery_pool::pool::{ArchiveError, FindError, Finding, MoveError, PoolReader, ReaderError};
 use bindery_sys::direct::Buffer;
 
@@ -39,7 +39,10 @@ fn an_object_goes_to_the_archive_is_read_there_and_comes_back() {
     let damage = there.verify_unit(11, &unit).unwrap_err();
     assert_eq!((damage.object, damage.offset_bytes), (id, 11 * UNIT_BYTES as u64));
     let beyond = there.read(25 * UNIT_BYTES as u64, &mut unit).unwrap_err();
-    assert!(matches!(beyond, ReadError::BeyondEnd { length_bytes: 100_000, .. }), "{beyond}");
+    assert!(
+        matches!(beyond, ReadError::BeyondEnd(BeyondEnd { length_bytes: 100_000, .. })),
+        "{beyond}"
+    );
     drop((there, pool));
 
     let pool = place.rig.open().unwrap();

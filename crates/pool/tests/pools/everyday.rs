@@ -69,7 +69,7 @@ fn what_does_not_fit_is_refused_and_what_was_not_written_is_free() {
     // One block of data, one of checksums.
     assert_eq!((after.held_bytes, before.free_bytes - after.free_bytes), (0, 8192));
     let mut buffer = Buffer::zeroed(8192);
-    assert!(matches!(object.read(0, &mut buffer), Err(ReadError::BeyondEnd { .. })));
+    assert!(matches!(object.read(0, &mut buffer), Err(ReadError::BeyondEnd(_))));
 
     let empty = pool.allocate_mblock(Capacity, 100).unwrap();
     assert!(matches!(empty.commit(), Err(CommitError::Empty(_))));
