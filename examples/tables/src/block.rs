@@ -118,8 +118,66 @@ impl<'a> Block<'a> {
         None
     }
 
-    /// All entries, in order.
-    pub(crate) fn entries(self) -> impl Iterator<Item = (&'a [u8], Value<'a>)> {
-        (0..self.count()).map_while(move |at| self.entry(at))
+    /// All entries, in order; none if it is no block. They lie one behind the other: a block that has
+    /// the same bytes in many entries would be any length in memory.
+    pub(crate) fn entries(self) -> Option<Vec<(&'a [u8], Value<'a>)>> {
+        let mut free_at = COUNT_BYTES + self.count() * OFFSET_BYTES;
+        let mut next = |at: usize| {
+            let start = usize::from(self.u16_at(COUNT_BYTES + at * OFFSET_BYTES)?);
+            let (key, value) = self.entry(at).filter(|_| start >= free_at)?;
+            free_at = start + HEADER_BYTES + key.len() + value.map_or(0, <[u8]>::len);
+            Some((key, value))
+        };
+        (0..self.count()).map(&mut next).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn block(entries: &[(&[u8], Value<'_>)]) -> Vec<u8> {
+        let (mut builder, mut blocks) = (BlockBuilder::default(), Vec::new());
+        for (key, value) in entries {
+            assert!(builder.has_room_for(key, *value));
+            builder.push(key, *value);
+        }
+        builder.finish(&mut blocks);
+        blocks
+    }
+
+    #[test]
+    fn what_was_pushed_is_there() {
+        let entries: [(&[u8], Value<'_>); 3] =
+            [(b"", Some(b"of nothing")), (b"a", None), (b"b", Some(b""))];
+        assert_eq!(Block(&block(&entries)).entries().unwrap(), entries);
+        let longest = [7; ENTRY_BYTES_MAX];
+        assert_eq!(Block(&block(&[(b"", Some(&longest))])).entries().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn bytes_that_are_in_two_entries_are_no_block() {
+        let mut bytes = block(&[(b"a", Some(&[1; 100])), (b"b", Some(&[2; 100]))]);
+        bytes.copy_within(2..4, 4);
+        assert_eq!(Block(&bytes).entries(), None);
+        // An entry that begins in the offsets would be longer than any that was put.
+        bytes[..6].copy_from_slice(&[1, 0, 0, 0, 0, 0]);
+        assert_eq!(Block(&bytes).entries(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_block_has_more_than_its_bytes(
+            numbers in prop::collection::vec(prop_oneof![0..64_u16, any::<u16>()], 0..40),
+        ) {
+            let mut bytes: Vec<u8> = numbers.into_iter().flat_map(u16::to_le_bytes).collect();
+            bytes.resize(BLOCK_BYTES, 0);
+            let Some(entries) = Block(&bytes).entries() else { return Ok(()) };
+            let taken: usize = entries.iter().map(|(key, value)| entry_bytes(key, *value)).sum();
+            prop_assert!(COUNT_BYTES + taken <= BLOCK_BYTES);
+            entries.iter().for_each(|(key, _)| _ = Block(&bytes).find(key));
+        }
     }
 }

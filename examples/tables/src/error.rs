@@ -29,6 +29,9 @@ pub enum StoreError {
     /// An object is not what the list of tables says.
     #[error("object {0} is no index of a table")]
     NoIndex(ObjectId),
+    /// An object is not what the list of tables says.
+    #[error("object {0} is no table")]
+    NoTable(ObjectId),
     /// A log of the store holds what it did not write.
     #[error("log {0} holds something else than this store's entries")]
     ForeignLog(ObjectId),

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bindery_pool::pool::OpenLog;
 use bindery_pool::{MediaClass, ObjectId, Pool};
 
-use crate::block::Value;
+use crate::block::{ENTRY_BYTES_MAX, Value};
 use crate::error::StoreError;
 use crate::memory::MemoryTable;
 
@@ -49,7 +49,13 @@ fn decode(record: &[u8]) -> Option<Parsed<'_>> {
     let number = u64::from_le_bytes(header[..8].try_into().ok()?);
     let key_bytes = u16::from_le_bytes([header[8], header[9]]);
     let (key, value) = rest.split_at_checked(key_bytes.into())?;
-    Some((number, key, (header[10] != 0).then_some(value)))
+    // What is longer was not put, and fits no table.
+    let value = match header[10] {
+        0 if value.is_empty() => None,
+        1 => Some(value),
+        _ => return None,
+    };
+    (rest.len() <= ENTRY_BYTES_MAX).then_some((number, key, value))
 }
 
 /// Records, and the numbers of their tables.
@@ -86,8 +92,8 @@ impl Journal {
         let [first, second] = logs;
         let logs = [pool.open_log(first)?, pool.open_log(second)?];
         let mut tables = Vec::new();
-        for log in &logs {
-            tables.extend(replay(log)?);
+        for (at, log) in (0..).zip(&logs) {
+            tables.extend(replay(log, at)?);
         }
         tables.sort_by_key(|(number, _)| *number);
         Ok((Self::of(logs), tables))
@@ -155,14 +161,53 @@ fn write(logs: &mut [OpenLog; 2], pending: &Pending) -> Result<(), StoreError> {
     written.try_for_each(|(log, _)| Ok(log.sync()?))
 }
 
-/// The memory table that a log holds, if it holds one.
-fn replay(log: &OpenLog) -> Result<Option<(u64, MemoryTable)>, StoreError> {
+/// The memory table that log `at` of the two holds, if it holds one.
+fn replay(log: &OpenLog, at: u64) -> Result<Option<(u64, MemoryTable)>, StoreError> {
     let (table, mut found) = (MemoryTable::default(), None);
     for record in log.records() {
         let record = record?;
-        let (number, key, value) = decode(&record).ok_or(StoreError::ForeignLog(log.id()))?;
+        // The last number of all is none: there must be one more.
+        let decoded = decode(&record).filter(|it| it.0 % 2 == at && it.0 < u64::MAX);
+        let (number, key, value) = decoded.ok_or(StoreError::ForeignLog(log.id()))?;
         table.put(key, value);
         found = Some(number);
     }
     Ok(found.map(|number| (number, table)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_nobody_put_is_refused() {
+        let put = encode(3, b"key", Some(b"value"));
+        assert_eq!(decode(&put), Some((3, &b"key"[..], Some(&b"value"[..]))));
+        assert_eq!(decode(&encode(3, b"key", None)), Some((3, &b"key"[..], None)));
+        let longest = encode(3, b"key", Some(&[7; ENTRY_BYTES_MAX - 3]));
+        assert!(decode(&longest).is_some());
+        assert_eq!(decode(&[&longest[..], &[7]].concat()), None);
+        // Deleted, and yet it has a value; and neither.
+        for has_value in [0, 2] {
+            let mut record = put.clone();
+            record[10] = has_value;
+            assert_eq!(decode(&record), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_decoded_is_encoded_to_the_same(
+            mut record in prop::collection::vec(any::<u8>(), 0..40),
+        ) {
+            if let Some(high) = record.get_mut(9) {
+                *high = 0;
+            }
+            if let Some((number, key, value)) = decode(&record) {
+                prop_assert_eq!(encode(number, key, value), record);
+            }
+        }
+    }
 }

@@ -122,10 +122,13 @@ impl Entries {
         self.at += bytes as u64;
         let owned =
             |(key, value): (&[u8], Option<&[u8]>)| (key.to_vec(), value.map(<[u8]>::to_vec));
-        let blocks = buffer.chunks(BLOCK_BYTES);
-        let entries: Vec<Entry> =
-            blocks.flat_map(|block| Block(block).entries().map(owned)).collect();
-        self.next = entries.into_iter();
+        let mut next = Vec::new();
+        for block in buffer.chunks(BLOCK_BYTES) {
+            let entries = Block(block).entries();
+            let entries = entries.ok_or_else(|| StoreError::NoTable(self.table.id()))?;
+            next.extend(entries.into_iter().map(owned));
+        }
+        self.next = next.into_iter();
         Ok(true)
     }
 }
