@@ -22,14 +22,34 @@ const REQUEST_BYTES: usize = 256 << 10;
 /// What becomes of one key.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Change {
-    Flip { part: u8, at: u16, by: u8 },
-    Cut { part: u8, bytes: u16 },
-    Extend { part: u8, bytes: u16 },
-    Remove { part: u8 },
+    Flip {
+        part: u8,
+        at: u16,
+        by: u8,
+    },
+    Cut {
+        part: u8,
+        bytes: u16,
+    },
+    Extend {
+        part: u8,
+        bytes: u16,
+    },
+    Remove {
+        part: u8,
+    },
     /// One part in the place of another.
-    Swap { from: u8, to: u8 },
+    Swap {
+        from: u8,
+        to: u8,
+    },
     /// Up to 8 bytes of a header, with a checksum that is right.
-    Forge { part: u8, at: u8, value: u64, length: u8 },
+    Forge {
+        part: u8,
+        at: u8,
+        value: u64,
+        length: u8,
+    },
 }
 
 /// An object, how it is cut, and what becomes of it.
@@ -73,11 +93,13 @@ pub fn store(script: &Script) {
     let options = Options { part_bytes, ..Options::default() };
     let url = format!("file://{}", directory.path().display());
     let archive = Archive::open(&url, options).expect("the directory is there");
-    let source = Bytes((0..script.length % 40_000).map(|at| (at % 251) as u8 ^ script.seed).collect());
+    let source =
+        Bytes((0..script.length % 40_000).map(|at| (at % 251) as u8 ^ script.seed).collect());
     archive.put(POOL, &source).expect("there is room");
     let keys = directory.path().join(POOL.to_string());
     script.changes.iter().take(16).for_each(|&change| apply(change, &keys));
-    let given: u64 = parts(&keys).iter().filter_map(|part| fs::metadata(part).ok()).map(|it| it.len()).sum();
+    let given: u64 =
+        parts(&keys).iter().filter_map(|part| fs::metadata(part).ok()).map(|it| it.len()).sum();
     let is_forged = script.changes.iter().any(|change| matches!(change, Change::Forge { .. }));
     let stored = bounded(given as usize + REQUEST_BYTES, || archive.head(POOL, OBJECT));
     match stored {

@@ -170,7 +170,8 @@ pub fn forge(lines: &[Line]) {
 /// makes a client's record of it left to the record if it is raw.
 fn append(rig: &Rig, lines: &[Line]) {
     let device = rig.device(0).content();
-    let superblock = Superblock::decode(0, &device[..BLOCK_BYTES]).expect("it is as it was written");
+    let superblock =
+        Superblock::decode(0, &device[..BLOCK_BYTES]).expect("it is as it was written");
     let attached = rig.attached();
     let copies = superblock.catalogue[0].iter().map(|&extent| {
         let device = attached[usize::from(extent.device.0)].device.clone();

@@ -23,19 +23,38 @@ const DEVICE_BYTES: u64 = 768 << 10;
 /// What happens to a pool.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Act {
-    Commit { is_staging: bool, seed: u8, length: u16, spare: u16 },
-    Abort { is_staging: bool, length: u16 },
-    Delete { which: u8 },
+    Commit {
+        is_staging: bool,
+        seed: u8,
+        length: u16,
+        spare: u16,
+    },
+    Abort {
+        is_staging: bool,
+        length: u16,
+    },
+    Delete {
+        which: u8,
+    },
     Reclaim,
-    Rename { number: u8 },
-    Grow { blocks: u8 },
+    Rename {
+        number: u8,
+    },
+    Grow {
+        blocks: u8,
+    },
     AddDevice,
-    Append { number: u8 },
+    Append {
+        number: u8,
+    },
     Compact,
     /// It is closed and opened.
     Reopen,
     /// The power fails that many operations later.
-    Crash { after: u8, seed: u8 },
+    Crash {
+        after: u8,
+        seed: u8,
+    },
 }
 
 /// A life, and what then becomes of the devices.
@@ -48,9 +67,11 @@ pub struct Script {
 impl Act {
     /// What it is to the pool's own tests; none if it is not done to an open pool.
     fn step(self) -> Option<Step> {
-        let class = |is_staging| [MediaClass::Capacity, MediaClass::Staging][usize::from(is_staging)];
-        let written = |seed: u8, length: u16| {
-            Written { seed: seed.into(), length: usize::from(length) * 3 / 2 + 1 }
+        let class =
+            |is_staging| [MediaClass::Capacity, MediaClass::Staging][usize::from(is_staging)];
+        let written = |seed: u8, length: u16| Written {
+            seed: seed.into(),
+            length: usize::from(length) * 3 / 2 + 1,
         };
         Some(match self {
             Self::Commit { is_staging, seed, length, spare } => {
@@ -108,7 +129,9 @@ fn lived(acts: &[Act]) -> Lived {
         if let Some(step) = act.step() {
             // What fails while the power is on has no room; the model says whether anything was lost.
             let _ = life::go(&mut rig, &pool, &mut model, step);
-            ever.extend(model.sure.iter().chain(&model.unsure).map(|(&id, &written)| (id, written)));
+            ever.extend(
+                model.sure.iter().chain(&model.unsure).map(|(&id, &written)| (id, written)),
+            );
         }
         if rig.machine.is_off() || matches!(act, Act::Reopen) {
             pool = reopened(&mut rig, &mut model, pool, restarts_as);
@@ -198,7 +221,8 @@ fn go_on(mut rig: Rig, pool: Pool, mut model: Model) {
 /// second copies of the catalogue.
 fn is_confined(rig: &Rig, changes: &[Vec<Change>; 3]) -> bool {
     let device = rig.device(0).content();
-    let superblock = Superblock::decode(0, &device[..BLOCK_BYTES]).expect("it was written just now");
+    let superblock =
+        Superblock::decode(0, &device[..BLOCK_BYTES]).expect("it was written just now");
     let mut devices = rig.machine.devices().iter().zip(changes).enumerate();
     devices.all(|(index, (device, changes))| {
         let blocks = device.content().len() as u64 / BLOCK_BYTES as u64;
@@ -207,7 +231,8 @@ fn is_confined(rig: &Rig, changes: &[Vec<Change>; 3]) -> bool {
             let at = block * BLOCK_BYTES as u64;
             let is_in_second = superblock.catalogue.iter().any(|copies| {
                 usize::from(copies[1].device.0) == index
-                    && (copies[1].offset_bytes..copies[1].offset_bytes + copies[1].bytes).contains(&at)
+                    && (copies[1].offset_bytes..copies[1].offset_bytes + copies[1].bytes)
+                        .contains(&at)
             });
             at != SUPERBLOCK_OFFSETS[1] && !is_in_second
         })

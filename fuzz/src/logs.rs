@@ -61,7 +61,8 @@ pub fn live(script: &Script) {
     drop(log);
     if appended.is_ok() && !is_forged {
         let log = Log::open(IDENTITY, places, 9).expect("what was opened and synced can be opened");
-        let again: Vec<Vec<u8>> = log.records().collect::<Result<_, _>>().expect("nothing is damaged");
+        let again: Vec<Vec<u8>> =
+            log.records().collect::<Result<_, _>>().expect("nothing is damaged");
         assert_eq!(again.split_last(), Some((&b"one more".to_vec(), &*there)));
     }
 }

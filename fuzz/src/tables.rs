@@ -88,7 +88,8 @@ static TEMPLATE: LazyLock<Template> = LazyLock::new(|| {
     store.fill(entries.clone().into_iter()).expect("there is room");
     drop(store);
     let mut objects = pool.list().into_iter().filter(|entry| entry.length_bytes().is_some());
-    let mut next = || read(&*pool.get(objects.next().expect("one table").id()).expect("it is there"));
+    let mut next =
+        || read(&*pool.get(objects.next().expect("one table").id()).expect("it is there"));
     let (data, index) = (next(), next());
     assert!(objects.next().is_none());
     Template { entries, data, index }
