@@ -173,6 +173,32 @@ fn read(path: &Path) -> Result<Option<Entry>, RegistryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever a file holds: an error says which file it is.
+        #[test]
+        fn any_file_is_an_entry_or_named(
+            text in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..200),
+                "[\\[{]{1,200}".prop_map(String::into_bytes),
+                r#"\{"id": ?("[0-9a-f]{0,40}"|[0-9]{1,30}), ?"devices": ?\[("/[a-z\\]{0,9}",?){0,3}\](, ?"archive": ?(null|"[a-z:/]*"))?\}"#
+                    .prop_map(String::into_bytes),
+            ],
+        ) {
+            let directory = tempfile::tempdir().unwrap();
+            let registry = Registry { directory: directory.path().into() };
+            let name: PoolName = "guests".parse().unwrap();
+            fs::write(registry.path(&name), text).unwrap();
+            match registry.find(&name) {
+                Ok(entry) => {
+                    let text = serde_json::to_vec(&entry).unwrap();
+                    prop_assert_eq!(serde_json::from_slice::<Entry>(&text).unwrap(), entry);
+                }
+                Err(error) => prop_assert!(error.to_string().contains("guests.json"), "{}", error),
+            }
+        }
+    }
 
     #[test]
     fn pools_are_remembered_found_and_forgotten() {
