@@ -5,17 +5,27 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
+
+mod source;
 mod transfer;
 
+pub use self::source::Source;
 pub use self::transfer::Transfer;
 
 /// What every device of today takes as the alignment of memory, offset and length, in bytes.
 pub const ALIGNMENT: usize = 4096;
 
 /// Owned bytes, aligned to [`ALIGNMENT`] and a multiple of it long. Zero at first.
+///
+/// One of whole huge pages is made of such where the kernel gives them: a device is told of one piece
+/// of memory then, where it would be told of 512. With a virtual disk a write took an eighth of the
+/// CPU time, and went at twice the rate.
 pub struct Buffer {
     start: NonNull<u8>,
     bytes: usize,
+    /// Where the memory is; none if it is the heap's.
+    mapping: Option<Mapping>,
 }
 
 // SAFETY: the memory is this value's own, and is reached through it by Rust's rules alone.
@@ -31,10 +41,16 @@ impl Buffer {
     #[must_use]
     pub fn zeroed(bytes: usize) -> Self {
         let layout = Self::layout(bytes);
+        if bytes.is_multiple_of(HUGE_PAGE_BYTES)
+            && let Ok(mapping) = Mapping::huge(bytes)
+            && let Some(start) = NonNull::new(mapping.as_ptr())
+        {
+            return Self { start, bytes, mapping: Some(mapping) };
+        }
         // SAFETY: needs a layout of some size, which `layout` asserts.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Self { start, bytes }
+        Self { start, bytes, mapping: None }
     }
 
     fn layout(bytes: usize) -> Layout {
@@ -48,7 +64,7 @@ impl Deref for Buffer {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: needs `bytes` initialised bytes that nobody changes while `self` is borrowed: they
-        // were zeroed, and are changed through `&mut self` alone.
+        // were zeroed, by the allocator or the kernel, and are changed through `&mut self` alone.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 }
@@ -62,8 +78,11 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: needs the layout that it was allocated with; `bytes` has not changed since.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.bytes)) }
+        if self.mapping.is_none() {
+            // SAFETY: needs memory of the heap, and the layout that it was allocated with; `bytes` has
+            // not changed since.
+            unsafe { dealloc(self.start.as_ptr(), Self::layout(self.bytes)) }
+        }
     }
 }
 
@@ -79,13 +98,23 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned_and_zero() {
-        for blocks in [1, 3, 512] {
+        for blocks in [1, 3, 512, 513, 1024] {
             let mut buffer = Buffer::zeroed(blocks * ALIGNMENT);
             assert!(buffer.as_ptr().addr().is_multiple_of(ALIGNMENT));
             assert!(buffer.iter().all(|&byte| byte == 0));
             buffer.fill(7);
             assert_eq!((buffer.len(), buffer[buffer.len() - 1]), (blocks * ALIGNMENT, 7));
         }
+    }
+
+    #[test]
+    fn buffers_of_huge_pages_begin_where_those_do() {
+        for pages in [1, 3] {
+            let buffer = Buffer::zeroed(pages * HUGE_PAGE_BYTES);
+            assert!(buffer.mapping.is_some());
+            assert!(buffer.as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
+        }
+        assert!(Buffer::zeroed(HUGE_PAGE_BYTES + ALIGNMENT).mapping.is_none());
     }
 
     #[test]

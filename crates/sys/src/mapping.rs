@@ -111,14 +111,35 @@ impl Mapping {
     /// # Panics
     /// If `bytes` is not a multiple of the page size.
     pub fn shared_aligned(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        Self::aligned(bytes, libc::PROT_READ, flags, file.as_raw_fd())
+    }
+
+    /// As [`anonymous`](Self::anonymous), of huge pages where the kernel gives them
+    /// (/sys/kernel/mm/transparent_hugepage/enabled), each filled at the first touch of any of it.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    ///
+    /// # Panics
+    /// If `bytes` is not a multiple of the page size.
+    pub fn huge(bytes: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let mapping = Self::aligned(bytes, READ_WRITE, flags, -1)?;
+        // SAFETY: this advice changes no content. A kernel without huge pages does not know it.
+        let _ = unsafe { advise(mapping.address, bytes, libc::MADV_HUGEPAGE) };
+        Ok(mapping)
+    }
+
+    /// Maps at a multiple of [`HUGE_PAGE_BYTES`].
+    fn aligned(bytes: usize, protection: i32, flags: i32, file: i32) -> io::Result<Self> {
         assert!(bytes.is_multiple_of(PAGE_BYTES), "{bytes} bytes are not whole pages");
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let room = raw_mmap(0, bytes + HUGE_PAGE_BYTES, libc::PROT_NONE, reserve, -1, 0)?;
         // What of the room is not taken is unmapped again, in any case.
         let room = Self { address: room, bytes: bytes + HUGE_PAGE_BYTES };
         let start = room.address.0.next_multiple_of(HUGE_PAGE_BYTES);
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        let address = raw_mmap(start, bytes, libc::PROT_READ, flags, file.as_raw_fd(), 0)?;
+        let address = raw_mmap(start, bytes, protection, flags | libc::MAP_FIXED, file, 0)?;
         let (before, end) = (start - room.address.0, start + bytes);
         let after = room.address.0 + room.bytes - end;
         std::mem::forget(room);

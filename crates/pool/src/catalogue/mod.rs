@@ -122,12 +122,28 @@ impl Catalogue {
     /// # Panics
     /// If the record contradicts what is there: the caller must have made sure that it does not.
     pub fn submit(&self, record: Record) -> Result<(), CatalogueError> {
-        let outcome = Arc::new(OnceLock::new());
+        self.submit_all([record]).pop().expect("there is an outcome for each record")
+    }
+
+    /// As [`submit`](Self::submit), of several, with the same sync. Each has an outcome of its own.
+    ///
+    /// # Panics
+    /// As [`submit`](Self::submit).
+    pub fn submit_all(
+        &self,
+        records: impl IntoIterator<Item = Record>,
+    ) -> Vec<Result<(), CatalogueError>> {
+        let mut outcomes: Vec<Arc<OnceLock<_>>> = Vec::new();
         let mut queue = self.queue();
-        queue.waiting.push(Submission { record, outcome: Arc::clone(&outcome) });
+        for record in records {
+            let outcome = Arc::new(OnceLock::new());
+            outcomes.push(Arc::clone(&outcome));
+            queue.waiting.push(Submission { record, outcome });
+        }
         loop {
-            if let Some(outcome) = outcome.get() {
-                return outcome.clone();
+            if let Some(outcomes) = outcomes.iter().map(|outcome| outcome.get().cloned()).collect()
+            {
+                return outcomes;
             }
             if queue.is_led {
                 queue = self.progress.wait(queue).expect("a queue is whole at any time");

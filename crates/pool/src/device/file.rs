@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bindery_sys::block::{self, Kind};
-use bindery_sys::direct::{Buffer, Transfer};
+use bindery_sys::direct::{Buffer, Source, Transfer};
 use bindery_sys::uring::{Queue, Written};
 
 use super::engine::Engine;
@@ -115,7 +115,7 @@ impl FileDevice {
 
     /// What became of a write, and its buffer for the next one.
     fn ended(&self, under_way: &mut UnderWay, written: Written) -> io::Result<()> {
-        under_way.give_back(written.buffer);
+        under_way.give_back(written.source);
         let failed = |error| self.failed(Operation::Write, written.offset_bytes, error);
         written.outcome.map_err(failed)
     }
@@ -231,7 +231,7 @@ impl Device for FileDevice {
         &self,
         under_way: &mut UnderWay,
         offset_bytes: u64,
-        from: Buffer,
+        from: Source,
     ) -> io::Result<()> {
         self.assert_within(offset_bytes, from.len() as u64);
         self.check_writable(Operation::Write, offset_bytes)?;

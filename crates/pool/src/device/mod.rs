@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use bindery_sys::direct::Buffer;
+use bindery_sys::direct::{Buffer, Source};
 use bindery_sys::lock::RangeLock;
 
 mod engine;
@@ -117,8 +117,9 @@ pub trait Device: Send + Sync + fmt::Debug {
         UnderWay::default()
     }
 
-    /// Begins to write blocks, and returns while that goes on, or waits for an earlier write first. The
-    /// buffer comes back from [`UnderWay::buffer`] at some later time.
+    /// Begins to write blocks, and returns while that goes on, or waits for an earlier write first. A
+    /// buffer that was owned comes back from [`UnderWay::buffer`] at some later time; of one that is
+    /// shared the device has a share until then, at the latest until [`end_writes`](Self::end_writes).
     ///
     /// # Errors
     /// As [`write`](Self::write), of this write or an earlier one. [`end_writes`](Self::end_writes) has
@@ -127,7 +128,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         &self,
         under_way: &mut UnderWay,
         offset_bytes: u64,
-        from: Buffer,
+        from: Source,
     ) -> io::Result<()> {
         under_way.gather(self, offset_bytes, from)
     }

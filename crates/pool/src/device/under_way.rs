@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use bindery_sys::direct::Buffer;
+use bindery_sys::direct::{Buffer, Source};
 use bindery_sys::uring::Queue;
 
 use super::{Device, Write};
@@ -12,7 +12,8 @@ use super::{Device, Write};
 /// caller computes checksums.
 pub(super) const MOST: usize = 4;
 
-/// From [`Device::under_way`]: buffers that were given to [`Device::begin_write`], and those that can be filled again.
+/// From [`Device::under_way`]: memory that was given to [`Device::begin_write`], and buffers that can be
+/// filled again.
 ///
 /// Whoever drops it before [`Device::end_writes`] must not care what becomes of the writes, but may
 /// write to the same place afterwards: none is under way then.
@@ -21,7 +22,7 @@ pub struct UnderWay {
     /// Where the kernel does them.
     pub(super) queue: Option<Queue>,
     /// What was given and not written, where it does not.
-    gathered: Vec<(u64, Buffer)>,
+    gathered: Vec<(u64, Source)>,
     spare: Vec<Buffer>,
 }
 
@@ -33,8 +34,9 @@ impl UnderWay {
         spare.map_or_else(|| Buffer::zeroed(bytes), |spare| self.spare.swap_remove(spare))
     }
 
-    /// Takes a buffer back that is to be filled again.
-    pub(super) fn give_back(&mut self, buffer: Buffer) {
+    /// Takes back what was written; what is nobody else's is to be filled again.
+    pub(super) fn give_back(&mut self, source: Source) {
+        let Source::Owned(buffer) = source else { return };
         self.spare.push(buffer);
         // One is filled while the others are written. The longest are dearest to make.
         if self.spare.len() > MOST + 1 {
@@ -48,7 +50,7 @@ impl UnderWay {
         &mut self,
         device: &D,
         offset_bytes: u64,
-        from: Buffer,
+        from: Source,
     ) -> io::Result<()> {
         self.gathered.push((offset_bytes, from));
         if self.gathered.len() < MOST { Ok(()) } else { self.write_gathered(device) }
@@ -57,11 +59,11 @@ impl UnderWay {
     /// Writes what was kept, at once.
     pub(super) fn write_gathered<D: Device + ?Sized>(&mut self, device: &D) -> io::Result<()> {
         let write = |(offset_bytes, from)| Write { offset_bytes, from };
-        let pairs = self.gathered.iter().map(|(offset_bytes, from)| (*offset_bytes, from));
+        let pairs = self.gathered.iter().map(|(offset_bytes, from)| (*offset_bytes, &**from));
         let writes: Vec<Write<'_>> = pairs.map(write).collect();
         let written = device.write_many(&writes);
-        for (_, buffer) in std::mem::take(&mut self.gathered) {
-            self.give_back(buffer);
+        for (_, source) in std::mem::take(&mut self.gathered) {
+            self.give_back(source);
         }
         written
     }

@@ -8,14 +8,18 @@
 #[cfg(feature = "archive")]
 mod archived;
 mod checksum;
+mod commit;
 mod committed;
+mod committer;
 mod local;
 mod uses;
 mod writer;
 
 pub use checksum::unit_checksum;
+pub use commit::CommitError;
 pub use committed::Committed;
-pub use writer::{AppendError, CommitError, Writer};
+pub use committer::Committer;
+pub use writer::{AppendError, Writer};
 
 #[cfg(feature = "archive")]
 pub(crate) use archived::Archived;

@@ -4,21 +4,19 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-use bindery_sys::direct::Buffer;
+use bindery_sys::direct::{Buffer, Source};
+use bindery_sys::mapping::HUGE_PAGE_BYTES;
 use thiserror::Error;
 
-use super::checksum::{table_checksum, unit_checksum, units_in};
-use super::committed::Committed;
-use super::local::Local;
-use crate::catalogue::CatalogueError;
+use super::checksum::{unit_checksum, units_in};
 use crate::device::UnderWay;
-use crate::format::record::{MblockEntry, ObjectEntry};
 use crate::pool::core::Core;
 use crate::pool::member::Member;
 use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, UNIT_BYTES};
 
-/// What is gathered before it is written, in bytes. It is written while the next is gathered.
-const PIECE_BYTES: u64 = 512 << 10;
+/// What is gathered before it is written, in bytes: one huge page, which the device is told of as one
+/// piece of memory. It is written while the next is gathered.
+const PIECE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
 
 /// Bytes could not be appended to an object.
 #[derive(Debug, Error)]
@@ -48,57 +46,23 @@ pub enum AppendError {
     },
 }
 
-/// An object could not be committed.
-#[derive(Debug, Error)]
-pub enum CommitError {
-    /// It has no bytes. It is aborted.
-    #[error("object {0} is empty: append to it before committing it, or abort it")]
-    Empty(ObjectId),
-    /// It could not be written. It is aborted.
-    #[error(transparent)]
-    Append(#[from] AppendError),
-    /// The device could not make it durable. It is aborted, and so will be every other object of that
-    /// device until the pool is opened again.
-    #[error(
-        "object {object} could not be made durable, and is lost; nothing can be committed on {device} \
-         until the pool is opened again: {source}"
-    )]
-    Sync {
-        /// The object.
-        object: ObjectId,
-        /// The device.
-        device: String,
-        /// What it said.
-        source: Arc<io::Error>,
-    },
-    /// The catalogue did not take it. Where it is full the object is aborted; where it failed, it is
-    /// seen when the pool is opened again whether the object was committed.
-    #[error("object {object} could not be committed: {source}")]
-    Catalogue {
-        /// The object.
-        object: ObjectId,
-        /// Why.
-        source: CatalogueError,
-    },
-}
-
 /// An mblock that is being written. Nobody else sees it before it is committed; dropping it aborts it.
 #[must_use = "an object that is not committed is aborted"]
 pub struct Writer {
-    core: Arc<Core>,
-    member: Arc<Member>,
-    id: ObjectId,
-    data: Extent,
-    table: Extent,
+    pub(super) core: Arc<Core>,
+    pub(super) member: Arc<Member>,
+    pub(super) id: ObjectId,
+    pub(super) data: Extent,
+    pub(super) table: Extent,
     capacity_bytes: u64,
-    length_bytes: u64,
+    pub(super) length_bytes: u64,
     /// What is gathered, and how many bytes of it there are: fewer than it has room for.
     piece: Option<Buffer>,
     gathered_bytes: usize,
     /// What is being written.
     under_way: UnderWay,
     /// Of all whole units so far.
-    checksums: Vec<u32>,
+    pub(super) checksums: Vec<u32>,
     /// Whether what is on the device is as it should be.
     state: State,
 }
@@ -110,15 +74,6 @@ enum State {
     Broken,
     /// The space is the object's for good, or may be.
     Given,
-}
-
-/// How an object comes to be where it was written.
-#[derive(Clone, Copy)]
-enum Entrance {
-    New,
-    /// It has its name already, and was somewhere else.
-    #[cfg(feature = "archive")]
-    Moved,
 }
 
 impl Writer {
@@ -191,7 +146,29 @@ impl Writer {
         Ok(())
     }
 
-    fn check(&self, bytes: u64) -> Result<(), AppendError> {
+    /// Appends all of a buffer, which is written from where it is: it is copied only where less than a
+    /// whole piece was gathered from [`append`](Self::append) before. Its checksums are computed while
+    /// it is written. Blocks while as much is under way as the device takes.
+    ///
+    /// The object has a share of the buffer until it is committed or aborted at the latest, and nobody
+    /// can change what is shared: [`Arc::get_mut`] says whether it is the caller's again.
+    ///
+    /// # Errors
+    /// See [`AppendError`].
+    pub fn append_shared(&mut self, buffer: &Arc<Buffer>) -> Result<(), AppendError> {
+        if self.gathered_bytes > 0 {
+            return self.append(buffer);
+        }
+        let bytes = buffer.len() as u64;
+        self.check(bytes)?;
+        let place = self.data.offset_bytes + self.length_bytes;
+        self.begin_write(place, Arc::clone(buffer).into())?;
+        buffer.chunks_exact(UNIT_BYTES).for_each(|unit| self.end_unit(unit));
+        self.length_bytes += bytes;
+        Ok(())
+    }
+
+    pub(super) fn check(&self, bytes: u64) -> Result<(), AppendError> {
         let Self { id: object, capacity_bytes, length_bytes, .. } = *self;
         if self.state == State::Broken {
             let source = io::Error::other("an earlier write failed");
@@ -222,7 +199,7 @@ impl Writer {
             }
             (self.gathered_bytes, bytes) = (end, later);
             if end == piece_bytes {
-                self.begin_write(piece)?;
+                self.begin_piece(piece)?;
             } else {
                 self.piece = Some(piece);
             }
@@ -234,29 +211,35 @@ impl Writer {
         self.checksums.push(unit_checksum(self.id, self.checksums.len() as u64, unit));
     }
 
+    /// Begins to write what was gathered, filled up with zeros to whole units: nothing may come behind
+    /// it.
+    pub(super) fn begin_tail(&mut self) -> Result<(), AppendError> {
+        let Some(piece) = self.piece.take() else { return Ok(()) };
+        let rest = self.gathered_bytes;
+        // A write takes all of a buffer.
+        let mut tail = Buffer::zeroed(rest.next_multiple_of(UNIT_BYTES));
+        tail[..rest].copy_from_slice(&piece[..rest]);
+        if !rest.is_multiple_of(UNIT_BYTES) {
+            let unit = tail.len() - UNIT_BYTES;
+            self.end_unit(&tail[unit..]);
+        }
+        self.begin_piece(tail)
+    }
+
     /// Begins to write a piece, which ends with the last whole unit so far.
-    fn begin_write(&mut self, piece: Buffer) -> Result<(), AppendError> {
+    fn begin_piece(&mut self, piece: Buffer) -> Result<(), AppendError> {
         self.gathered_bytes = 0;
         let end = self.data.offset_bytes + (self.checksums.len() * UNIT_BYTES) as u64;
-        let place = end - piece.len() as u64;
-        let begun = self.member.device.begin_write(&mut self.under_way, place, piece);
+        self.begin_write(end - piece.len() as u64, piece.into())
+    }
+
+    pub(super) fn begin_write(&mut self, place: u64, from: Source) -> Result<(), AppendError> {
+        let begun = self.member.device.begin_write(&mut self.under_way, place, from);
         begun.map_err(|error| self.broken(error))
     }
 
-    /// Writes what was gathered, filled up with zeros to whole units: nothing may come behind it. All is
-    /// written when this returns.
-    fn flush(&mut self) -> Result<(), AppendError> {
-        if let Some(piece) = self.piece.take() {
-            let rest = self.gathered_bytes;
-            // A write takes all of a buffer.
-            let mut tail = Buffer::zeroed(rest.next_multiple_of(UNIT_BYTES));
-            tail[..rest].copy_from_slice(&piece[..rest]);
-            if !rest.is_multiple_of(UNIT_BYTES) {
-                let unit = tail.len() - UNIT_BYTES;
-                self.end_unit(&tail[unit..]);
-            }
-            self.begin_write(tail)?;
-        }
+    /// Waits until all is written that was begun.
+    pub(super) fn end_writes(&mut self) -> Result<(), AppendError> {
         let ended = self.member.device.end_writes(&mut self.under_way);
         ended.map_err(|error| self.broken(error))
     }
@@ -266,58 +249,8 @@ impl Writer {
         AppendError::Device { object: self.id, source }
     }
 
-    /// Makes it an object of the pool: durable, visible to all, and never changed again. Blocks for two
-    /// syncs, which it shares with others that commit at the same time. What was allocated and not
-    /// written is free again.
-    ///
-    /// # Errors
-    /// See [`CommitError`].
-    pub fn commit(self) -> Result<Arc<Committed>, CommitError> {
-        let (counted, core) = (self.length_bytes, Arc::clone(&self.core));
-        let committed = self.enter(Entrance::New)?;
-        committed.use_it();
-        core.counters.committed(counted);
-        Ok(committed)
-    }
-
-    /// As [`commit`](Self::commit), of an object that was somewhere else before.
-    #[cfg(feature = "archive")]
-    pub(crate) fn settle(self) -> Result<Arc<Committed>, CommitError> {
-        self.enter(Entrance::Moved)
-    }
-
-    fn enter(mut self, entrance: Entrance) -> Result<Arc<Committed>, CommitError> {
-        if self.length_bytes == 0 {
-            return Err(CommitError::Empty(self.id));
-        }
-        self.check(0)?;
-        self.flush()?;
-        let table_checksum = self.write_table()?;
-        self.trim();
-        let synced = self.member.syncs.sync(&*self.member.device);
-        synced.map_err(|source| {
-            let (object, device) = (self.id, self.member.label.clone());
-            CommitError::Sync { object, device, source }
-        })?;
-        let Self { id, length_bytes, data, table, .. } = self;
-        let entry = MblockEntry { id, length_bytes, data, table, table_checksum };
-        self.submit(entry, entrance)
-    }
-
-    /// Writes the checksums, and says what theirs is.
-    fn write_table(&mut self) -> Result<u32, AppendError> {
-        let bytes = self.checksums.len() * size_of::<u32>();
-        let mut table = Buffer::zeroed(bytes.next_multiple_of(BLOCK_BYTES));
-        let (places, _) = table[..bytes].as_chunks_mut();
-        places.iter_mut().zip(&self.checksums).for_each(|(to, from)| *to = from.to_le_bytes());
-        let checksum = table_checksum(self.id, &table[..bytes]);
-        let written = self.member.device.write(self.table.offset_bytes, &table);
-        written.map_err(|error| self.broken(error))?;
-        Ok(checksum)
-    }
-
-    /// Gives back what was not written.
-    fn trim(&mut self) {
+    /// Gives back what was not written, and never will be.
+    pub(super) fn trim(&mut self) {
         let member = &self.member;
         let keep = |extent: &mut Extent, bytes: u64| {
             let (offset_bytes, rest) = (extent.offset_bytes + bytes, extent.bytes - bytes);
@@ -330,33 +263,9 @@ impl Writer {
         keep(&mut self.table, table_bytes(self.length_bytes));
     }
 
-    fn submit(
-        mut self,
-        entry: MblockEntry,
-        entrance: Entrance,
-    ) -> Result<Arc<Committed>, CommitError> {
-        let checksums = std::mem::take(&mut self.checksums);
-        let local = Local::written(entry, Arc::clone(&self.member), checksums);
-        let new = Arc::new(Committed::on_device(local, Some(Arc::clone(&self.core.uses))));
-        let submitted = match entrance {
-            Entrance::New => self.core.commit_as(&new, ObjectEntry::Mblock(entry)),
-            #[cfg(feature = "archive")]
-            Entrance::Moved => self.core.move_to(ObjectEntry::Mblock(entry)),
-        };
-        if let Err(source) = submitted {
-            if matches!(source, CatalogueError::Failed(_)) {
-                // It may be durable: its space is nobody else's before the pool is opened again.
-                self.state = State::Given;
-            }
-            return Err(CommitError::Catalogue { object: self.id, source });
-        }
+    /// Its space stays the object's when this is dropped.
+    pub(super) fn keep_space(&mut self) {
         self.state = State::Given;
-        self.member.settle(self.data.bytes + self.table.bytes);
-        #[cfg(feature = "archive")]
-        if matches!(entrance, Entrance::Moved) {
-            self.core.adopt(&new);
-        }
-        Ok(new)
     }
 
     /// Undoes it. Dropping does the same.

@@ -16,7 +16,7 @@ use crate::object::Object;
 use crate::{DeviceIndex, Extent, MediaClass, ObjectId};
 
 /// Ids are set aside in the catalogue so many at a time.
-const IDS_AT_ONCE: u64 = 256;
+const IDS_AT_ONCE: u64 = 4096;
 
 /// What is shared by all that belongs to a pool open for writing.
 pub(crate) struct Core {
@@ -215,17 +215,20 @@ impl Core {
         Ok(object)
     }
 
-    /// Commits an object, which is found by all as the one that its writer holds.
-    pub(crate) fn commit_as(
+    /// Commits objects, which are found by all as those that their writers hold.
+    pub(crate) fn commit_all<'a>(
         &self,
-        new: &Arc<Committed>,
-        entry: ObjectEntry,
-    ) -> Result<(), CatalogueError> {
-        self.handles().insert(new);
-        let committed = self.commit(entry);
-        if committed.is_err() {
-            self.handles().mblocks.remove(&new.id());
-        }
+        new: impl Iterator<Item = &'a Arc<Committed>> + Clone,
+    ) -> Vec<Result<(), CatalogueError>> {
+        let mut handles = self.handles();
+        new.clone().for_each(|object| handles.insert(object));
+        drop(handles);
+        let records = new.clone().map(|object| Record::Commit(object.entry()));
+        let committed = self.catalogue.submit_all(records);
+        let failed = new.zip(&committed).filter(|(_, committed)| committed.is_err());
+        let mut handles = self.handles();
+        failed.for_each(|(object, _)| drop(handles.mblocks.remove(&object.id())));
+        drop(handles);
         committed
     }
 

@@ -37,6 +37,7 @@ pub use scan::{FoundPool, Scan, scan};
 pub use statistics::{Amount, DeviceUsage, Statistics};
 pub use verify::{Finding, Report};
 
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use self::core::Core;
@@ -45,7 +46,7 @@ use crate::catalogue::Contents;
 use crate::format::record::{ObjectEntry, Record};
 use crate::format::superblock::{DeviceEntry, Residence};
 use crate::log::Damage;
-use crate::mblock::{Committed, Writer, table_bytes};
+use crate::mblock::{Committed, Committer, Writer, table_bytes};
 use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, PoolName};
 
 /// What the largest objects are aligned to, in bytes: a large page, so that a file system can cache,
@@ -122,6 +123,14 @@ impl Pool {
                 Err(error.into())
             }
         }
+    }
+
+    /// What commits mblocks while the next ones are written. Costs a thread.
+    ///
+    /// # Errors
+    /// As pthread_create(3).
+    pub fn committer(&self) -> io::Result<Committer> {
+        Committer::start(Arc::clone(&self.core))
     }
 
     /// Holds room for the data and the checksums of an mblock.

@@ -14,7 +14,7 @@ pub(super) fn write_one_by_one(device: &dyn Device, version: u64) -> io::Result<
     let mut begin = |block| {
         let mut buffer = under_way.buffer(pattern(0, 1, 0).len());
         buffer.copy_from_slice(&pattern(block, 1, version));
-        device.begin_write(&mut under_way, offset(block), buffer)
+        device.begin_write(&mut under_way, offset(block), buffer.into())
     };
     let begun = (0..BLOCKS).try_for_each(&mut begin);
     begun.and(device.end_writes(&mut under_way))

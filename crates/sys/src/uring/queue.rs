@@ -1,6 +1,6 @@
 //! Writes that go on while their caller prepares the next.
 //!
-//! The kernel reads memory that this module owns until it says that it is through with it: there is
+//! The kernel reads memory that this module owns, or has a share of, until it says that it is through with it: there is
 //! nothing that a caller could touch, free, or forget too early.
 
 use std::fmt;
@@ -11,9 +11,9 @@ use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 
 use super::await_one;
-use crate::direct::{Buffer, Transfer};
+use crate::direct::{Source, Transfer};
 
-/// A ring, and the buffers that are being written. Any thread may use it, one at a time; a forked child
+/// A ring, and the memory that is being written. Any thread may use it, one at a time; a forked child
 /// may not, its memory has no ring.
 pub struct Queue {
     ring: IoUring,
@@ -27,7 +27,7 @@ pub struct Queue {
 
 struct Slot {
     offset_bytes: u64,
-    buffer: Buffer,
+    source: Source,
 }
 
 /// A write that is under way no more.
@@ -36,7 +36,7 @@ pub struct Written {
     /// Where it went.
     pub offset_bytes: u64,
     /// What was written.
-    pub buffer: Buffer,
+    pub source: Source,
     /// As [`Transfer::run`] gives it.
     pub outcome: io::Result<()>,
 }
@@ -74,7 +74,7 @@ impl Queue {
         self.is_refused
     }
 
-    /// Begins to write all of a buffer. Where the kernel does not serve the ring, it is written before
+    /// Begins to write all of a source. Where the kernel does not serve the ring, it is written before
     /// this returns, and that is what is given back.
     ///
     /// # Panics
@@ -83,20 +83,21 @@ impl Queue {
         &mut self,
         file: BorrowedFd<'_>,
         offset_bytes: u64,
-        buffer: Buffer,
+        source: Source,
     ) -> Option<Written> {
         let free = self.slots.iter().position(Option::is_none);
         let free = free.expect("no more is under way than the queue is deep");
-        let slot = Slot { offset_bytes, buffer };
-        if self.is_refused || slot.buffer.len() > u32::MAX as usize {
+        let slot = Slot { offset_bytes, source };
+        if self.is_refused || slot.source.len() > u32::MAX as usize {
             return Some(slot.finish(file, 0));
         }
-        let (start, bytes) = (slot.buffer.as_ptr(), slot.buffer.len() as u32);
+        let (start, bytes) = (slot.source.as_ptr(), slot.source.len() as u32);
         let entry = opcode::Write::new(types::Fd(file.as_raw_fd()), start, bytes);
         let entry = entry.offset(offset_bytes).build().user_data(free as u64);
         // SAFETY: needs a descriptor that lives until the entry is submitted, which is here, and memory
-        // that nobody changes or frees until it is reaped: it is the buffer's, which goes into a slot
-        // that is emptied by `reap` alone, and lives longer than the ring takes entries (see `drop`). An
+        // that nobody changes or frees until it is reaped: it is the source's, which goes into a slot
+        // that is emptied by `reap` alone, and lives longer than the ring takes entries (see `drop`);
+        // who shares it has an `Arc`, which nobody can write through while the slot has another. An
         // entry that is not submitted here never is (`is_refused`).
         unsafe { self.ring.submission().push(&entry) }.expect("as many slots as entries");
         loop {
@@ -146,7 +147,7 @@ impl Queue {
 impl Slot {
     /// Writes what is left after so many bytes.
     fn finish(self, file: BorrowedFd<'_>, done_bytes: usize) -> Written {
-        let mut transfer = Transfer::write(self.offset_bytes, &self.buffer);
+        let mut transfer = Transfer::write(self.offset_bytes, &self.source);
         let outcome = match done_bytes {
             0 => transfer.run(file),
             _ => transfer.advance(Ok(done_bytes)).and_then(|()| transfer.run(file)),
@@ -155,8 +156,8 @@ impl Slot {
     }
 
     fn into_written(self, outcome: io::Result<()>) -> Written {
-        let Self { offset_bytes, buffer } = self;
-        Written { offset_bytes, buffer, outcome }
+        let Self { offset_bytes, source } = self;
+        Written { offset_bytes, source, outcome }
     }
 }
 

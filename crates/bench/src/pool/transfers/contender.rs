@@ -22,10 +22,15 @@ pub(super) trait Contender {
     fn read(&mut self, offsets: &[u64]) -> Result<u64>;
 }
 
-/// What one write holds: each read of it begins with another number.
-pub(super) fn pattern() -> Buffer {
-    let mut pattern = Buffer::zeroed(WRITE_BYTES);
+/// What repeats in what is written.
+const PERIOD_BYTES: usize = 1 << 20;
+
+/// What one write holds, of so many bytes at its beginning: each read of a period begins with another
+/// number.
+pub(super) fn pattern(bytes: usize) -> Buffer {
+    let mut pattern = Buffer::zeroed(bytes);
     for (at, part) in pattern.chunks_exact_mut(READ_BYTES).enumerate() {
+        let at = at % (PERIOD_BYTES / READ_BYTES);
         part.fill(at as u8);
         part[..8]
             .copy_from_slice(&(at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
@@ -59,7 +64,7 @@ impl Pooled {
         let path = directory.join(format!("{engine}-{depth}"));
         let device = FileDevice::create(&path, bytes, &options)?;
         let read = (0..Self::BATCH).map(|_| Buffer::zeroed(READ_BYTES)).collect();
-        Ok(Self { device, pattern: pattern(), read })
+        Ok(Self { device, pattern: pattern(WRITE_BYTES), read })
     }
 }
 

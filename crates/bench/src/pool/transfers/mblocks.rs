@@ -1,12 +1,13 @@
 //! Objects of a pool: written with their checksums and committed, read and verified.
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
 use anyhow::Result;
 use bindery_pool::device::{Access, Options};
-use bindery_pool::mblock::Committed;
+use bindery_pool::mblock::{Committed, Writer};
 use bindery_pool::object::Object;
 use bindery_pool::{MediaClass, Pool};
 use bindery_sys::direct::Buffer;
@@ -15,15 +16,28 @@ use super::contender::{Contender, folded, pattern};
 use super::{READ_BYTES, WRITE_BYTES};
 use crate::pool::one_file;
 
+/// How objects are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// From memory that the pool shares, as the bare file has it, and committed while the next are.
+    Shared,
+    /// From memory that is copied, and committed while the next are written.
+    Copied,
+    /// From memory that is copied, and each committed before the next is begun.
+    OneByOne,
+}
+
 /// Objects that hold the file's bytes one after the other.
 pub(super) struct Mblocks {
+    path: PathBuf,
     pool: Pool,
     objects: Vec<Arc<Committed>>,
     bytes: u64,
     object_bytes: u64,
+    how: How,
     /// Reads block: so many threads read.
     threads: usize,
-    pattern: Buffer,
+    pattern: Arc<Buffer>,
 }
 
 impl Mblocks {
@@ -32,12 +46,28 @@ impl Mblocks {
         bytes: u64,
         object_bytes: u64,
         depth: usize,
+        how: How,
     ) -> Result<Self> {
         let options = Options { depth, ..Options::new(Access::Write) };
-        let path = directory.join(format!("mblocks-{depth}"));
+        let path = directory.join(format!("mblocks-{}-{depth}-{how:?}", object_bytes >> 20));
         let pool = one_file::create(&path, bytes, &options)?;
-        let (objects, pattern) = (Vec::new(), pattern());
-        Ok(Self { pool, objects, bytes, object_bytes, threads: depth, pattern })
+        let pattern = Arc::new(pattern((object_bytes as usize).min(WRITE_BYTES)));
+        let (objects, threads) = (Vec::new(), depth);
+        Ok(Self { path, pool, objects, bytes, object_bytes, how, threads, pattern })
+    }
+
+    fn append(&self, writer: &mut Writer, bytes: u64) -> Result<()> {
+        let rest = writer.length_bytes()..bytes;
+        for start in rest.step_by(self.pattern.len()) {
+            let part = &self.pattern[..(bytes - start).min(self.pattern.len() as u64) as usize];
+            match self.how {
+                How::Shared if part.len() == self.pattern.len() => {
+                    writer.append_shared(&self.pattern)?;
+                }
+                _ => writer.append(part)?,
+            }
+        }
+        Ok(())
     }
 
     fn read_by_one(&self, offsets: &[u64]) -> Result<u64> {
@@ -54,7 +84,12 @@ impl Mblocks {
 
 impl Contender for Mblocks {
     fn name(&self) -> String {
-        "mblocks".into()
+        let how = match self.how {
+            How::Shared => "",
+            How::Copied => ", copied",
+            How::OneByOne => ", copied, one by one",
+        };
+        format!("mblocks of {} MiB{how}", self.object_bytes >> 20)
     }
 
     fn empty(&mut self) -> Result<()> {
@@ -62,18 +97,26 @@ impl Contender for Mblocks {
             self.pool.delete(object.id())?;
         }
         self.pool.reclaim();
-        Ok(())
+        // The file system's own note of it.
+        Ok(File::open(&self.path)?.sync_data()?)
     }
 
     fn write(&mut self) -> Result<()> {
+        let committer = self.pool.committer()?;
         for start in (0..self.bytes).step_by(self.object_bytes as usize) {
             let bytes = self.object_bytes.min(self.bytes - start);
             let mut writer = self.pool.allocate_mblock(MediaClass::Capacity, bytes)?;
-            for _ in 0..bytes / WRITE_BYTES as u64 {
-                writer.append(&self.pattern)?;
+            self.append(&mut writer, bytes)?;
+            match self.how {
+                How::OneByOne => self.objects.push(writer.commit()?),
+                How::Shared | How::Copied => committer.commit(writer)?,
             }
-            self.objects.push(writer.commit()?);
         }
+        for committed in committer.finish() {
+            self.objects.push(committed?);
+        }
+        // As they were begun.
+        self.objects.sort_by_key(|object| object.id());
         Ok(())
     }
 

@@ -1,11 +1,13 @@
 //! `bindery bench pool`: what the pool costs over the bare file.
 //!
 //! The rival is a plain io_uring loop on a file opened with O_DIRECT, with none of the pool's code in
-//! between. Every contender has a file of its own in the same directory, and they take turns. A write is
-//! of 1 MiB after the other into a file without blocks, and ends with its sync; reads are of 4 KiB at
-//! random places, the same for all. Objects are appended to by 1 MiB, with their checksums, and each is
-//! committed, which is two syncs and the catalogue's record; they are read and verified by as many
-//! threads as reads are to be under way.
+//! between. Every contender has a file of its own in the same directory, and they take turns. Writes are
+//! of 2 MiB, one after the other, from one huge page, into a file without blocks, and end with its sync.
+//! What the device can do is what the bare file does at the best of the depths. Objects are written in
+//! the same way and from such a page, with their checksums, and each is committed, which is two syncs
+//! and the catalogue's record: by a committer while the next are written; and, as those do who have it
+//! simpler, from memory that is copied, and each before the next. Reads are of 4 KiB at random places,
+//! the same for all; objects are read and verified by as many threads as reads are to be under way.
 
 mod contender;
 mod mblocks;
@@ -21,13 +23,13 @@ use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
 use self::contender::{Contender, Pooled};
-use self::mblocks::Mblocks;
+use self::mblocks::{How, Mblocks};
 use self::raw::Raw;
 use super::cpu::with_cpu;
 use crate::harness::{Measured, SampleSet, Table, take_turns};
 
-/// Bytes of one sequential write.
-pub const WRITE_BYTES: usize = 1 << 20;
+/// Bytes of one sequential write: a huge page.
+pub const WRITE_BYTES: usize = 2 << 20;
 /// Bytes of one random read.
 pub const READ_BYTES: usize = 4096;
 
@@ -50,8 +52,8 @@ pub struct Options {
     pub directory: PathBuf,
     /// Length of each file, in MiB.
     pub file_mib: u64,
-    /// Length of each object, in MiB.
-    pub object_mib: u64,
+    /// Lengths of objects, in MiB. The first one's are read.
+    pub object_mib: Vec<u64>,
     /// How many transfers are under way at once.
     pub depths: Vec<usize>,
     /// Random reads in each round.
@@ -67,20 +69,22 @@ pub struct Report {
     pub work: Work,
     /// Length of each file, in MiB.
     pub file_mib: u64,
-    /// Length of each object, in MiB.
-    pub object_mib: u64,
+    /// Lengths of objects, in MiB.
+    pub object_mib: Vec<u64>,
     /// Random reads in each round.
     pub reads: usize,
-    /// One entry for each depth.
-    pub depths: Vec<Depth>,
+    /// Of writes one, of all depths; of reads one for each depth.
+    pub comparisons: Vec<Comparison>,
 }
 
-/// All contenders at one depth, taken in turns.
+/// Contenders that took turns.
 #[derive(Debug, Serialize)]
-pub struct Depth {
-    /// How many transfers are under way at once.
+pub struct Comparison {
+    /// How many transfers were under way at once, at most.
     pub depth: usize,
-    /// Rate and CPU time of each contender; the bare file comes first.
+    /// The place of the bare file that the others are compared with.
+    pub base: usize,
+    /// Rate and CPU time of each contender.
     pub contenders: Vec<SampleSet>,
 }
 
@@ -93,40 +97,93 @@ pub fn run(options: &Options) -> Result<Report> {
     ensure!(*rounds > 0, "--rounds must be at least 1");
     ensure!(*reads > 0, "--reads must be at least 1");
     ensure!((1..=1 << 20).contains(file_mib), "--file-mib must be from 1 to {}", 1 << 20);
-    ensure!((1..=1 << 20).contains(object_mib), "--object-mib must be from 1 to {}", 1 << 20);
+    ensure!(file_mib % 2 == 0, "--file-mib must be even: writes are of 2 MiB");
+    ensure!(
+        !object_mib.is_empty() && object_mib.iter().all(|mib| (1..=1 << 20).contains(mib)),
+        "--object-mib must be from 1 to {}",
+        1 << 20
+    );
     ensure!(
         !depths.is_empty() && depths.iter().all(|depth| (1..=4096).contains(depth)),
         "--depths must be from 1 to 4096"
     );
     let place = tempfile::tempdir_in(directory)
         .with_context(|| format!("cannot make files in {}", directory.display()))?;
-    let compare = |&depth: &usize| {
-        let contenders = contenders(place.path(), file_mib << 20, object_mib << 20, depth)?;
-        let contenders = match work {
-            Work::Write => write(contenders, *file_mib, *rounds)?,
-            Work::Read => read(contenders, file_mib << 20, *reads, *rounds)?,
-        };
-        Ok(Depth { depth, contenders })
+    let file = &Files { directory: place.path(), bytes: file_mib << 20 };
+    let comparisons = match work {
+        Work::Write => vec![compare_writes(file, object_mib, depths, *rounds)?],
+        Work::Read => {
+            let compare = |&depth| compare_reads(file, object_mib[0], depth, *reads, *rounds);
+            depths.iter().map(compare).collect::<Result<_>>()?
+        }
     };
-    let depths = depths.iter().map(compare).collect::<Result<_>>()?;
-    let (work, file_mib, object_mib, reads) = (*work, *file_mib, *object_mib, *reads);
-    Ok(Report { work, file_mib, object_mib, reads, depths })
+    let (work, file_mib, object_mib, reads) = (*work, *file_mib, object_mib.clone(), *reads);
+    Ok(Report { work, file_mib, object_mib, reads, comparisons })
 }
 
-/// The bare file first. An engine that the kernel refuses does not take part.
-fn contenders(
-    directory: &Path,
+/// Where contenders make files, and of how many bytes.
+struct Files<'a> {
+    directory: &'a Path,
     bytes: u64,
-    object_bytes: u64,
-    depth: usize,
-) -> Result<Vec<Box<dyn Contender>>> {
-    let mut contenders: Vec<Box<dyn Contender>> =
-        vec![Box::new(Raw::create(&directory.join("raw"), bytes, depth)?)];
-    for engine in Engine::ALL {
-        contenders.push(Box::new(Pooled::create(directory, bytes, engine, depth)?));
+}
+
+type Contenders = Vec<Box<dyn Contender>>;
+
+impl Files<'_> {
+    fn raw(&self, depth: usize) -> Result<Box<dyn Contender>> {
+        let path = self.directory.join(format!("raw-{depth}"));
+        Ok(Box::new(Raw::create(&path, self.bytes, depth)?))
     }
-    contenders.push(Box::new(Mblocks::create(directory, bytes, object_bytes, depth)?));
-    Ok(contenders)
+
+    fn device(&self, engine: Engine, depth: usize) -> Result<Box<dyn Contender>> {
+        Ok(Box::new(Pooled::create(self.directory, self.bytes, engine, depth)?))
+    }
+
+    fn mblocks(&self, mib: u64, depth: usize, how: How) -> Result<Box<dyn Contender>> {
+        Ok(Box::new(Mblocks::create(self.directory, self.bytes, mib << 20, depth, how)?))
+    }
+}
+
+/// The bare file at each depth, of which the fastest is what the others are compared with; the pool's
+/// devices; and objects of each length.
+fn compare_writes(
+    files: &Files<'_>,
+    object_mib: &[u64],
+    depths: &[usize],
+    rounds: usize,
+) -> Result<Comparison> {
+    let depth = depths.iter().copied().max().expect("there is a depth");
+    let mut contenders: Contenders =
+        depths.iter().map(|&depth| files.raw(depth)).collect::<Result<_>>()?;
+    for engine in Engine::ALL {
+        contenders.push(files.device(engine, depth)?);
+    }
+    for &mib in object_mib {
+        for how in [How::Shared, How::Copied, How::OneByOne] {
+            contenders.push(files.mblocks(mib, depth, how)?);
+        }
+    }
+    let contenders = write(contenders, files.bytes >> 20, rounds)?;
+    let rate = |at: &usize| contenders[*at].figures[0].median;
+    let base = (0..depths.len()).max_by(|a, b| rate(a).total_cmp(&rate(b)));
+    Ok(Comparison { depth, base: base.expect("there is a depth"), contenders })
+}
+
+/// The bare file first.
+fn compare_reads(
+    files: &Files<'_>,
+    object_mib: u64,
+    depth: usize,
+    reads: usize,
+    rounds: usize,
+) -> Result<Comparison> {
+    let mut contenders: Contenders = vec![files.raw(depth)?];
+    for engine in Engine::ALL {
+        contenders.push(files.device(engine, depth)?);
+    }
+    contenders.push(files.mblocks(object_mib, depth, How::Shared)?);
+    let contenders = read(contenders, files.bytes, reads, rounds)?;
+    Ok(Comparison { depth, base: 0, contenders })
 }
 
 fn names(contenders: &[Box<dyn Contender>]) -> Vec<String> {
@@ -140,9 +197,10 @@ fn write(
 ) -> Result<Vec<SampleSet>> {
     take_turns(rounds, &names(&contenders), |who| {
         let contender = &mut contenders[who];
-        contender.empty()?;
         let (elapsed, cpu, outcome) = with_cpu(|| contender.write());
         outcome?;
+        // So that one file at a time has blocks.
+        contender.empty()?;
         Ok(Measured::new("written", "MiB/s", mib as f64 / elapsed.as_secs_f64()).and(
             "CPU",
             "µs/MiB",
@@ -176,14 +234,12 @@ fn read(
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Depth { depth, contenders } in &self.depths {
+        for Comparison { depth, base, contenders } in &self.comparisons {
             let title = match self.work {
-                Work::Write => {
-                    format!("{} MiB written by 1 MiB and synced, {depth} at once", self.file_mib)
-                }
+                Work::Write => format!("{} MiB written by 2 MiB and synced", self.file_mib),
                 Work::Read => format!("{} random reads of 4 KiB, {depth} at once", self.reads),
             };
-            writeln!(f, "{}", Table::of_samples(title, contenders, 0))?;
+            writeln!(f, "{}", Table::of_samples(title, contenders, *base))?;
         }
         Ok(())
     }
@@ -200,8 +256,8 @@ mod tests {
         let options = Options {
             work: Work::Read,
             directory: directory.path().into(),
-            file_mib: 3,
-            object_mib: 2,
+            file_mib: 6,
+            object_mib: vec![4, 1],
             depths: vec![1, 4],
             reads: 300,
             rounds: 1,
@@ -211,15 +267,18 @@ mod tests {
                 Ok(report) => report,
                 Err(error) => return bindery_testkit::skipped!("{error:#}"),
             };
-            assert_eq!(report.depths.len(), 2);
+            assert_eq!(report.comparisons.len(), if work == Work::Read { 2 } else { 1 });
             assert!(report.to_string().contains("4 at once"), "{report}");
+            assert!(report.to_string().contains("mblocks of 4 MiB"), "{report}");
         }
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         for wrong in [
             Options { rounds: 0, ..options.clone() },
             Options { depths: vec![0], ..options.clone() },
             Options { file_mib: 0, ..options.clone() },
-            Options { object_mib: 0, ..options.clone() },
+            Options { file_mib: 3, ..options.clone() },
+            Options { object_mib: vec![0], ..options.clone() },
+            Options { object_mib: vec![], ..options.clone() },
             Options { directory: "/nonexistent".into(), ..options },
         ] {
             assert!(run(&wrong).is_err());

@@ -34,7 +34,7 @@ impl Raw {
         file.set_len(bytes)?;
         let ring = IoUring::new(depth as u32).context("io_uring is refused")?;
         let read = (0..depth).map(|_| Buffer::zeroed(READ_BYTES)).collect();
-        Ok(Self { ring, file, bytes, depth, pattern: pattern(), read })
+        Ok(Self { ring, file, bytes, depth, pattern: pattern(WRITE_BYTES), read })
     }
 
     /// Has `depth` of so many operations under way until all are done. `entry` makes one, of an
@@ -76,7 +76,7 @@ impl Raw {
 
 impl Contender for Raw {
     fn name(&self) -> String {
-        "bare file".into()
+        format!("bare file, {} at once", self.depth)
     }
 
     fn empty(&mut self) -> Result<()> {

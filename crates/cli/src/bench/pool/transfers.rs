@@ -13,9 +13,6 @@ pub(crate) struct PoolArgs {
     /// Length of each file, in MiB
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     file_mib: u64,
-    /// Length of each object, in MiB
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    object_mib: u64,
     /// Interleaved rounds; medians are shown
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -25,8 +22,12 @@ pub(crate) struct PoolArgs {
 pub(crate) struct PoolWriteArgs {
     #[command(flatten)]
     common: PoolArgs,
-    /// Numbers of writes under way at once
-    #[arg(long, value_delimiter = ',', default_value = "1,8")]
+    /// Lengths of objects, in MiB
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64")]
+    object_mib: Vec<u64>,
+    /// Numbers of writes under way at once: the bare file's at its best is what the others are
+    /// compared with, and the pool's devices are made for the most
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
     depths: Vec<usize>,
 }
 
@@ -34,6 +35,9 @@ pub(crate) struct PoolWriteArgs {
 pub(crate) struct PoolReadArgs {
     #[command(flatten)]
     common: PoolArgs,
+    /// Length of each object, in MiB
+    #[arg(long, default_value_t = 32)]
+    object_mib: u64,
     /// Numbers of reads under way at once
     #[arg(long, value_delimiter = ',', default_value = "1,2,8,32")]
     depths: Vec<usize>,
@@ -44,23 +48,29 @@ pub(crate) struct PoolReadArgs {
 
 impl PoolWriteArgs {
     pub(super) fn run(&self) -> Result<Report, String> {
-        self.common.run(Work::Write, &self.depths, 1)
+        self.common.run(Work::Write, &self.object_mib, &self.depths, 1)
     }
 }
 
 impl PoolReadArgs {
     pub(super) fn run(&self) -> Result<Report, String> {
-        self.common.run(Work::Read, &self.depths, self.reads)
+        self.common.run(Work::Read, &[self.object_mib], &self.depths, self.reads)
     }
 }
 
 impl PoolArgs {
-    fn run(&self, work: Work, depths: &[usize], reads: usize) -> Result<Report, String> {
+    fn run(
+        &self,
+        work: Work,
+        object_mib: &[u64],
+        depths: &[usize],
+        reads: usize,
+    ) -> Result<Report, String> {
         let options = Options {
             work,
             directory: self.directory.clone(),
             file_mib: self.file_mib,
-            object_mib: self.object_mib,
+            object_mib: object_mib.to_vec(),
             depths: depths.to_vec(),
             reads,
             rounds: self.rounds,

@@ -1,0 +1,205 @@
+//! Making written objects durable, then visible, one alone or several with the same syncs.
+
+use std::io;
+use std::sync::Arc;
+
+use bindery_sys::direct::Buffer;
+use thiserror::Error;
+
+use super::checksum::table_checksum;
+use super::committed::Committed;
+use super::local::Local;
+use super::writer::{AppendError, Writer};
+use crate::catalogue::CatalogueError;
+use crate::format::record::MblockEntry;
+#[cfg(feature = "archive")]
+use crate::format::record::ObjectEntry;
+use crate::object::Object;
+use crate::pool::member::Member;
+use crate::{BLOCK_BYTES, ObjectId};
+
+/// An object could not be committed.
+#[derive(Debug, Error)]
+pub enum CommitError {
+    /// It has no bytes. It is aborted.
+    #[error("object {0} is empty: append to it before committing it, or abort it")]
+    Empty(ObjectId),
+    /// It could not be written. It is aborted.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+    /// The device could not make it durable. It is aborted, and so will be every other object of that
+    /// device until the pool is opened again.
+    #[error(
+        "object {object} could not be made durable, and is lost; nothing can be committed on {device} \
+         until the pool is opened again: {source}"
+    )]
+    Sync {
+        /// The object.
+        object: ObjectId,
+        /// The device.
+        device: String,
+        /// What it said.
+        source: Arc<io::Error>,
+    },
+    /// The catalogue did not take it. Where it is full the object is aborted; where it failed, it is
+    /// seen when the pool is opened again whether the object was committed.
+    #[error("object {object} could not be committed: {source}")]
+    Catalogue {
+        /// The object.
+        object: ObjectId,
+        /// Why.
+        source: CatalogueError,
+    },
+}
+
+/// What became of an object that was to be committed.
+pub(super) type Outcome = Result<Arc<Committed>, CommitError>;
+
+/// An object of which everything, its checksums too, is on its way to the device.
+#[derive(Debug)]
+pub(super) struct Sealed {
+    writer: Writer,
+    entry: MblockEntry,
+}
+
+/// One of which everything is on the device, though a crash may still take it.
+#[derive(Debug)]
+pub(super) struct Written(Sealed);
+
+/// One that a crash leaves where it is, and that nobody knows of.
+struct Durable {
+    sealed: Sealed,
+    new: Arc<Committed>,
+}
+
+impl Writer {
+    /// Makes it an object of the pool: durable, visible to all, and never changed again. Blocks for two
+    /// syncs, which it shares with others that commit at the same time. What was allocated and not
+    /// written is free again.
+    ///
+    /// Who writes one object after the other, and waits for each, leaves the device idle for the length
+    /// of two syncs between them: see [`Committer`](super::Committer).
+    ///
+    /// # Errors
+    /// See [`CommitError`].
+    pub fn commit(self) -> Result<Arc<Committed>, CommitError> {
+        let written = self.seal()?.end()?;
+        commit_all(vec![written]).pop().expect("there is an outcome for each object")
+    }
+
+    /// As [`commit`](Self::commit), of an object that was somewhere else before.
+    #[cfg(feature = "archive")]
+    pub(crate) fn settle(self) -> Result<Arc<Committed>, CommitError> {
+        let written = self.seal()?.end()?;
+        let member = &written.0.writer.member;
+        let synced = member.syncs.sync(&*member.device);
+        let durable = written.after(&synced)?;
+        let core = Arc::clone(&durable.sealed.writer.core);
+        let moved = core.move_to(ObjectEntry::Mblock(durable.sealed.entry));
+        let new = durable.entered(moved)?;
+        core.adopt(&new);
+        Ok(new)
+    }
+
+    /// Begins to write what is left of it, and gives back what is not needed.
+    pub(super) fn seal(mut self) -> Result<Sealed, CommitError> {
+        if self.length_bytes == 0 {
+            return Err(CommitError::Empty(self.id));
+        }
+        self.check(0)?;
+        self.begin_tail()?;
+        let table_checksum = self.begin_table()?;
+        self.trim();
+        let Self { id, length_bytes, data, table, .. } = self;
+        let entry = MblockEntry { id, length_bytes, data, table, table_checksum };
+        Ok(Sealed { writer: self, entry })
+    }
+
+    /// Begins to write the checksums, and says what theirs is.
+    fn begin_table(&mut self) -> Result<u32, AppendError> {
+        let bytes = self.checksums.len() * size_of::<u32>();
+        let mut table = Buffer::zeroed(bytes.next_multiple_of(BLOCK_BYTES));
+        let (places, _) = table[..bytes].as_chunks_mut();
+        places.iter_mut().zip(&self.checksums).for_each(|(to, from)| *to = from.to_le_bytes());
+        let checksum = table_checksum(self.id, &table[..bytes]);
+        self.begin_write(self.table.offset_bytes, table.into())?;
+        Ok(checksum)
+    }
+}
+
+impl Sealed {
+    /// How many bytes it has.
+    pub(super) fn length_bytes(&self) -> u64 {
+        self.entry.length_bytes
+    }
+
+    /// Waits until all of it is written.
+    pub(super) fn end(mut self) -> Result<Written, CommitError> {
+        self.writer.end_writes()?;
+        Ok(Written(self))
+    }
+}
+
+impl Written {
+    /// What it is after a sync of its device that began since.
+    fn after(self, synced: &Result<(), Arc<io::Error>>) -> Result<Durable, CommitError> {
+        let Self(mut sealed) = self;
+        let Sealed { writer, entry } = &mut sealed;
+        if let Err(source) = synced {
+            let (object, device) = (entry.id, writer.member.label.clone());
+            return Err(CommitError::Sync { object, device, source: Arc::clone(source) });
+        }
+        let checksums = std::mem::take(&mut writer.checksums);
+        let local = Local::written(*entry, Arc::clone(&writer.member), checksums);
+        let new = Arc::new(Committed::on_device(local, Some(Arc::clone(&writer.core.uses))));
+        Ok(Durable { sealed, new })
+    }
+}
+
+impl Durable {
+    /// What it is when the catalogue has taken its record, or has not.
+    fn entered(self, submitted: Result<(), CatalogueError>) -> Outcome {
+        let Self { sealed: Sealed { mut writer, entry }, new } = self;
+        if let Err(source) = submitted {
+            if matches!(source, CatalogueError::Failed(_)) {
+                // It may be durable: its space is nobody else's before the pool is opened again.
+                writer.keep_space();
+            }
+            return Err(CommitError::Catalogue { object: entry.id, source });
+        }
+        writer.keep_space();
+        writer.member.settle(entry.data.bytes + entry.table.bytes);
+        Ok(new)
+    }
+}
+
+/// Commits objects of one pool: with one sync of each device that has any of them, and one of the
+/// catalogue. The outcomes, in no particular order.
+pub(super) fn commit_all(group: Vec<Written>) -> Vec<Outcome> {
+    let mut outcomes = Vec::with_capacity(group.len());
+    let mut durable = Vec::with_capacity(group.len());
+    let mut synced: Vec<(Arc<Member>, Result<(), Arc<io::Error>>)> = Vec::new();
+    for written in group {
+        let member = &written.0.writer.member;
+        let at = synced.iter().position(|(other, _)| Arc::ptr_eq(other, member));
+        let at = at.unwrap_or_else(|| {
+            let outcome = member.syncs.sync(&*member.device);
+            synced.push((Arc::clone(member), outcome));
+            synced.len() - 1
+        });
+        match written.after(&synced[at].1) {
+            Ok(written) => durable.push(written),
+            Err(error) => outcomes.push(Err(error)),
+        }
+    }
+    let Some(first) = durable.first() else { return outcomes };
+    let core = Arc::clone(&first.sealed.writer.core);
+    let entered = core.commit_all(durable.iter().map(|durable| &durable.new));
+    outcomes.extend(durable.into_iter().zip(entered).map(|(durable, entered)| {
+        let new = durable.entered(entered)?;
+        new.use_it();
+        core.counters.committed(new.length_bytes());
+        Ok(new)
+    }));
+    outcomes
+}
