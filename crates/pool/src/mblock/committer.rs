@@ -97,12 +97,14 @@ impl Committer {
     }
 
     /// What has become of objects since this was asked last, in any order.
+    #[must_use = "nothing else says which objects were lost"]
     pub fn outcomes(&self) -> Vec<Result<Arc<Committed>, CommitError>> {
         std::mem::take(&mut self.shared.state().outcomes)
     }
 
     /// Waits until all objects that were handed in are committed, or could not be. What has become of
     /// those of which that was not told yet, in any order.
+    #[must_use = "nothing else says which objects were lost"]
     pub fn finish(mut self) -> Vec<Result<Arc<Committed>, CommitError>> {
         self.close();
         self.outcomes()

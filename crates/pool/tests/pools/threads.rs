@@ -219,6 +219,29 @@ fn commits_of_several_threads_share_syncs() {
 }
 
 #[test]
+fn objects_that_are_handed_in_share_syncs_and_nobody_waits_for_them() {
+    const OBJECTS: u64 = 64;
+    let rig = Rig::new(&[(MediaClass::Capacity, 8 * MIB)]);
+    let (pool, slow) = slow_pool(&rig, 512 << 10);
+    pool.allocate_mblock(MediaClass::Capacity, 1).unwrap().abort();
+    let before = slow.syncs.load(Ordering::SeqCst);
+    let committer = pool.committer().unwrap();
+    let mut early = 0;
+    for seed in 0..OBJECTS {
+        let mut writer = pool.allocate_mblock(MediaClass::Capacity, 4096).unwrap();
+        writer.append(&Written { seed, length: 4000 }.bytes()).unwrap();
+        committer.commit(writer).unwrap();
+        early += committer.outcomes().into_iter().map(|outcome| outcome.unwrap()).count() as u64;
+    }
+    let late = committer.finish().into_iter().map(|outcome| outcome.unwrap()).count() as u64;
+    assert_eq!(early + late, OBJECTS);
+    let syncs = slow.syncs.load(Ordering::SeqCst) - before;
+    // Each alone: two.
+    assert!(syncs < OBJECTS, "{syncs} syncs for {OBJECTS} objects");
+    assert_eq!(pool.list().len() as u64, OBJECTS);
+}
+
+#[test]
 fn commits_that_meet_a_compaction_are_not_lost() {
     let rig = Rig::new(&[(MediaClass::Capacity, 8 * MIB)]);
     let (pool, _) = slow_pool(&rig, CATALOGUE_BYTES);

@@ -25,8 +25,7 @@ pub(crate) struct PoolWriteArgs {
     /// Lengths of objects, in MiB
     #[arg(long, value_delimiter = ',', default_value = "1,16,64")]
     object_mib: Vec<u64>,
-    /// Numbers of writes under way at once: the bare file's at its best is what the others are
-    /// compared with, and the pool's devices are made for the most
+    /// Numbers of the bare file's writes under way at once; the pool's devices take the most
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
     depths: Vec<usize>,
 }
