@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use bindery_units::{HostAddress, PAGE_BYTES};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
-use crate::mapped::{View, pages_mapped};
+use crate::mapped::{View, runs_mapped};
 use crate::mapping::Mapping;
 use crate::memfd;
 use crate::pagemap::Pagemap;
@@ -193,20 +193,22 @@ impl Demand {
         unsafe { crate::mapping::advise(start, bytes, libc::MADV_DONTNEED) }
     }
 
-    /// How many pages of a range are in this process's page tables.
+    /// Tells of each run of pages of a range that is in this process's page tables: its first page,
+    /// counted from the range's beginning, and how many.
     ///
     /// # Errors
     /// As [`Pagemap::scan`].
     ///
     /// # Panics
     /// If the range leaves the memory.
-    pub fn pages_mapped(
+    pub fn runs_mapped(
         &self,
         pagemap: &Pagemap,
         offset_bytes: usize,
         bytes: usize,
-    ) -> io::Result<u64> {
-        pages_mapped(pagemap, self.view(offset_bytes, bytes).address(), bytes)
+        found: &mut dyn FnMut(u64, u64),
+    ) -> io::Result<()> {
+        runs_mapped(pagemap, self.view(offset_bytes, bytes).address(), bytes, found)
     }
 }
 

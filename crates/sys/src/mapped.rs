@@ -9,6 +9,7 @@ use bindery_units::{HostAddress, PAGE_BYTES};
 
 use crate::mapping::{self, Mapping};
 use crate::pagemap::{EXTENTS_PER_CALL_MAX, Extent, Pagemap, Query, category};
+use crate::userfault::{Userfault, feature, mode};
 
 /// A file mapped shared and read-only, where the kernel can use huge pages for what it caches of it.
 ///
@@ -61,20 +62,39 @@ impl MappedFile {
         unsafe { mapping::advise(start, bytes, libc::MADV_POPULATE_READ) }
     }
 
-    /// How many pages of a range are in the page tables.
+    /// Tells of each run of pages of a range that is in the page tables: its first page, counted from
+    /// the range's beginning, and how many.
     ///
     /// # Errors
     /// As [`Pagemap::scan`].
     ///
     /// # Panics
     /// If the range leaves the mapping.
-    pub fn pages_mapped(
+    pub fn runs_mapped(
         &self,
         pagemap: &Pagemap,
         offset_bytes: usize,
         bytes: usize,
-    ) -> io::Result<u64> {
-        pages_mapped(pagemap, self.range(offset_bytes, bytes), bytes)
+        found: &mut dyn FnMut(u64, u64),
+    ) -> io::Result<()> {
+        runs_mapped(pagemap, self.range(offset_bytes, bytes), bytes, found)
+    }
+
+    /// Has each fault map the page that was touched, and not those around it that are cached, while the
+    /// result lives. What is in the page tables after [`forget`](Self::forget) was then touched, page by
+    /// page; to touch many pages costs more.
+    ///
+    /// It is a side effect: of a mapping that is registered for write protection the kernel maps no
+    /// neighbours (`uffd_disable_fault_around`). Nothing is ever protected.
+    ///
+    /// # Errors
+    /// `EINVAL` before Linux 6.7; `EPERM` if the file was not opened for writing; as
+    /// [`Userfault::open_for_user_mode`].
+    pub fn fault_singly(&self) -> io::Result<Userfault> {
+        let userfault = Userfault::open_for_user_mode(feature::WP_ASYNC)?;
+        // SAFETY: needs somebody who serves the faults: with WP_ASYNC the kernel does, and reports none.
+        unsafe { userfault.register(self.address(), self.bytes(), mode::WP)? };
+        Ok(userfault)
     }
 
     /// A part of it.
@@ -103,19 +123,26 @@ impl MappedFile {
     }
 }
 
-/// How many pages of a range are in this process's page tables.
-pub(crate) fn pages_mapped(pagemap: &Pagemap, start: HostAddress, bytes: usize) -> io::Result<u64> {
+/// Tells of each run of pages of a range that is in this process's page tables.
+pub(crate) fn runs_mapped(
+    pagemap: &Pagemap,
+    start: HostAddress,
+    bytes: usize,
+    found: &mut dyn FnMut(u64, u64),
+) -> io::Result<()> {
     let query = Query { require: category::PRESENT, report: category::PRESENT, ..Query::default() };
     let mut extents = [Extent::default(); EXTENTS_PER_CALL_MAX];
-    let (mut at, mut pages) = (start, 0);
+    let mut at = start;
     let end = start.plus(bytes);
     while at < end {
         let scanned = pagemap.scan(at, end.0 - at.0, query, &mut extents)?;
-        let found = &extents[..scanned.extents];
-        pages += found.iter().map(|extent| extent.pages() as u64).sum::<u64>();
+        for extent in &extents[..scanned.extents] {
+            let first_page = (extent.start - start.0 as u64) / PAGE_BYTES as u64;
+            found(first_page, extent.pages() as u64);
+        }
         at = scanned.resume_at;
     }
-    Ok(pages)
+    Ok(())
 }
 
 /// Readable bytes that this program may not write, while others may: the kernel, when it evicts pages
@@ -242,6 +269,29 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
 
+    fn mapped_pages(mapped: &MappedFile, pagemap: &Pagemap) -> Vec<u64> {
+        let mut found = Vec::new();
+        let mut keep = |first: u64, pages: u64| found.extend(first..first + pages);
+        mapped.runs_mapped(pagemap, 0, 64 * PAGE_BYTES, &mut keep).unwrap();
+        found
+    }
+
+    #[test]
+    fn a_fault_may_map_what_was_touched_alone() {
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        file.write_all_at(&vec![5; 64 * PAGE_BYTES], 0).unwrap();
+        let mapped = MappedFile::map(file.as_fd(), 4 << 20).unwrap();
+        let pagemap = Pagemap::of_self().unwrap();
+        let singly = mapped.fault_singly().unwrap();
+        let touched = [3, 4, 40];
+        touched.iter().for_each(|page| _ = mapped.view(page * PAGE_BYTES, 1).byte(0));
+        assert_eq!(mapped_pages(&mapped, &pagemap), [3, 4, 40]);
+        drop(singly);
+        mapped.forget(0, 64 * PAGE_BYTES).unwrap();
+        assert_eq!(mapped.view(8 * PAGE_BYTES, 1).byte(0), 5);
+        assert!(mapped_pages(&mapped, &pagemap).len() > 1);
+    }
+
     #[test]
     fn a_file_is_seen_and_forgotten_and_seen_again() {
         let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -250,7 +300,7 @@ mod tests {
         assert!(mapped.address().0.is_multiple_of(2 << 20));
         mapped.advise_random().unwrap();
         let pagemap = Pagemap::of_self().unwrap();
-        let pages = || mapped.pages_mapped(&pagemap, 0, 64 * PAGE_BYTES).unwrap();
+        let pages = || mapped_pages(&mapped, &pagemap).len();
         assert_eq!(pages(), 0);
         mapped.populate(0, 64 * PAGE_BYTES).unwrap();
         assert_eq!(pages(), 64);

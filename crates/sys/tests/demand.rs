@@ -109,7 +109,13 @@ fn what_is_forgotten_is_there_without_fetching() {
     let source = Arc::new(Numbers::default());
     let (demand, pagemap) = (numbers(&source), Pagemap::of_self().unwrap());
     demand.view(0, PAGES * PAGE_BYTES).touch();
-    let mapped = || demand.pages_mapped(&pagemap, 0, PAGES * PAGE_BYTES).unwrap();
+    let mapped = || {
+        let mut mapped = 0;
+        demand
+            .runs_mapped(&pagemap, 0, PAGES * PAGE_BYTES, &mut |_, pages| mapped += pages)
+            .unwrap();
+        mapped
+    };
     assert_eq!(mapped(), PAGES as u64);
     demand.forget(0, PAGES * PAGE_BYTES).unwrap();
     assert_eq!(mapped(), 0);

@@ -54,12 +54,29 @@ pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
     fn allocated_bytes(&self) -> Option<u64>;
     /// How many pages of an object are in memory.
     fn resident_pages(&self, object: usize) -> Result<u64, EvictError>;
-    /// How many of them this process has in its page tables.
-    fn mapped_pages(&self, pagemap: &Pagemap, object: usize) -> Result<u64, EvictError>;
+    /// Tells of each run of an object's pages that this process has in its page tables: the first, and
+    /// how many.
+    fn mapped_runs(
+        &self,
+        pagemap: &Pagemap,
+        object: usize,
+        found: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), EvictError>;
+    /// How many pages those are.
+    fn mapped_pages(&self, pagemap: &Pagemap, object: usize) -> Result<u64, EvictError> {
+        let mut mapped = 0;
+        self.mapped_runs(pagemap, object, &mut |_, pages| mapped += pages)?;
+        Ok(mapped)
+    }
+    /// From now on a fault maps the page that was touched and no others, as far as the kernel can do
+    /// that for this memory.
+    fn fault_singly(&self) {}
     /// Takes pages out of this process's page tables; they stay in memory.
     fn forget(&self, run: PageRun) -> Result<(), EvictError>;
     /// Gives the memory of objects back, as far as the kernel takes it.
     fn evict(&self, objects: &[usize]) -> Result<(), EvictError>;
+    /// Gives the memory of these pages back, as far as the kernel takes it.
+    fn evict_pages(&self, run: PageRun) -> Result<(), EvictError>;
     /// Whether pages of an object were fetched since this was last asked, as far as the back end knows.
     fn take_fetched(&self, object: usize) -> bool;
     /// What the reaper imposes.

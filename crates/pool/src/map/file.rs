@@ -166,21 +166,27 @@ impl BackEnd for FileMap {
         self.resident_in(start, start + bytes).map_err(self.failed("count the pages", object))
     }
 
-    fn mapped_pages(&self, pagemap: &Pagemap, object: usize) -> Result<u64, EvictError> {
+    fn mapped_runs(
+        &self,
+        pagemap: &Pagemap,
+        object: usize,
+        found: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), EvictError> {
         let (start, bytes) = self.place(self.whole(object));
-        let pages = |window: &Arc<Window>| {
+        for window in self.window.device().windows() {
             let mapped = window.mapped();
             // What grew beyond a window is in a longer one.
             let bytes = bytes.min((mapped.bytes() as u64).saturating_sub(start));
-            if bytes == 0 {
-                Ok(0)
-            } else {
-                mapped.pages_mapped(pagemap, start as usize, bytes as usize)
+            if bytes > 0 {
+                let seen = mapped.runs_mapped(pagemap, start as usize, bytes as usize, found);
+                seen.map_err(self.failed("find the mapped pages", object))?;
             }
-        };
-        let windows = self.window.device().windows();
-        let pages = windows.iter().map(pages).sum::<std::io::Result<u64>>();
-        pages.map_err(self.failed("find the mapped pages", object))
+        }
+        Ok(())
+    }
+
+    fn fault_singly(&self) {
+        self.window.fault_singly();
     }
 
     fn forget(&self, run: PageRun) -> Result<(), EvictError> {
@@ -220,6 +226,12 @@ impl BackEnd for FileMap {
             }
         }
         Ok(())
+    }
+
+    fn evict_pages(&self, run: PageRun) -> Result<(), EvictError> {
+        let (start, bytes) = self.place(run);
+        let evicted = self.evict_range(start, start + bytes);
+        evicted.map_err(self.failed("evict pages", run.object))
     }
 
     fn take_fetched(&self, _object: usize) -> bool {

@@ -218,10 +218,15 @@ impl BackEnd for MemoryMap {
         Ok(cached.resident_pages)
     }
 
-    fn mapped_pages(&self, pagemap: &Pagemap, object: usize) -> Result<u64, EvictError> {
+    fn mapped_runs(
+        &self,
+        pagemap: &Pagemap,
+        object: usize,
+        found: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), EvictError> {
         let (start, bytes) = (self.content.layout.base_bytes(object), self.bytes_of(object));
-        let pages = self.demand.pages_mapped(pagemap, start, bytes);
-        pages.map_err(self.failed("find the mapped pages", object))
+        let seen = self.demand.runs_mapped(pagemap, start, bytes, found);
+        seen.map_err(self.failed("find the mapped pages", object))
     }
 
     fn forget(&self, run: PageRun) -> Result<(), EvictError> {
@@ -237,6 +242,12 @@ impl BackEnd for MemoryMap {
             evicted.map_err(self.failed("evict the pages", object))?;
         }
         Ok(())
+    }
+
+    fn evict_pages(&self, run: PageRun) -> Result<(), EvictError> {
+        let first = self.content.layout.first_page(run.object) + run.first_page as usize;
+        let evicted = self.demand.evict(first * PAGE_BYTES, run.pages as usize * PAGE_BYTES);
+        evicted.map_err(self.failed("evict pages", run.object))
     }
 
     fn take_fetched(&self, object: usize) -> bool {

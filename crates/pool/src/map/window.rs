@@ -3,12 +3,13 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bindery_sys::mapped::MappedFile;
 use bindery_sys::memfd;
 use bindery_sys::published::Published;
 use bindery_sys::sigbus::{self, Registration, Serve};
+use bindery_sys::userfault::Userfault;
 use bindery_units::HostAddress;
 
 use super::error::MapError;
@@ -30,6 +31,8 @@ pub(super) struct DeviceFile {
 #[derive(Debug)]
 pub(super) struct Window {
     _registration: Registration,
+    /// Ends before its mapping does.
+    singly: OnceLock<Option<Userfault>>,
     mapped: MappedFile,
     access: Access,
     tenants: Arc<Tenants>,
@@ -144,11 +147,18 @@ impl Window {
         let registration = sigbus::register(start, bytes, server);
         let registration = registration.map_err(MapError::of_system("handle SIGBUS"))?;
         let device = Arc::clone(device);
-        Ok(Self { _registration: registration, mapped, access, tenants, device })
+        let singly = OnceLock::new();
+        Ok(Self { _registration: registration, singly, mapped, access, tenants, device })
     }
 
     pub(super) fn mapped(&self) -> &MappedFile {
         &self.mapped
+    }
+
+    /// From now on a fault maps the page that was touched and no others, where the kernel can do that.
+    pub(super) fn fault_singly(&self) {
+        // Without it, neighbours of what was touched count as touched.
+        self.singly.get_or_init(|| self.mapped.fault_singly().ok());
     }
 
     pub(super) fn device(&self) -> &DeviceFile {

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use bindery_sys::pagemap::Pagemap;
 
+use super::heat::{Heat, LEVELS};
+use super::settings::Settings;
 use crate::map::{BackEndKind, EvictError, Identity, Mapped, PageRun, Temperature};
 
 /// What the kernel maps around a page that is touched (`fault_around_bytes` is 64 KiB by default), and so
@@ -29,11 +31,29 @@ pub(super) struct Cell {
     /// How many of its pages were in the page tables when the probe had been laid.
     probe: Option<u64>,
     resident_pages: u64,
+    /// Where pages are evicted.
+    pages: Option<Pages>,
+}
+
+/// What is known of an object's pages.
+#[derive(Debug)]
+struct Pages {
+    heat: Heat,
+    /// When they were taken out of the page tables, so that accesses show.
+    forgotten: Option<Duration>,
+    cooled: Duration,
 }
 
 impl Cell {
     pub(super) fn new(identity: Identity, now: Duration) -> Self {
-        Self { identity, owners: Vec::new(), accessed: now, probe: None, resident_pages: 0 }
+        Self {
+            identity,
+            owners: Vec::new(),
+            accessed: now,
+            probe: None,
+            resident_pages: 0,
+            pages: None,
+        }
     }
 
     pub(super) fn add(&mut self, map: &Arc<Mapped>, object: usize) {
@@ -41,10 +61,11 @@ impl Cell {
     }
 
     /// What was known of the same memory, if it is the same: an address may be used again.
-    pub(super) fn inherit(&mut self, old: &Self) {
+    pub(super) fn inherit(&mut self, old: &mut Self) {
         if old.owner().is_some() {
             (self.accessed, self.probe) = (old.accessed, old.probe);
             self.resident_pages = old.resident_pages;
+            self.pages = old.pages.take();
         }
     }
 
@@ -102,6 +123,69 @@ impl Cell {
             map.back_end.mapped_pages(pagemap, object)?
         });
         Ok(())
+    }
+
+    /// Sees what is in memory, and which pages were accessed. Every now and then all are taken out of the
+    /// page tables, so that the next accesses show.
+    pub(super) fn visit_pages(
+        &mut self,
+        pagemap: &Pagemap,
+        now: Duration,
+        settings: &Settings,
+    ) -> Result<(), EvictError> {
+        let Some((map, object)) = self.owner() else { return Ok(()) };
+        let of_object = map.pages_of(object);
+        let new = || Pages { heat: Heat::new(of_object), forgotten: None, cooled: now };
+        let pages = self.pages.get_or_insert_with(new);
+        self.resident_pages = map.back_end.resident_pages(object)?;
+        let is_due =
+            pages.forgotten.is_none_or(|at| now.saturating_sub(at) >= settings.page_interval);
+        // What is there though it was forgotten was accessed since.
+        let shows = is_due && pages.forgotten.is_some();
+        let mut mapped = 0;
+        map.back_end.mapped_runs(pagemap, object, &mut |first, count| {
+            mapped += count;
+            pages.heat.see(first, count);
+            if shows {
+                pages.heat.warm(first, count);
+            }
+        })?;
+        if mapped > 0 {
+            self.accessed = now;
+        }
+        if is_due {
+            pages.forgotten = Some(now);
+            map.back_end.forget(PageRun { object, first_page: 0, pages: of_object })?;
+        }
+        if now.saturating_sub(pages.cooled) >= settings.page_cooling {
+            pages.heat.cool();
+            pages.cooled = now;
+        }
+        Ok(())
+    }
+
+    /// Counts its pages in memory by their warmth, if it was visited for them.
+    pub(super) fn count_pages(&self, counts: &mut [u64; LEVELS]) {
+        if let Some(pages) = &self.pages {
+            pages.heat.count(counts);
+        }
+    }
+
+    /// Evicts its pages below a warmth, and up to `more` of just that warmth, and counts again what is in
+    /// memory. How many of the latter there were.
+    pub(super) fn evict_pages(&mut self, below: usize, more: u64) -> Result<u64, EvictError> {
+        let (Some((map, object)), Some(pages)) = (self.owner(), &mut self.pages) else {
+            return Ok(0);
+        };
+        let runs = pages.heat.take(below, u64::MAX);
+        let equal = pages.heat.take(below + 1, more);
+        for &(first_page, pages) in runs.iter().chain(&equal) {
+            map.back_end.evict_pages(PageRun { object, first_page, pages })?;
+        }
+        if !(runs.is_empty() && equal.is_empty()) {
+            self.recount()?;
+        }
+        Ok(equal.iter().map(|(_, pages)| pages).sum())
     }
 
     /// Counts again what is in memory.

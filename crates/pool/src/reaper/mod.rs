@@ -4,10 +4,16 @@
 //! found by probes and not by faults alone, memory is what is *available* and not what is free, an explicit
 //! budget and the limits of cgroups count, and what was evicted is counted afterwards and not believed.
 //!
+//! It evicts whole objects, as mpool did, or the pages that are accessed least ([`Grain`]). The kernel can do
+//! the latter only where it looks at accesses, and it does not look at those of a mapping that is advised
+//! `MADV_RANDOM` (`vma_has_recency`, Linux 6.3): there the page that came first goes first.
+//!
 //! It is a choice: without a [`Reaper`], the kernel reclaims the file back end's pages as it does any
 //! file's, and the memfd back end's stay until their map goes.
 
 mod cell;
+mod cut;
+mod heat;
 mod law;
 mod room;
 mod settings;
@@ -21,7 +27,7 @@ use std::time::{Duration, Instant};
 
 pub use self::law::{Law, Marks, Pressure, WHOLE, memory_percent_of};
 pub use self::room::{Limit, Memory};
-pub use self::settings::Settings;
+pub use self::settings::{Grain, Settings};
 pub use self::sweep::{Statistics, Sweep, Ticked};
 use crate::map::Maps;
 
@@ -119,6 +125,7 @@ impl Shared {
 /// How long to wait after a look that took so long.
 fn pause(ticked: Ticked, took: Duration, interval: Duration) -> Duration {
     match ticked {
+        Ticked { again_in: Some(again_in), .. } => again_in,
         Ticked { pressed: false, .. } => interval,
         Ticked { pages_evicted: 0, .. } => (took * IDLE_PARTS).clamp(PAUSE, interval.max(PAUSE)),
         Ticked { .. } => PAUSE,
@@ -144,8 +151,10 @@ mod tests {
     fn it_hurries_only_while_that_helps() {
         let (took, interval) = (Duration::from_millis(5), Duration::from_millis(333));
         let calm = Ticked::default();
-        let stuck = Ticked { pressed: true, pages_evicted: 0 };
-        let busy = Ticked { pressed: true, pages_evicted: 9 };
+        let stuck = Ticked { pressed: true, ..calm };
+        let busy = Ticked { pages_evicted: 9, ..stuck };
+        let alert = Ticked { again_in: Some(took), ..calm };
+        assert_eq!(pause(alert, took, interval), took);
         assert_eq!(pause(calm, took, interval), interval);
         assert_eq!(pause(stuck, took, interval), took * 19);
         assert_eq!(pause(stuck, Duration::ZERO, interval), PAUSE);

@@ -9,10 +9,12 @@ use bindery_sys::pagemap::Pagemap;
 use bindery_units::PAGE_BYTES;
 
 use super::cell::Cell;
+use super::cut::Cut;
+use super::heat::LEVELS;
 use super::law::{Law, Pressure};
 use super::room::{Held, Limit, Memory, Room};
-use super::settings::Settings;
-use crate::map::{BackEndKind, EvictError, Identity, Mapped, Maps};
+use super::settings::{Grain, Settings};
+use crate::map::{BackEndKind, EvictError, Identity, Mapped, Maps, Temperature};
 
 /// What the reaper has done, and what it sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,11 +61,17 @@ pub struct Sweep {
     /// Chooses where probes are laid.
     place: u64,
     active: bool,
+    /// When memory was short last.
+    pressed: Option<Duration>,
     statistics: Statistics,
 }
 
 /// By how much more often objects are visited while memory is short.
 const PRESSED_PARTS: u32 = 10;
+
+/// How long after memory was short pages are looked after as often as while it is. They go in small
+/// numbers, and they come as fast as the device reads.
+const ALERT: Duration = Duration::from_secs(10);
 
 /// What a [`Sweep::tick`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +80,8 @@ pub struct Ticked {
     pub pressed: bool,
     /// How many pages went.
     pub pages_evicted: u64,
+    /// When it wants to look again at the latest, if it says.
+    pub again_in: Option<Duration>,
 }
 
 impl Sweep {
@@ -92,6 +102,7 @@ impl Sweep {
             visited: None,
             place: 0,
             active: false,
+            pressed: None,
             statistics,
         })
     }
@@ -119,10 +130,31 @@ impl Sweep {
             room.and_then(|room| self.settings.law.pressure(room.free, room.marks, self.active));
         self.active = pressure.is_some();
         self.impose(room, pressure);
-        let (Some(room), Some(pressure)) = (room, pressure) else { return Ticked::default() };
+        let again_in = self.is_alert(now).then(|| self.visit_interval(now));
+        let (Some(room), Some(pressure)) = (room, pressure) else {
+            return Ticked { again_in, ..Ticked::default() };
+        };
+        self.pressed = Some(now);
         let missing_pages = room.missing_bytes().div_ceil(PAGE_BYTES as u64);
-        let victims = self.choose(now, pressure, missing_pages);
-        Ticked { pressed: true, pages_evicted: self.evict(now, &victims) }
+        let pages = match self.settings.grain {
+            Grain::Object => 0,
+            Grain::Page => self.evict_pages(missing_pages),
+        };
+        let victims = self.choose(now, pressure, missing_pages.saturating_sub(pages));
+        let pages_evicted = pages + self.evict(now, &victims);
+        let again_in = self.is_alert(now).then(|| self.visit_interval(now));
+        Ticked { pressed: true, pages_evicted, again_in }
+    }
+
+    /// Whether pages come and go.
+    fn is_alert(&self, now: Duration) -> bool {
+        let recently = |pressed| now.saturating_sub(pressed) < ALERT;
+        self.settings.grain == Grain::Page && self.pressed.is_some_and(recently)
+    }
+
+    fn visit_interval(&self, now: Duration) -> Duration {
+        let is_hurried = self.active || self.is_alert(now);
+        self.settings.interval / if is_hurried { PRESSED_PARTS } else { 1 }
     }
 
     /// Ends what it imposed on the maps.
@@ -138,13 +170,16 @@ impl Sweep {
         }
         let mut cells: HashMap<Identity, Cell> = HashMap::new();
         for map in self.maps.all() {
+            if self.settings.grain == Grain::Page {
+                map.back_end.fault_singly();
+            }
             for object in 0..map.objects.len() {
                 let identity = map.back_end.identity(object);
                 let cell = cells.entry(identity).or_insert_with(|| Cell::new(identity, now));
                 cell.add(&map, object);
             }
         }
-        for old in &self.cells {
+        for old in &mut self.cells {
             if let Some(cell) = cells.get_mut(&old.identity) {
                 cell.inherit(old);
             }
@@ -157,7 +192,7 @@ impl Sweep {
 
     /// Each visit costs who uses the object a fault, so there is a time between them, pressed or not.
     fn visit_some(&mut self, now: Duration) {
-        let interval = self.settings.interval / if self.active { PRESSED_PARTS } else { 1 };
+        let interval = self.visit_interval(now);
         if self.visited.is_some_and(|visited| now.saturating_sub(visited) < interval) {
             return;
         }
@@ -172,7 +207,11 @@ impl Sweep {
     fn visit(&mut self, cell: usize, now: Duration) {
         self.statistics.visits += 1;
         self.place = self.place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let visited = self.cells[cell].visit(&self.pagemap, now, self.place >> 33);
+        let (cell, pagemap) = (&mut self.cells[cell], &self.pagemap);
+        let visited = match self.settings.grain {
+            Grain::Object => cell.visit(pagemap, now, self.place >> 33),
+            Grain::Page => cell.visit_pages(pagemap, now, &self.settings),
+        };
         self.note(visited);
     }
 
@@ -238,6 +277,29 @@ impl Sweep {
             }
         }
         chosen
+    }
+
+    /// Evicts the pages that are accessed least, as many as are missing, and counts what really went.
+    fn evict_pages(&mut self, missing_pages: u64) -> u64 {
+        let mut counts = [[0; LEVELS]; Temperature::ALL.len()];
+        for cell in &self.cells {
+            cell.count_pages(&mut counts[cell.temperature() as usize]);
+        }
+        let cut = Cut::of(&counts, &self.settings.law, missing_pages);
+        let (mut taken, mut evicted) = (0, 0);
+        for step in 0..self.cells.len() {
+            // It begins elsewhere each time, so that of pages alike not always the same go.
+            let at = (self.next + step) % self.cells.len();
+            let cell = &mut self.cells[at];
+            let (temperature, before) = (cell.temperature(), cell.resident_pages());
+            let more = cut.at(temperature).saturating_sub(taken);
+            let gone = cell.evict_pages(cut.below(temperature), more);
+            evicted += before.saturating_sub(cell.resident_pages());
+            taken += gone.as_ref().map_or(0, |more| *more);
+            self.note(gone.map(|_| ()));
+        }
+        self.statistics.pages_evicted += evicted;
+        evicted
     }
 
     /// Evicts, and counts what really went.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bindery_pool::map::{BackEndKind, Map, Maps, Options, PageRun, Temperature};
 use bindery_pool::object::Object;
-use bindery_pool::reaper::{Limit, Memory, Reaper, Settings, Sweep};
+use bindery_pool::reaper::{Grain, Limit, Memory, Reaper, Settings, Sweep};
 
 use crate::support::{Bench, bytes, row};
 use crate::{BOTH, KIB, MIB, fixed};
@@ -74,6 +74,35 @@ fn what_is_hot_stays_though_it_never_faults_from_the_device() {
         let before = map.residency().unwrap();
         hot();
         assert_eq!(map.residency().unwrap(), before, "{kind:?}");
+    }
+}
+
+#[test]
+fn pages_that_are_used_stay_though_their_objects_are_used_alike() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, COUNT, OBJECT_BYTES, OBJECT_BYTES);
+    for kind in BOTH {
+        let maps = Maps::default();
+        let map = maps.map(&objects, Temperature::Warm, &fixed(kind)).unwrap();
+        let settings = Settings { grain: Grain::Page, ..budget(COUNT / 2 * OBJECT_BYTES) };
+        let mut sweep = Sweep::new(&maps, settings).unwrap();
+        seconds(&mut sweep, 0..1, Memory::default(), || ());
+        load(&map);
+        // Of each object the first half, which lies apart from the rest by what a fault may map.
+        let hot = || {
+            (0..COUNT as usize).for_each(|object| map.get(object, 0, 16 * 4096).unwrap().touch());
+        };
+        seconds(&mut sweep, 1..30, Memory::default(), hot);
+        let left = map.residency().unwrap().resident_pages;
+        assert!(left <= COUNT / 2 * 32, "{kind:?}: {left} pages left");
+        let statistics = sweep.statistics();
+        assert_eq!(statistics.pages_evicted, COUNT * 32 - left, "{kind:?}: {statistics:?}");
+        assert_eq!((statistics.pages_stuck, statistics.errors), (0, 0), "{kind:?}");
+        // Of what is used, hardly anything was read again.
+        hot();
+        let read = map.residency().unwrap().resident_pages - left;
+        assert!(read <= COUNT * 16 / 10, "{kind:?}: {read} pages of those in use were evicted");
     }
 }
 

@@ -16,10 +16,14 @@ use super::{Course, Options};
 pub enum Engine {
     /// The example on a pool, each object mapped by itself.
     Mmap,
+    /// The same, advised `MADV_RANDOM`.
+    Random,
     /// The example on a pool, one map a collection.
     Maps,
-    /// The same with the reaper.
+    /// The same with the reaper, which evicts pages.
     Reaper,
+    /// The same with the reaper, which evicts objects, as mpool's does.
+    Objects,
     /// redb.
     Redb,
     /// fjall.
@@ -30,16 +34,26 @@ pub enum Engine {
 
 impl Engine {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Mmap, Self::Maps, Self::Reaper, Self::Redb, Self::Fjall, Self::Rocksdb];
+    pub const ALL: [Self; 8] = [
+        Self::Mmap,
+        Self::Random,
+        Self::Maps,
+        Self::Reaper,
+        Self::Objects,
+        Self::Redb,
+        Self::Fjall,
+        Self::Rocksdb,
+    ];
 
     /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mmap => "mmap",
+            Self::Random => "random",
             Self::Maps => "maps",
             Self::Reaper => "reaper",
+            Self::Objects => "objects",
             Self::Redb => "redb",
             Self::Fjall => "fjall",
             Self::Rocksdb => "rocksdb",

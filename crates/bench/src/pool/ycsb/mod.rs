@@ -3,11 +3,14 @@
 //!
 //! Every contender is a process of its own in a control group with the same memory, page cache included.
 //! It is loaded, then asked for workload B and for workload C (Cooper et al., SoCC 2010); the page cache is
-//! dropped before each. Three are one store, the pool's example `tables`:
+//! dropped before each. Five are one store, the pool's example `tables`:
 //!
-//! * `mmap`: each object mapped by itself, and the kernel reclaims;
-//! * `maps`: one mcache map a collection, and the kernel reclaims;
-//! * `reaper`: the same, and the reaper evicts before the kernel must.
+//! * `mmap`: each object mapped by itself, with the kernel's default advice, and the kernel reclaims. A miss
+//!   reads around itself as much as the device is set to (`read_ahead_kb`, by default 128 KiB);
+//! * `random`: the same with `MADV_RANDOM`: a miss reads one page;
+//! * `maps`: one mcache map a collection, which is advised so too, and the kernel reclaims;
+//! * `reaper`: the same, and the reaper evicts the pages accessed least before the kernel must;
+//! * `objects`: the same, and it evicts whole objects, as mpool's does.
 //!
 //! The others are redb, fjall and RocksDB (`cargo xtask rivals`). Each is given a third of the memory for
 //! its own cache; the rest is page cache and what it needs besides.

@@ -9,7 +9,7 @@ use bindery_pool::device::{Access, FileDevice, Options as DeviceOptions};
 use bindery_pool::map::{Maps, Temperature};
 use bindery_pool::object::Object;
 use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
-use bindery_pool::reaper::{Reaper, Settings};
+use bindery_pool::reaper::{Grain, Reaper, Settings};
 use bindery_pool::{MediaClass, Pool};
 use bindery_sys::mapped::View;
 use bindery_sys::mapping::{self, Mapping};
@@ -41,17 +41,29 @@ impl OnPool {
     fn open(task: &Task) -> Result<Self> {
         let pool = open_pool(task).context("opening the pool")?;
         let maps = Maps::default();
-        let reaper = match task.engine == Engine::Reaper.name() {
-            true => Some(Reaper::start(&maps, Settings::default()).context("starting the reaper")?),
-            false => None,
+        let grain = match () {
+            () if task.engine == Engine::Reaper.name() => Some(Grain::Page),
+            () if task.engine == Engine::Objects.name() => Some(Grain::Object),
+            () => None,
         };
-        let mapper: Arc<dyn Mapper> = match task.engine == Engine::Mmap.name() {
-            true => Arc::new(EachByItself),
-            false => Arc::new(maps),
+        let start = |grain| Reaper::start(&maps, settings(grain));
+        let reaper = grain.map(start).transpose().context("starting the reaper")?;
+        let by_itself = |advice| Arc::new(EachByItself { advice }) as Arc<dyn Mapper>;
+        let mapper = match () {
+            () if task.engine == Engine::Mmap.name() => by_itself(libc::MADV_NORMAL),
+            () if task.engine == Engine::Random.name() => by_itself(libc::MADV_RANDOM),
+            () => Arc::new(maps),
         };
         let tables = Tables::open(pool, mapper, Options::default())?;
         Ok(Self { tables, _reaper: reaper })
     }
+}
+
+/// What maps may use of the memory allowed, in percent: mpool's figure for a machine that has some.
+const MEMORY_PERCENT: u32 = 90;
+
+fn settings(grain: Grain) -> Settings {
+    Settings { grain, memory_percent: Some(MEMORY_PERCENT), ..Settings::default() }
 }
 
 fn open_pool(task: &Task) -> Result<Arc<Pool>> {
@@ -98,7 +110,10 @@ impl Store for OnPool {
 }
 
 /// What storage engines do without a pool: an mmap(2) for each object.
-struct EachByItself;
+struct EachByItself {
+    /// For madvise(2).
+    advice: i32,
+}
 
 /// Objects, each with a mapping of its own.
 struct Mappings(Vec<(Mapping, Arc<dyn Object>)>);
@@ -109,20 +124,20 @@ impl Mapper for EachByItself {
         objects: &[Arc<dyn Object>],
         _temperature: Temperature,
     ) -> Result<Box<dyn Mapped>, StoreError> {
-        let map = |object: &Arc<dyn Object>| Ok((map_one(&**object)?, Arc::clone(object)));
+        let map =
+            |object: &Arc<dyn Object>| Ok((map_one(&**object, self.advice)?, Arc::clone(object)));
         let mappings: std::io::Result<Vec<_>> = objects.iter().map(map).collect();
         Ok(Box::new(Mappings(mappings.map_err(|source| StoreError::Other(source.into()))?)))
     }
 }
 
-fn map_one(object: &dyn Object) -> std::io::Result<Mapping> {
+fn map_one(object: &dyn Object, advice: i32) -> std::io::Result<Mapping> {
     let device = object.device();
     let file = device.file().ok_or(std::io::ErrorKind::Unsupported)?;
     let bytes = (object.length_bytes() as usize).next_multiple_of(PAGE_BYTES);
     let mapping = Mapping::shared_at(file, object.offset_bytes(), bytes, false)?;
-    // As maps have it: what is read is read here and there.
     // SAFETY: this advice changes no content, and the mapping is ours.
-    unsafe { mapping::advise(mapping.address(), bytes, libc::MADV_RANDOM)? };
+    unsafe { mapping::advise(mapping.address(), bytes, advice)? };
     Ok(mapping)
 }
 

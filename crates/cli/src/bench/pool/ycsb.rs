@@ -13,10 +13,14 @@ use crate::exit::{Failure, Reason};
 enum EngineName {
     /// The example store, each object mapped by itself
     Mmap,
+    /// The same, advised MADV_RANDOM
+    Random,
     /// The example store, one map a collection, and the kernel reclaims
     Maps,
-    /// The example store, one map a collection, and the reaper evicts
+    /// The example store, one map a collection, and the reaper evicts pages
     Reaper,
+    /// The same, and it evicts objects
+    Objects,
     Redb,
     Fjall,
     Rocksdb,
@@ -26,8 +30,10 @@ impl From<EngineName> for Engine {
     fn from(name: EngineName) -> Self {
         match name {
             EngineName::Mmap => Self::Mmap,
+            EngineName::Random => Self::Random,
             EngineName::Maps => Self::Maps,
             EngineName::Reaper => Self::Reaper,
+            EngineName::Objects => Self::Objects,
             EngineName::Redb => Self::Redb,
             EngineName::Fjall => Self::Fjall,
             EngineName::Rocksdb => Self::Rocksdb,
@@ -45,7 +51,7 @@ pub(crate) struct YcsbArgs {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "mmap,maps,reaper,redb,fjall,rocksdb"
+        default_value = "mmap,random,maps,reaper,redb,fjall,rocksdb"
     )]
     engines: Vec<EngineName>,
     /// Memory of each, page cache included, in MiB
