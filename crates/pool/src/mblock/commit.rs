@@ -55,6 +55,9 @@ pub enum CommitError {
 /// What became of an object that was to be committed.
 pub(super) type Outcome = Result<Arc<Committed>, CommitError>;
 
+/// What a sync of a device came to.
+type Synced = Result<(), Arc<io::Error>>;
+
 /// An object of which everything, its checksums too, is on its way to the device.
 #[derive(Debug)]
 pub(super) struct Sealed {
@@ -142,7 +145,7 @@ impl Sealed {
 
 impl Written {
     /// What it is after a sync of its device that began since.
-    fn after(self, synced: &Result<(), Arc<io::Error>>) -> Result<Durable, CommitError> {
+    fn after(self, synced: &Synced) -> Result<Durable, CommitError> {
         let Self(mut sealed) = self;
         let Sealed { writer, entry } = &mut sealed;
         if let Err(source) = synced {
@@ -178,7 +181,7 @@ impl Durable {
 pub(super) fn commit_all(group: Vec<Written>) -> Vec<Outcome> {
     let mut outcomes = Vec::with_capacity(group.len());
     let mut durable = Vec::with_capacity(group.len());
-    let mut synced: Vec<(Arc<Member>, Result<(), Arc<io::Error>>)> = Vec::new();
+    let mut synced: Vec<(Arc<Member>, Synced)> = Vec::new();
     for written in group {
         let member = &written.0.writer.member;
         let at = synced.iter().position(|(other, _)| Arc::ptr_eq(other, member));
