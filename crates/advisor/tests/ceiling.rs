@@ -55,8 +55,13 @@ fn habits(grains_us: std::ops::Range<u64>) -> impl Strategy<Value = Habits> {
         .prop_map(|(grains_us, idles_us)| Habits { grains_us, idles_us })
 }
 
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: default.cases * 2, failure_persistence: None, ..default }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..<_>::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn no_second_has_more_than_the_share_and_what_was_under_way(

@@ -89,8 +89,13 @@ fn batches(scans: &[ScanRecord]) -> Vec<u64> {
     scans.iter().map(|scan| scan.pace.pages_to_scan).collect()
 }
 
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: default.cases * 2, failure_persistence: None, ..default }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..<_>::default() })]
+    #![proptest_config(config())]
 
     /// After the start and after each fourfold step, up or down, within a scan or between two: the
     /// second full scan and all that follow are within 10% of the target; the first too, if the number
@@ -215,7 +220,7 @@ impl AnyLoad {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..<_>::default() })]
+    #![proptest_config(config())]
 
     /// Pages that cost what they did: no second is above the ceiling, whatever comes and goes, unless a
     /// single batch of the smallest size is; the first scan is no exception once a hold has told of it.
