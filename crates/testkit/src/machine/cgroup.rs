@@ -47,6 +47,13 @@ impl BlockDevice {
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("device {whole}")))
     }
 
+    /// How many KiB the kernel reads around a page that is not in memory, of files that are opened from
+    /// now on: a [`SettingGuard`](super::SettingGuard)'s path.
+    #[must_use]
+    pub fn read_ahead_path(self) -> PathBuf {
+        PathBuf::from(format!("/sys/dev/block/{}/queue/read_ahead_kb", self.name()))
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let (major, minor) = text.split_once(':')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })

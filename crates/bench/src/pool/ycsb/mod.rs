@@ -6,7 +6,8 @@
 //! dropped before each. Five are one store, the pool's example `tables`:
 //!
 //! * `mmap`: each object mapped by itself, with the kernel's default advice, and the kernel reclaims. A miss
-//!   reads around itself as much as the device is set to (`read_ahead_kb`, by default 128 KiB);
+//!   reads around itself as much as the device is set to: what Linux sets it to where nobody sets more is
+//!   128 KiB, and that is what it is held to here;
 //! * `random`: the same with `MADV_RANDOM`: a miss reads one page;
 //! * `maps`: one mcache map a collection, which is advised so too, and the kernel reclaims;
 //! * `reaper`: the same, and the reaper evicts the pages accessed least before the kernel must;
@@ -23,7 +24,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use bindery_testkit::machine::{BlockDevice, DeviceRate};
+use bindery_testkit::machine::{BlockDevice, DeviceRate, SettingGuard};
 use bindery_ycsb::{KEY_BYTES, VALUE_BYTES, Workload};
 
 pub use self::contender::Engine;
@@ -51,6 +52,9 @@ pub struct Options {
     pub duration: Duration,
     /// What the device below gives, if it is to be held to a rate: MiB and requests a second.
     pub device_rate: Option<(u64, u64)>,
+    /// How much the kernel reads around a page that is not in memory, unless it is advised otherwise, in
+    /// KiB.
+    pub read_ahead_kib: u64,
     /// Where the stores lie.
     pub directory: PathBuf,
     /// The `bindery` program to run.
@@ -85,6 +89,8 @@ impl Options {
 /// If no control group can be made, a contender fails, answers wrongly, or is not there.
 pub fn run(options: &Options) -> Result<Report> {
     interrupt::catch()?;
+    let device = BlockDevice::below(&options.directory)?;
+    let _read_ahead = SettingGuard::set(device.read_ahead_path(), options.read_ahead_kib)?;
     let mut courses = Vec::new();
     for round in 0..options.rounds {
         for turn in 0..options.engines.len() {

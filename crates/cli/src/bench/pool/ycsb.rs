@@ -75,6 +75,9 @@ pub(crate) struct YcsbArgs {
     /// Hold the device to so many requests a second, each way
     #[arg(long, requires = "device_mib_per_s")]
     device_requests_per_s: Option<u64>,
+    /// How much the kernel reads around a page that is not in memory, in KiB; put back afterwards
+    #[arg(long, default_value_t = 128)]
+    read_ahead_kib: u64,
     /// Where the stores lie while they are measured
     #[arg(long, default_value = ".")]
     directory: PathBuf,
@@ -103,6 +106,7 @@ impl YcsbArgs {
             warm_up: Duration::from_secs(self.warm_up),
             duration: Duration::from_secs(self.duration),
             device_rate: self.device_mib_per_s.zip(self.device_requests_per_s),
+            read_ahead_kib: self.read_ahead_kib,
             directory: self.directory.clone(),
             rivals: self.rivals.clone().or(beside).unwrap_or_default(),
             program,
