@@ -171,7 +171,7 @@ impl Durable {
             return Err(CommitError::Catalogue { object: entry.id, source });
         }
         writer.keep_space();
-        writer.member.settle(entry.data.bytes + entry.table.bytes);
+        new.settle();
         Ok(new)
     }
 }
@@ -205,4 +205,59 @@ pub(super) fn commit_all(group: Vec<Written>) -> Vec<Outcome> {
         Ok(new)
     }));
     outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+
+    use super::*;
+    use crate::device::{Access, Engine, FileDevice, Options};
+    use crate::pool::{Attached, CreateOptions, NewDevice};
+    use crate::{MediaClass, Pool};
+
+    /// A pool on a file without a name, whose device does one thing at a time.
+    fn pool() -> Pool {
+        let directory = tempfile::tempdir().unwrap();
+        let options = Options { engine: Some(Engine::Threads), ..Options::new(Access::Write) };
+        let path = directory.path().join("disk");
+        let device = Arc::new(FileDevice::create(&path, 16 << 20, &options).unwrap());
+        let attached = Attached { label: "disk".into(), device };
+        let new = NewDevice { attached, class: MediaClass::Capacity };
+        let options = CreateOptions { force: false, catalogue_bytes: Some(64 << 10) };
+        Pool::create_on("guests".parse().unwrap(), vec![new], &options).unwrap()
+    }
+
+    fn written(pool: &Pool, bytes: usize) -> Written {
+        let mut writer = pool.allocate_mblock(MediaClass::Capacity, bytes as u64).unwrap();
+        writer.append(&vec![3; bytes]).unwrap();
+        writer.seal().unwrap().end().unwrap()
+    }
+
+    /// Up to 1024 of them wait for a sync.
+    #[test]
+    fn what_is_written_has_no_memory_to_write_from() {
+        let pool = pool();
+        let written: Vec<Written> = (0..2).map(|_| written(&pool, 5 << 20)).collect();
+        for Written(Sealed { writer, .. }) in &written {
+            assert_eq!(format!("{:?}", writer.under_way), "UnderWay(None, 0 gathered, 0 spare)");
+        }
+    }
+
+    #[test]
+    fn what_is_deleted_before_its_writer_knows_that_it_is_there_is_accounted_for_once() {
+        let pool = pool();
+        let before = pool.usage(MediaClass::Capacity);
+        let durable = written(&pool, 8 << 20).after(&Ok(())).unwrap();
+        let (core, id) = (Arc::clone(&durable.sealed.writer.core), durable.sealed.entry.id);
+        let mut entered = core.commit_all([&durable.new].into_iter());
+        // Another thread lists the pool here.
+        pool.delete(id).unwrap();
+        let usage = pool.usage(MediaClass::Capacity);
+        assert_eq!((usage.used_bytes, usage.held_bytes), (before.used_bytes, 0), "{usage:?}");
+        drop(durable.entered(entered.remove(0)).unwrap());
+        pool.reclaim();
+        assert_eq!(pool.usage(MediaClass::Capacity), before);
+        assert!(pool.verify().findings.is_empty());
+    }
 }

@@ -57,6 +57,15 @@ impl Committed {
         }
     }
 
+    /// What it has on a device is used from now on.
+    pub(super) fn settle(&self) {
+        match &self.place {
+            Place::Device(local) => local.settle(),
+            #[cfg(feature = "archive")]
+            Place::Archive(_) => {}
+        }
+    }
+
     /// What is left of it on a device is freed when nobody holds it any more.
     pub(crate) fn delete(&self) {
         match &self.place {

@@ -21,19 +21,23 @@ pub(crate) struct Local {
     /// The checksums of its units, once read.
     checksums: OnceLock<Box<[u32]>>,
     is_deleted: AtomicBool,
+    /// Whether its space is accounted for as that of an object that is being written.
+    is_held: AtomicBool,
     /// What keeps another process from giving its space to another object.
     _hold: Option<Hold>,
 }
 
 impl Local {
     pub(crate) fn new(entry: MblockEntry, member: Arc<Member>, hold: Option<Hold>) -> Self {
-        let (checksums, is_deleted) = (OnceLock::new(), AtomicBool::new(false));
-        Self { entry, member, checksums, is_deleted, _hold: hold }
+        let checksums = OnceLock::new();
+        let [is_deleted, is_held] = [(); 2].map(|()| AtomicBool::new(false));
+        Self { entry, member, checksums, is_deleted, is_held, _hold: hold }
     }
 
-    /// One whose checksums are known already.
+    /// One whose checksums are known already, and that is still to be [settled](Self::settle).
     pub(crate) fn written(entry: MblockEntry, member: Arc<Member>, checksums: Vec<u32>) -> Self {
         let new = Self::new(entry, member, None);
+        new.is_held.store(true, Ordering::Relaxed);
         let _ = new.checksums.set(checksums.into());
         new
     }
@@ -42,8 +46,17 @@ impl Local {
         &self.entry
     }
 
+    /// Its space is used from now on. It is there for all before its writer comes to this: who deletes it
+    /// may come first.
+    pub(crate) fn settle(&self) {
+        if self.is_held.swap(false, Ordering::Relaxed) {
+            self.member.settle(self.entry.data.bytes + self.entry.table.bytes);
+        }
+    }
+
     /// Has its space freed when nobody holds it any more.
     pub(crate) fn delete(&self) {
+        self.settle();
         self.member.linger([self.entry.data, self.entry.table]);
         // The last one to drop its handle sees it: that is a release and an acquire of the count.
         self.is_deleted.store(true, Ordering::Relaxed);

@@ -60,7 +60,7 @@ pub struct Writer {
     piece: Option<Buffer>,
     gathered_bytes: usize,
     /// What is being written.
-    under_way: UnderWay,
+    pub(super) under_way: UnderWay,
     /// Of all whole units so far.
     pub(super) checksums: Vec<u32>,
     /// Whether what is on the device is as it should be.
@@ -238,9 +238,11 @@ impl Writer {
         begun.map_err(|error| self.broken(error))
     }
 
-    /// Waits until all is written that was begun.
+    /// Waits until all is written that was begun. Nothing more will be: what it was written with is given
+    /// back, however long the object waits for a sync.
     pub(super) fn end_writes(&mut self) -> Result<(), AppendError> {
-        let ended = self.member.device.end_writes(&mut self.under_way);
+        let mut under_way = std::mem::take(&mut self.under_way);
+        let ended = self.member.device.end_writes(&mut under_way);
         ended.map_err(|error| self.broken(error))
     }
 
