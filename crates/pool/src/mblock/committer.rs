@@ -18,6 +18,10 @@ const MOST_WAITING: usize = 1024;
 /// leaves the device with work.
 const UNDER_WAY_BYTES: u64 = 8 << 20;
 
+/// The same, in objects: each has a queue of its own, which is a descriptor, and those of a process are
+/// few.
+const UNDER_WAY_OBJECTS: usize = 16;
+
 /// Commits objects while their writer goes on with the next ones, those that wait at the same time with
 /// the same two syncs. So a device is kept busy by one thread that writes one object after the other,
 /// however long its syncs take.
@@ -74,15 +78,11 @@ impl Committer {
     /// See [`CommitError`]. The object is aborted then, and has no other outcome.
     ///
     /// # Panics
-    /// If the object is another pool's.
+    /// If the object is another pool's, or the thread that commits has panicked.
     pub fn commit(&self, writer: Writer) -> Result<(), CommitError> {
         assert!(Arc::ptr_eq(&self.core, &writer.core), "{writer:?} is another pool's");
         let sealed = writer.seal()?;
-        let mut state = self.shared.state();
-        while state.waiting >= MOST_WAITING {
-            assert!(!state.has_ended, "the thread that commits has panicked");
-            state = self.shared.wait(state);
-        }
+        let mut state = self.shared.room().expect("the thread that commits has not panicked");
         state.waiting += 1;
         state.sealed.push_back(sealed);
         let older = state.take_older();
@@ -160,6 +160,16 @@ impl Shared {
         Some((std::mem::take(&mut state.sealed), std::mem::take(&mut state.written)))
     }
 
+    /// Waits until one more may wait; none if nothing will be committed any more.
+    fn room(&self) -> Option<MutexGuard<'_, State>> {
+        let mut state = self.state();
+        while state.waiting >= MOST_WAITING && !state.has_ended {
+            state = self.wait(state);
+        }
+        // Nobody panics while the state is locked: those who end beside him would as well.
+        (!state.has_ended).then_some(state)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("what waits is whole at any time")
     }
@@ -183,7 +193,7 @@ impl State {
         let mut older = Vec::new();
         while let Some(oldest) = self.sealed.front() {
             behind -= oldest.length_bytes();
-            if behind < UNDER_WAY_BYTES {
+            if behind < UNDER_WAY_BYTES && self.sealed.len() <= UNDER_WAY_OBJECTS {
                 break;
             }
             older.extend(self.sealed.pop_front());

@@ -3,6 +3,7 @@
 //! `BINDERY_POOL_LIVES` sets the number of random lives.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod backlog;
 mod committer;
 mod crashes;
 mod damage;
