@@ -103,7 +103,7 @@ impl Pool {
 
     /// Begins an mblock of up to `capacity_bytes`, in one piece, aligned to the next power of two up
     /// to [`LARGEST_ALIGNMENT`], or to a block where there is no such place left. Blocks for a sync
-    /// once in 256 objects.
+    /// once in 4096 objects.
     ///
     /// # Errors
     /// See [`AllocateError`].
