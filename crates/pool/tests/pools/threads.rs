@@ -161,6 +161,7 @@ impl Device for Slow {
     }
 
     fn write_many(&self, writes: &[Write<'_>]) -> io::Result<()> {
+        self.writers.lock().unwrap().insert(std::thread::current().id());
         self.inner.write_many(writes)
     }
 }
