@@ -209,7 +209,6 @@ pub(super) fn commit_all(group: Vec<Written>) -> Vec<Outcome> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
     use super::*;
     use crate::device::{Access, Engine, FileDevice, Options};
