@@ -209,7 +209,6 @@ pub(super) fn commit_all(group: Vec<Written>) -> Vec<Outcome> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::device::{Access, Engine, FileDevice, Options};
     use crate::pool::{Attached, CreateOptions, NewDevice};
