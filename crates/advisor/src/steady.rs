@@ -13,7 +13,7 @@
 //!   as it is only within [`TOLERANCE_PERCENT`] of it.
 //! - *A scan whose pages prove dearer is not late for it.* Pages that merge cost several times what
 //!   looking at them does, and nobody knows which will. Where the pages of a scan so far cost
-//!   [`DEARER`] times what they did, the others are believed to, and the batch is reckoned anew.
+//!   half as much again as they did, the others are believed to, and the batch is reckoned anew.
 //! - *A scan that meets growth catches up.* Where a scan proves to have more pages than it was said to
 //!   have, as many again are believed to follow, and the rest is reckoned anew, for the time that the
 //!   target leaves ([`Steady::catch_up`] is told). Once the target has passed that is as fast as the
