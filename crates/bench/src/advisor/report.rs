@@ -155,7 +155,7 @@ fn on_target_percent(scans_s: &[f64], is_on_target: impl Fn(f64) -> bool) -> Opt
     (all > 0.0).then(|| 100.0 * on_target / all)
 }
 
-fn longest(scans_s: &[f64]) -> Option<f64> {
+pub(super) fn longest(scans_s: &[f64]) -> Option<f64> {
     scans_s.iter().copied().reduce(f64::max)
 }
 

@@ -1,10 +1,11 @@
 //! The rate that somebody would set by hand who has tried.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::{
     Contender, Crowds, Options,
     contender::Running,
+    report::longest,
     watch::{Scans, watch},
 };
 use crate::{crowd::Crowd, engine::KSM_SLEEP};
@@ -55,15 +56,12 @@ fn longest_scan_s(options: &Options, rate: FixedRate) -> Result<f64> {
     crowds.all_mut().try_for_each(Crowd::merge)?;
     // Half as long again as they would take if looking took no time.
     let mut scans = Scans::begin(&running)?;
-    let course = watch(&running, &crowds, &mut scans, options.target() * SCANS * 3 / 2)?;
+    let watched = options.target() * SCANS * 3 / 2;
+    let course = watch(&running, &crowds, &mut scans, watched)?;
     running.pause()?;
     drop(crowds);
     running.stop()?;
-    let longest_s = course.scans_s.iter().copied().reduce(f64::max);
-    longest_s.ok_or_else(|| {
-        anyhow::anyhow!(
-            "no scan ended in {} times its target: choose a longer --target-scan-time",
-            SCANS * 3 / 2
-        )
+    longest(&course.scans_s).with_context(|| {
+        format!("no scan ended in {watched:?}: choose a longer --target-scan-time")
     })
 }

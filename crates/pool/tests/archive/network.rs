@@ -16,8 +16,7 @@ fn lost_answers_lose_nothing() {
 
 /// Each request of a copy in turn is lost, done and its answer lost, refused, answered too late.
 ///
-/// On a busy machine any answer may come too late: what is found is what the store was asked for
-/// more than once.
+/// What is found is what the store was asked for more than once.
 pub(crate) fn answers_are_lost(bench: &Bench) {
     bench.proxy.follow([]);
     let (patient, mut options) = (bench.archive("one"), bench.options("one"));
@@ -42,11 +41,11 @@ pub(crate) fn answers_are_lost(bench: &Bench) {
             let receipt = archive.put(pool, &object).unwrap();
             let (hit, again) = (bench.proxy.fired() == 1, bench.proxy.created_again());
             assert_eq!(receipt.parts_found as usize, again, "request {nth}");
-            assert!(again >= if hit { found } else { 0 }, "request {nth}: {again} found");
+            assert_eq!(again, if hit { found } else { 0 }, "request {nth}");
             bench.proxy.follow([]);
             object.assert_is(&archive.head(pool, object.id).unwrap());
             if !hit {
-                assert!(nth >= 3, "an object of three parts takes three requests");
+                assert_eq!(nth, 3, "an object of three parts takes three requests");
                 break;
             }
         }
@@ -118,7 +117,7 @@ fn deadlines_hold_against(fault: &Fault, words: &str) {
     bench.archive("one").put(pool, &object).unwrap();
     let mut options = bench.options("one");
     // Long enough for two attempts on a busy machine.
-    options.patience.deadline = Duration::from_secs(3);
+    options.patience.deadline = Duration::from_secs(1);
     let archive = bench.open(options).unwrap();
     let methods = [Method::PUT, Method::GET, Method::DELETE];
     bench.proxy.follow(methods.clone().map(|method| Rule::always(method, "", fault.clone())));
@@ -129,7 +128,7 @@ fn deadlines_hold_against(fault: &Fault, words: &str) {
                 let start = Instant::now();
                 let fault = attempt(archive, &method, pool, object);
                 let took = start.elapsed();
-                assert!(took < Duration::from_secs(20), "{took:?}");
+                assert!(took < Duration::from_secs(5), "{took:?}");
                 let archive::Fault::Deadline { attempts, last, .. } = &fault else {
                     panic!("{fault}")
                 };

@@ -79,6 +79,13 @@ fn what_a_killed_reader_held_is_free() {
     assert_eq!(pool.usage(CLASS).limbo_bytes, 0);
 }
 
+/// A pool whose catalogue is soon full.
+fn make_churned(paths: &[PathBuf; 1]) {
+    let device = DevicePath { path: paths[0].clone(), class: CLASS, bytes: Some(6 << 20) };
+    let options = CreateOptions { force: false, catalogue_bytes: Some(64 << 10) };
+    drop(Pool::create(&"churned".parse().unwrap(), &[device], &options).unwrap());
+}
+
 /// Commits and deletes, renames and opens again, with a catalogue that is compacted all the time, until
 /// enough was read beside it.
 fn churn(paths: &[PathBuf], got: &AtomicU64) {
@@ -109,9 +116,7 @@ fn churn(paths: &[PathBuf], got: &AtomicU64) {
 fn readers_are_right_whatever_the_writer_does() {
     let directory = tempfile::tempdir().unwrap();
     let paths = [directory.path().to_path_buf()];
-    let device = DevicePath { path: paths[0].clone(), class: CLASS, bytes: Some(6 << 20) };
-    let options = CreateOptions { force: false, catalogue_bytes: Some(64 << 10) };
-    drop(Pool::create(&"churned".parse().unwrap(), &[device], &options).unwrap());
+    make_churned(&paths);
     let got = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| churn(&paths, &got));
@@ -136,9 +141,7 @@ fn readers_are_right_whatever_the_writer_does() {
 fn nothing_is_found_damaged_whatever_the_writer_does() {
     let directory = tempfile::tempdir().unwrap();
     let paths = [directory.path().to_path_buf()];
-    let device = DevicePath { path: paths[0].clone(), class: CLASS, bytes: Some(6 << 20) };
-    let options = CreateOptions { force: false, catalogue_bytes: Some(64 << 10) };
-    drop(Pool::create(&"churned".parse().unwrap(), &[device], &options).unwrap());
+    make_churned(&paths);
     let got = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| churn(&paths, &got));

@@ -114,7 +114,7 @@ fn a_guest_says_who_it_is_and_which_memory_it_has() {
 }
 
 #[test]
-fn a_new_daemon_takes_over() {
+fn a_new_daemon_takes_over_within_a_period() {
     let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
     let _stop = Stop(Arc::clone(&meeting.agent));
     meeting.bench.fill(3, 9);
@@ -126,7 +126,9 @@ fn a_new_daemon_takes_over() {
     assert_eq!(lane.array::<u8>(0, 1), merged(1));
     let FromShim::Hello { instance, .. } = meeting.connection.hello else { panic!("Hello") };
 
+    let died = Instant::now();
     let mut meeting = meeting.replace_daemon();
+    assert!(died.elapsed() < Duration::from_secs(1), "found after {:?}", died.elapsed());
     assert!(lane.ask_raw(&[0; 64]).is_none(), "lanes of a daemon that died end");
     let FromShim::Hello { instance: again, stores, .. } = &meeting.connection.hello else {
         panic!("Hello")
@@ -144,26 +146,6 @@ fn a_new_daemon_takes_over() {
     assert_eq!(lane.ask::<u8>(report, &[]).count, 1);
     let expected = MergedSpan { page: meeting.bench.page(3).0, count: 1, slot: 5, store: 2 };
     assert_eq!(lane.array::<MergedSpan>(0, 1), [expected]);
-}
-
-/// A machine that does much else may keep it from that for long, but not each time.
-#[test]
-fn a_daemon_that_was_missed_is_soon_found() {
-    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
-    let _stop = Stop(Arc::clone(&meeting.agent));
-    let deadline = Instant::now() + SOON;
-    loop {
-        let died = Instant::now();
-        meeting = meeting.replace_daemon();
-        let missed = died.elapsed();
-        if missed < Duration::from_secs(1) {
-            break;
-        }
-        assert!(Instant::now() < deadline, "found after {missed:?}");
-        // Who was welcome is soon back; who was not takes its time.
-        meeting.connection.welcome(StoreId(2), &meeting.bench.store);
-        assert_eq!(meeting.connection.added(), meeting.bench.region);
-    }
 }
 
 #[test]
