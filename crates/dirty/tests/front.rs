@@ -7,8 +7,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bindery_dirty::{Drained, Feed, JoinError, Joining, MOST_READERS, OutOfRange, Tree, ring};
+use bindery_dirty::marks::Drain;
+use bindery_dirty::{
+    Drained, Feed, JoinError, Joining, MOST_READERS, OutOfRange, Tree, lane, ring,
+};
 use bindery_units::{PageIndex, PageRange};
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 const PAGES: u64 = 5000;
 const WHOLE: PageRange = PageRange { first: PageIndex(0), count: PAGES as u32 };
@@ -127,4 +132,48 @@ fn a_ring_beside_its_reader_loses_no_page() {
         }
     });
     assert!(found.into_iter().eq(0..PAGES as u32));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    /// A lane is a set that is emptied whenever it is drained.
+    #[test]
+    fn a_lane_is_a_set(
+        pages in prop_oneof![1..200_u64, 4000..5000_u64, 10_000..40_000_u64],
+        turns in vec(vec((any::<u64>(), 0..600_u64), 0..20), 1..4),
+    ) {
+        let (tree, (mut marker, reader)) = (Tree::new(pages).unwrap(), lane(pages).unwrap());
+        for turn in turns {
+            let mut expected = BTreeSet::new();
+            for (first, count) in turn {
+                let first = first % pages;
+                let count = count.min(pages - first);
+                match count {
+                    1 => marker.mark(first).unwrap(),
+                    _ => marker.mark_range(first, count).unwrap(),
+                }
+                expected.extend(first..first + count);
+            }
+            prop_assert_eq!(reader.drain(&tree), expected.len() as u64);
+            prop_assert!(tree.is_sound());
+            let mut found = Vec::new();
+            tree.harvest_into(PageRange::new(PageIndex(0), pages as u32), &mut found).unwrap();
+            prop_assert!(found.into_iter().map(u64::from).eq(expected));
+        }
+        prop_assert_eq!(reader.drain(&tree), 0);
+    }
+}
+
+#[test]
+fn a_lane_names_the_page_that_it_does_not_have() {
+    let (mut marker, reader) = lane(PAGES).unwrap();
+    assert_eq!(marker.mark(PAGES), Err(OutOfRange { page: PAGES, pages: PAGES }));
+    assert_eq!(marker.mark_range(PAGES - 1, 2), Err(OutOfRange { page: PAGES, pages: PAGES }));
+    let beyond = Err(OutOfRange { page: u64::MAX, pages: PAGES });
+    assert_eq!(marker.mark_range(2_u64, u64::MAX), beyond);
+    assert_eq!(reader.drain(&Tree::new(PAGES).unwrap()), 0);
+    assert!(lane(0).is_err() && lane((1 << 40) + 1).is_err());
+    // A bit a page, a byte for 4096 of them.
+    assert_eq!(lane(1 << 22).unwrap().1.reserved_bytes().0, (1 << 19) + (1 << 10));
 }

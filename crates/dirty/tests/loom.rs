@@ -10,7 +10,8 @@
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, reason = "what a test does not expect fails it")]
 
-use bindery_dirty::{Drained, Feed, Joining, Tree, ring};
+use bindery_dirty::marks::Drain;
+use bindery_dirty::{Drained, Feed, Joining, Tree, lane, ring};
 use bindery_units::{PageIndex, PageRange};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -294,5 +295,54 @@ fn push_beside_drain() {
         drain(&mut found);
         found.sort_unstable();
         assert_eq!(found, [0, 1, 2].map(PageIndex));
+    });
+}
+
+/// A lane's marks are in the tree after one drain or the next, and only what was marked. Pages 0 and 1 share a
+/// word, page 64 a block with them; page 128 is in the next one.
+#[test]
+fn lane_beside_drain() {
+    for marks in [[0_u64, 1], [0, 64], [0, 128], [0, 0]] {
+        model(4, move || {
+            let tree = Tree::new(PAGES).unwrap();
+            let (mut marker, reader) = lane(PAGES).unwrap();
+            let content = Arc::new(AtomicU64::new(0));
+            let written = Arc::clone(&content);
+            let writer = thread::spawn(move || {
+                for (number, page) in (1..).zip(marks) {
+                    written.store(number, Ordering::Relaxed);
+                    marker.mark(page).unwrap();
+                }
+            });
+            reader.drain(&tree);
+            let (first, read) = (harvest_all(&tree), content.load(Ordering::Relaxed));
+            writer.join().unwrap();
+            reader.drain(&tree);
+            let second = harvest_all(&tree);
+            let mut found = together(&[&first, &second]);
+            found.dedup();
+            let mut expected = marks.map(|page| page as u32).to_vec();
+            expected.dedup();
+            assert_eq!(found, expected);
+            assert!(read == 2 || second.contains(&(marks[1] as u32)), "a write was lost");
+            assert_eq!(reader.drain(&tree), 0);
+        });
+    }
+}
+
+#[test]
+fn two_drains_share_a_lanes_marks() {
+    model(3, || {
+        let tree = std::sync::Arc::new(Tree::new(PAGES).unwrap());
+        let (mut marker, reader) = lane(PAGES).unwrap();
+        marker.mark(64_u64).unwrap();
+        let reader = std::sync::Arc::new(reader);
+        let (own_tree, own_reader) = (std::sync::Arc::clone(&tree), std::sync::Arc::clone(&reader));
+        let other = thread::spawn(move || own_reader.drain(&*own_tree));
+        marker.mark(1_u64).unwrap();
+        reader.drain(&*tree);
+        other.join().unwrap();
+        reader.drain(&*tree);
+        assert_eq!(harvest_all(&tree), [1, 64]);
     });
 }

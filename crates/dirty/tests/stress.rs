@@ -12,7 +12,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use bindery_dirty::Tree;
+use bindery_dirty::marks::Drain;
+use bindery_dirty::{LaneMarker, LaneReader, Tree, lane};
 use bindery_units::{PageIndex, PageRange};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -53,7 +54,8 @@ impl Guest {
         self.written[page as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    fn write_and_mark(&self, marks: u64, seed: u64) {
+    /// Writes so many pages, run by run, and has them marked.
+    fn write_and_mark(&self, marks: u64, seed: u64, mut mark: impl FnMut(u64, u64, &mut SmallRng)) {
         let mut random = SmallRng::seed_from_u64(seed);
         let pages = self.tree.pages();
         let mut left = marks;
@@ -69,16 +71,21 @@ impl Guest {
                 _ => 1,
             };
             (page..page + count).for_each(|page| self.write(page));
-            match (count, random.random_range(0..8)) {
-                (1, 0) => {
-                    let word = 1_u64 << (page % 64);
-                    self.tree.mark_words((page / 64) as usize, &[word]).unwrap();
-                }
-                (1, 1) => self.tree.mark_pages(page, &[PageIndex(0)]).unwrap(),
-                (1, _) => self.tree.mark(page).unwrap(),
-                _ => self.tree.mark_range(page, count).unwrap(),
-            }
+            mark(page, count, &mut random);
             left -= count;
+        }
+    }
+
+    /// Marks pages in the tree, in any way.
+    fn mark(&self, page: u64, count: u64, random: &mut SmallRng) {
+        match (count, random.random_range(0..8)) {
+            (1, 0) => {
+                let word = 1_u64 << (page % 64);
+                self.tree.mark_words((page / 64) as usize, &[word]).unwrap();
+            }
+            (1, 1) => self.tree.mark_pages(page, &[PageIndex(0)]).unwrap(),
+            (1, _) => self.tree.mark(page).unwrap(),
+            _ => self.tree.mark_range(page, count).unwrap(),
         }
     }
 
@@ -110,10 +117,13 @@ impl Guest {
         self.harvested.fetch_add(pages.len() as u64, Ordering::Relaxed);
     }
 
-    fn harvest_until_over(&self, seed: u64) {
+    fn harvest_until_over(&self, lanes: &[LaneReader], seed: u64) {
         let mut random = SmallRng::seed_from_u64(seed);
         let mut pages = Vec::new();
         while !self.is_over.load(Ordering::Acquire) {
+            for lane in lanes.iter().filter(|_| random.random_bool(0.7)) {
+                lane.drain(&self.tree);
+            }
             self.harvest(&mut random, &mut pages);
             // A checkpoint that fails gives everything back unread.
             if random.random_bool(0.05) {
@@ -127,7 +137,8 @@ impl Guest {
         }
     }
 
-    fn settle(&self) {
+    fn settle(&self, lanes: &[LaneReader]) {
+        lanes.iter().for_each(|lane| _ = lane.drain(&self.tree));
         assert!(self.tree.is_sound());
         let mut pages = Vec::new();
         let whole = PageRange::new(PageIndex(0), self.tree.pages() as u32);
@@ -141,35 +152,55 @@ impl Guest {
     }
 }
 
-fn stress(pages: u64, marks: u64) {
+/// Every marker by itself in the tree, or all by lanes of their own.
+fn stress(pages: u64, marks: u64, by_lanes: bool) {
     let guest = Guest::new(pages);
+    let lanes = (0..MARKERS).map(|_| lane(pages).unwrap()).collect::<Vec<_>>();
+    let (markers, lanes): (Vec<_>, Vec<_>) = lanes.into_iter().unzip();
     std::thread::scope(|scope| {
-        let guest = &guest;
-        let markers: Vec<_> = (0..MARKERS)
-            .map(|seed| scope.spawn(move || guest.write_and_mark(marks / MARKERS, seed)))
-            .collect();
+        let (guest, lanes, each) = (&guest, &lanes, marks / MARKERS);
+        let by_lane = |mut lane: LaneMarker| {
+            move |page, count, _: &mut SmallRng| match count {
+                1 => lane.mark(page).unwrap(),
+                _ => lane.mark_range(page, count).unwrap(),
+            }
+        };
+        let mark = |(seed, lane)| {
+            scope.spawn(move || match by_lanes {
+                true => guest.write_and_mark(each, seed, by_lane(lane)),
+                false => guest.write_and_mark(each, seed, |page, count, random| {
+                    guest.mark(page, count, random);
+                }),
+            })
+        };
+        let markers: Vec<_> = (0..).zip(markers).map(mark).collect();
         for seed in 0..HARVESTERS {
-            scope.spawn(move || guest.harvest_until_over(100 + seed));
+            scope.spawn(move || guest.harvest_until_over(lanes, 100 + seed));
         }
         let ended: Vec<_> = markers.into_iter().map(|marker| marker.join()).collect();
         guest.is_over.store(true, Ordering::Release);
         assert!(ended.iter().all(Result::is_ok), "a marker has failed");
     });
-    guest.settle();
+    guest.settle(&lanes);
     assert!(guest.harvested.load(Ordering::Relaxed) > 0);
 }
 
 #[test]
+fn nothing_is_lost_in_lanes() {
+    stress(if cfg!(miri) { 5000 } else { 100_000 }, operations() / 4, true);
+}
+
+#[test]
 fn nothing_is_lost_in_two_levels() {
-    stress(3000, operations() / 4);
+    stress(3000, operations() / 4, false);
 }
 
 #[test]
 fn nothing_is_lost_in_three_levels() {
-    stress(if cfg!(miri) { 5000 } else { 20_000 }, operations() / 4);
+    stress(if cfg!(miri) { 5000 } else { 20_000 }, operations() / 4, false);
 }
 
 #[test]
 fn nothing_is_lost_in_four_levels() {
-    stress(if cfg!(miri) { 5000 } else { 300_000 }, operations() / 2);
+    stress(if cfg!(miri) { 5000 } else { 300_000 }, operations() / 2, false);
 }

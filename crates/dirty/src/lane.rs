@@ -1,0 +1,207 @@
+//! A bitmap of one marker in front of a tree, marked by plain stores.
+//!
+//! An atomic read-modify-write takes as long as several plain stores, and no processor goes on to the next
+//! one before it is through. Where one thread marks, it needs none: nobody else sets bits, and whoever clears
+//! them does so by a read-modify-write of its own.
+//!
+//! **Why no mark is lost.** The marker loads a word of its bitmap and stores it with the page's bit. A reader
+//! that takes the word in between takes bits that the store brings back: they are drained once more the next
+//! time, and nothing is missing. Then the marker sets the flag of the word's block by a Release, whether it is
+//! set or not. The reader clears a flag by an Acquire swap before it looks at the block. If the swap comes
+//! before the store, the flag is set for the next time. If it comes after, it reads the store or a later one of
+//! the same marker, and sees all that the marker stored before: the word, and what was written to the page;
+//! unless another reader has cleared the flag in between, which then sees it. There is no third way, and no
+//! fence in either.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bindery_units::ByteCount;
+
+use crate::error::{OutOfRange, SizeError};
+use crate::geometry::{Geometry, WORD_BITS, WORD_SHIFT};
+use crate::marks::{Drain, Marks};
+use crate::primitive::{AtomicU8, AtomicU64, Ordering};
+use crate::storage::Words;
+
+/// log2 of the words of a block. The models' blocks are short, so that few pages make several.
+const BLOCK_SHIFT: u32 = if cfg!(loom) { 1 } else { 6 };
+
+/// Words that a flag stands for: 4096 pages, as a word of a tree's first summary.
+const BLOCK_WORDS: usize = 1 << BLOCK_SHIFT;
+
+struct Shared {
+    pages: u64,
+    words: Words,
+    /// A byte a block: so that it can be set without a look at its neighbours.
+    flags: Box<[AtomicU8]>,
+}
+
+/// The marker's end of a lane: one thread's, a vCPU's or a device's.
+pub struct LaneMarker {
+    shared: Arc<Shared>,
+}
+
+/// The reader's end of a lane, which is drained into a [`Tree`](crate::Tree) or a [`Feed`](crate::Feed).
+pub struct LaneReader {
+    shared: Arc<Shared>,
+}
+
+/// A lane of `pages` pages, none of them dirty. It takes a bit a page and 1/512 more, backed where it is
+/// touched: it is never full, unlike a [`ring`](crate::ring()).
+///
+/// # Errors
+/// As [`Tree::new`](crate::Tree::new).
+pub fn lane(pages: u64) -> Result<(LaneMarker, LaneReader), SizeError> {
+    let words = Geometry::new(pages)?.leaves();
+    let flags = (0..words.div_ceil(BLOCK_WORDS)).map(|_| AtomicU8::new(0)).collect();
+    let words = Words::zeroed(words).map_err(|source| SizeError::NoRoom {
+        pages,
+        bytes: (words as u64).saturating_mul(WORD_BITS / 8),
+        source,
+    })?;
+    let shared = Arc::new(Shared { pages, words, flags });
+    Ok((LaneMarker { shared: Arc::clone(&shared) }, LaneReader { shared }))
+}
+
+impl LaneMarker {
+    /// How many pages the lane has, dirty or not.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.shared.pages
+    }
+
+    /// Marks a page. Does not block; a load and two stores.
+    ///
+    /// # Errors
+    /// If the lane does not have the page.
+    #[inline]
+    pub fn mark(&mut self, page: impl Into<u64>) -> Result<(), OutOfRange> {
+        let (page, shared) = (page.into(), &*self.shared);
+        if page >= shared.pages {
+            return Err(OutOfRange { page, pages: shared.pages });
+        }
+        let word = (page >> WORD_SHIFT) as usize;
+        add(&shared.words[word], 1 << (page % WORD_BITS));
+        raise(&shared.flags[word >> BLOCK_SHIFT]);
+        Ok(())
+    }
+
+    /// Marks `count` pages from `first` on: a load and a store for every 64 of them.
+    ///
+    /// # Errors
+    /// If the lane does not have all of them; then none is marked.
+    pub fn mark_range(&mut self, first: impl Into<u64>, count: u64) -> Result<(), OutOfRange> {
+        let (first, shared) = (first.into(), &*self.shared);
+        let end = match first.checked_add(count) {
+            Some(end) if end <= shared.pages => end,
+            end => {
+                let page = end.map_or(u64::MAX, |end| end - 1);
+                return Err(OutOfRange { page, pages: shared.pages });
+            }
+        };
+        let mut at = first;
+        while at < end {
+            let word = (at >> WORD_SHIFT) as usize;
+            let next = ((word as u64 + 1) << WORD_SHIFT).min(end);
+            add(&shared.words[word], !0 >> (WORD_BITS - (next - at)) << (at % WORD_BITS));
+            if next == end || (word + 1).is_multiple_of(BLOCK_WORDS) {
+                raise(&shared.flags[word >> BLOCK_SHIFT]);
+            }
+            at = next;
+        }
+        Ok(())
+    }
+}
+
+#[inline]
+fn add(word: &AtomicU64, bits: u64) {
+    // Relaxed: this thread's own marks, but for those that were drained.
+    let marked = word.load(Ordering::Relaxed) | bits;
+    // Release: whoever takes the word sees what was written to the pages. Stored even where nothing changes: a
+    // reader may have taken the word since, and read the page before it was written.
+    #[cfg(not(loom))]
+    word.store(marked, Ordering::Release);
+    // Loom does not put a store and a read-modify-write that race in one order: a later one may then miss the
+    // store. The stress tests run with stores.
+    #[cfg(loom)]
+    word.swap(marked, Ordering::Release);
+}
+
+#[inline]
+fn raise(flag: &AtomicU8) {
+    // Release: pairs with the swap of `drain`.
+    #[cfg(not(loom))]
+    flag.store(1, Ordering::Release);
+    #[cfg(loom)]
+    flag.swap(1, Ordering::Release);
+}
+
+impl LaneReader {
+    /// How many pages the lane has, dirty or not.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.shared.pages
+    }
+
+    /// Memory that the lane may take, in bytes.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> ByteCount {
+        let shared = &*self.shared;
+        ByteCount((size_of_val(&*shared.words) + shared.flags.len()) as u64)
+    }
+
+    /// Takes a block's words out, and gives how many pages are marked in them.
+    fn take(&self, block: usize, taken: &mut [u64; BLOCK_WORDS]) -> u64 {
+        let first = block << BLOCK_SHIFT;
+        let words = &self.shared.words[first..];
+        let mut pages = 0;
+        for (word, taken) in words.iter().zip(taken) {
+            // Relaxed: a word that seems to be empty was so when the flag was cleared, or will have it raised.
+            let is_empty = word.load(Ordering::Relaxed) == 0;
+            // Acquire: pairs with the Release of `add`.
+            *taken = if is_empty { 0 } else { word.swap(0, Ordering::Acquire) };
+            pages += u64::from(taken.count_ones());
+            *taken = taken.to_le();
+        }
+        pages
+    }
+}
+
+impl Drain for LaneReader {
+    /// Several may drain at once; each mark goes to one of them. A page whose neighbour is marked at the moment
+    /// at which it is taken may be given away once more the next time.
+    ///
+    /// A byte is looked at for every 4096 pages of the lane; where there are dirty ones among them, their words
+    /// are taken and marked together.
+    fn drain(&self, into: &dyn Marks) -> u64 {
+        let mut drained = 0;
+        for (block, flag) in self.shared.flags.iter().enumerate() {
+            // Not swapped where it is clear: that would take the line away from the marker. Acquire: pairs with
+            // the Release of `raise`.
+            if flag.load(Ordering::Relaxed) == 0 || flag.swap(0, Ordering::Acquire) == 0 {
+                continue;
+            }
+            let mut taken = [0; BLOCK_WORDS];
+            let pages = self.take(block, &mut taken);
+            if pages > 0 {
+                let words = (self.shared.words.len() - (block << BLOCK_SHIFT)).min(BLOCK_WORDS);
+                into.mark_words(block << BLOCK_SHIFT, &taken[..words]);
+                drained += pages;
+            }
+        }
+        drained
+    }
+}
+
+impl fmt::Debug for LaneMarker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaneMarker").field("pages", &self.pages()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LaneReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaneReader").field("pages", &self.pages()).finish_non_exhaustive()
+    }
+}
