@@ -82,8 +82,12 @@ impl LaneMarker {
             return Err(OutOfRange { page, pages: shared.pages });
         }
         let word = (page >> WORD_SHIFT) as usize;
-        add(&shared.words[word], 1 << (page % WORD_BITS));
-        raise(&shared.flags[word >> BLOCK_SHIFT]);
+        // SAFETY: there is a word for every 64 of `pages`, and a flag for every block of them; neither changes.
+        let (leaf, flag) = unsafe {
+            (shared.words.get_unchecked(word), shared.flags.get_unchecked(word >> BLOCK_SHIFT))
+        };
+        add(leaf, 1 << (page % WORD_BITS));
+        raise(flag);
         Ok(())
     }
 

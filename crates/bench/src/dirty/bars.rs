@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::marks::{Marks, ONE, RANGE, TWO};
 use super::{
-    ATOMIC_BITMAP, COLD_HARVEST, Comparison, FLAT, HARVEST, LIST, Order, SEED_TREE, TREE,
+    ATOMIC_BITMAP, COLD_HARVEST, Comparison, FLAT, HARVEST, LANE, LIST, Order, SEED_TREE, TREE,
     TREE_ALONE, random_pages,
 };
 use crate::harness::{Table, median, significant, timed};
@@ -65,8 +65,10 @@ pub(super) fn of(comparisons: &[Comparison], marks: &Marks, rounds: usize) -> Re
         Some(a?.ratio_to(b?))
     };
     let list = [
+        (mark(by(LANE, ONE), by(FLAT, ONE)), "mark, random: lane ÷ plain store", 2.0, false),
         (mark(by(TREE, ONE), by(FLAT, ONE)), "mark, random: tree ÷ plain store", 2.0, false),
-        (mark(by(TREE, ONE), by(TREE, TWO)), "mark, random: one thread ÷ two", 1.9, true),
+        (mark(by(LANE, ONE), by(LANE, TWO)), "mark, random: one lane ÷ two", 1.9, true),
+        (mark(by(TREE, ONE), by(TREE, TWO)), "mark, random, tree: one thread ÷ two", 1.9, true),
         (
             mark(by(ATOMIC_BITMAP, RANGE), by(TREE, RANGE)),
             "mark, 2 MiB: AtomicBitmap ÷ tree",

@@ -2,7 +2,8 @@
 
 use std::num::NonZeroUsize;
 
-use bindery_dirty::Tree;
+use bindery_dirty::marks::Drain;
+use bindery_dirty::{LaneMarker, LaneReader, SizeError, Tree, lane};
 use bindery_units::{PageIndex, PageRange};
 use hi_sparse_bitset::{BitSet, config};
 use roaring::RoaringBitmap;
@@ -215,6 +216,40 @@ impl Contender for Alone {
     fn bytes(&self) -> u64 {
         self.0.reserved_bytes().0
     }
+}
+
+/// This project's tree, with a lane of one marker in front.
+pub(super) struct Laned {
+    pub(super) marker: LaneMarker,
+    pub(super) reader: LaneReader,
+    tree: Tree,
+}
+
+impl Laned {
+    pub(super) fn new(pages: u64) -> Result<Self, SizeError> {
+        let (marker, reader) = lane(pages)?;
+        Ok(Self { marker, reader, tree: Tree::new(pages)? })
+    }
+}
+
+impl Contender for Laned {
+    fn mark(&mut self, pages: &[u32]) {
+        mark_lane(&mut self.marker, pages);
+    }
+
+    fn harvest(&mut self, lists: &mut Lists) {
+        self.reader.drain(&self.tree);
+        let whole = PageRange::new(PageIndex(0), self.tree.pages() as u32);
+        self.tree.harvest_into(whole, &mut lists.narrow).expect("the pages are the tree's");
+    }
+
+    fn bytes(&self) -> u64 {
+        self.tree.reserved_bytes().0 + self.reader.reserved_bytes().0
+    }
+}
+
+pub(super) fn mark_lane(marker: &mut LaneMarker, pages: &[u32]) {
+    pages.iter().for_each(|page| marker.mark(*page).expect("the page is the lane's"));
 }
 
 /// `vm-memory`'s bitmap: taken as a vector of words, which is its interface.

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use bindery_dirty::Tree;
+use bindery_units::{PageIndex, PageRange};
 use serde::Serialize;
 
-use super::contender::{Contender, Flat, VmMemory};
-use super::{ATOMIC_BITMAP, FLAT, TREE, random_pages};
+use super::contender::{Contender, Flat, Laned, Lists, VmMemory, mark_lane};
+use super::{ATOMIC_BITMAP, FLAT, LANE, TREE, random_pages};
 use crate::harness::{Measured, SampleSet, Table, take_turns, timed};
 
 /// Marks of a round.
@@ -44,39 +45,84 @@ fn run_pages(pages: u64, rounds: usize) -> Result<Vec<SampleSet>> {
         let upper = |page: &u32| (page % half + half).min(pages as u32 - 1);
         all.iter().map(upper).collect()
     }];
-    let names = turn_names();
-    let mut flat = Flat::new(pages as usize);
-    let tree = Tree::new(pages)?;
-    let mut bitmap = VmMemory::new(pages as usize);
-    // What the last turn has marked is unmarked by setting it to zero, page by page of memory: all
-    // are in the same state, touched and empty.
-    let mut lists = super::Lists::new(pages as usize);
+    let mut scene = Scene::new(pages)?;
+    let names = WHO.map(|(name, how)| format!("{name}, {how}")).to_vec();
     let mut turn = |who: usize| {
-        lists.clear();
-        let time = match who {
-            0 => timed(|| flat.mark(&all)).0,
-            1 => timed(|| mark_tree(&tree, &all)).0,
-            2 => timed(|| bitmap.mark(&all)).0,
-            3 => by_two(&halves, |pages| mark_tree(&tree, pages)),
-            _ => by_two(&halves, |pages| {
-                pages.iter().for_each(|page| bitmap.bitmap.set_bit(*page as usize));
-            }),
-        };
-        flat.harvest(&mut lists);
-        bitmap.bitmap.reset();
-        let whole = bindery_units::PageRange::new(bindery_units::PageIndex(0), pages as u32);
-        tree.harvest_into(whole, &mut lists.narrow).expect("the pages are the tree's");
-        let marks = if who < 3 { MARKS } else { 2 * MARKS };
+        let time = scene.mark(WHO[who], &all, &halves);
+        scene.settle();
+        let marks = if WHO[who].1 == ONE { MARKS } else { 2 * MARKS };
         Measured::new("mark", "ns/page", time.as_nanos() as f64 / marks as f64)
     };
     (0..names.len()).for_each(|who| _ = turn(who));
     take_turns(rounds, &names, |who| Ok(turn(who)))
 }
 
-fn turn_names() -> Vec<String> {
-    let one = [FLAT, TREE, ATOMIC_BITMAP].map(|name| format!("{name}, {ONE}"));
-    let two = [TREE, ATOMIC_BITMAP].map(|name| format!("{name}, {TWO}"));
-    one.into_iter().chain(two).collect()
+/// Who marks random pages, and how. Two threads that mark plain words have words of their own each: what the
+/// machine itself gives.
+const WHO: [(&str, &str); 8] = [
+    (FLAT, ONE),
+    (TREE, ONE),
+    (LANE, ONE),
+    (ATOMIC_BITMAP, ONE),
+    (FLAT, TWO),
+    (TREE, TWO),
+    (LANE, TWO),
+    (ATOMIC_BITMAP, TWO),
+];
+
+/// The sets, each touched and empty whenever a turn begins.
+struct Scene {
+    flats: [Flat; 2],
+    tree: Tree,
+    lanes: [Laned; 2],
+    bitmap: VmMemory,
+    lists: Lists,
+}
+
+impl Scene {
+    fn new(pages: u64) -> Result<Self> {
+        let count = pages as usize;
+        Ok(Self {
+            flats: [Flat::new(count), Flat::new(count)],
+            tree: Tree::new(pages)?,
+            lanes: [Laned::new(pages)?, Laned::new(pages)?],
+            bitmap: VmMemory::new(count),
+            lists: Lists::new(count),
+        })
+    }
+
+    fn mark(&mut self, who: (&str, &str), all: &[u32], halves: &[Vec<u32>; 2]) -> Duration {
+        let Self { flats: [flat, other_flat], tree, lanes: [lane, other_lane], bitmap, .. } = self;
+        let set_bit = |page: &u32| bitmap.bitmap.set_bit(*page as usize);
+        match who {
+            (FLAT, ONE) => timed(|| flat.mark(all)).0,
+            (TREE, ONE) => timed(|| mark_tree(tree, all)).0,
+            (LANE, ONE) => timed(|| lane.mark(all)).0,
+            (_, ONE) => timed(|| all.iter().for_each(set_bit)).0,
+            (FLAT, _) => by_two(halves, |pages| flat.mark(pages), |pages| other_flat.mark(pages)),
+            (TREE, _) => {
+                by_two(halves, |pages| mark_tree(tree, pages), |pages| mark_tree(tree, pages))
+            }
+            (LANE, _) => {
+                let (one, other) = (&mut lane.marker, &mut other_lane.marker);
+                by_two(halves, |pages| mark_lane(one, pages), |pages| mark_lane(other, pages))
+            }
+            _ => {
+                let set_all = |pages: &[u32]| pages.iter().for_each(set_bit);
+                by_two(halves, set_all, set_all)
+            }
+        }
+    }
+
+    /// Empties what a turn has marked, and lists it: the next one finds all sets in the same state.
+    fn settle(&mut self) {
+        self.flats.iter_mut().for_each(|flat| flat.harvest(&mut self.lists));
+        self.lanes.iter_mut().for_each(|lane| lane.harvest(&mut self.lists));
+        self.bitmap.bitmap.reset();
+        let whole = PageRange::new(PageIndex(0), self.tree.pages() as u32);
+        self.tree.harvest_into(whole, &mut self.lists.narrow).expect("the pages are the tree's");
+        self.lists.clear();
+    }
 }
 
 fn mark_tree(tree: &Tree, pages: &[u32]) {
@@ -84,19 +130,25 @@ fn mark_tree(tree: &Tree, pages: &[u32]) {
 }
 
 /// Two threads, each with its own pages: from when both have begun until both are through.
-fn by_two(halves: &[Vec<u32>; 2], mark: impl Fn(&[u32]) + Sync) -> Duration {
-    let start = Barrier::new(2);
-    let work = |pages: &[u32]| {
-        start.wait();
-        let began = Instant::now();
-        mark(pages);
-        (began, Instant::now())
-    };
+fn by_two(
+    [own, others]: &[Vec<u32>; 2],
+    mark: impl FnOnce(&[u32]),
+    mark_too: impl FnOnce(&[u32]) + Send,
+) -> Duration {
+    let start = &Barrier::new(2);
     let spans = std::thread::scope(|scope| {
-        let other = scope.spawn(|| work(&halves[1]));
-        [work(&halves[0]), other.join().expect("marking does not panic")]
+        let other = scope.spawn(|| span_of(start, || mark_too(others)));
+        [span_of(start, || mark(own)), other.join().expect("marking does not panic")]
     });
     spans[0].1.max(spans[1].1) - spans[0].0.min(spans[1].0)
+}
+
+/// When work began that waits for the start, and when it was through.
+fn span_of(start: &Barrier, work: impl FnOnce()) -> (Instant, Instant) {
+    start.wait();
+    let began = Instant::now();
+    work();
+    (began, Instant::now())
 }
 
 fn run_ranges(pages: u64, rounds: usize) -> Result<Vec<SampleSet>> {
@@ -108,7 +160,7 @@ fn run_ranges(pages: u64, rounds: usize) -> Result<Vec<SampleSet>> {
     let names = [TREE, ATOMIC_BITMAP].map(|name| format!("{name}, {RANGE}"));
     let tree = Tree::new(pages)?;
     let bitmap = VmMemory::new(pages as usize);
-    let mut list = super::Lists::new(pages as usize).narrow;
+    let mut list = Lists::new(pages as usize).narrow;
     let mut turn = |who: usize| {
         list.clear();
         let (time, ()) = timed(|| match who {
@@ -121,7 +173,7 @@ fn run_ranges(pages: u64, rounds: usize) -> Result<Vec<SampleSet>> {
                     .set_addr_range((first * 4096) as usize, (range_pages * 4096) as usize);
             }),
         });
-        let whole = bindery_units::PageRange::new(bindery_units::PageIndex(0), pages as u32);
+        let whole = PageRange::new(PageIndex(0), pages as u32);
         tree.harvest_into(whole, &mut list).expect("the pages are the tree's");
         bitmap.bitmap.reset();
         Measured::new("mark", "ns/range", time.as_nanos() as f64 / RANGES as f64)

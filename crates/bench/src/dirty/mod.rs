@@ -28,7 +28,8 @@ use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns
 
 pub use self::bars::Bar;
 use self::contender::{
-    Alone, Contender, Flat, HiSparse, List, Lists, Roaring, SeedBitmap, SeedTree, Shared, VmMemory,
+    Alone, Contender, Flat, HiSparse, Laned, List, Lists, Roaring, SeedBitmap, SeedTree, Shared,
+    VmMemory,
 };
 pub use self::marks::Marks;
 use self::seed::RadixTree;
@@ -103,12 +104,24 @@ const SEED_BITMAP: &str = "seed's bitmap";
 const FLAT: &str = "flat 64-bit";
 const TREE: &str = "tree";
 const TREE_ALONE: &str = "tree, alone";
+const LANE_TREE: &str = "lane, tree";
+const LANE: &str = "lane";
 const ATOMIC_BITMAP: &str = "AtomicBitmap";
 const ROARING: &str = "roaring";
 const HI_SPARSE: &str = "hi_sparse_bitset";
 
-const NAMES: [&str; 9] =
-    [LIST, SEED_TREE, SEED_BITMAP, FLAT, TREE, TREE_ALONE, ATOMIC_BITMAP, ROARING, HI_SPARSE];
+const NAMES: [&str; 10] = [
+    LIST,
+    SEED_TREE,
+    SEED_BITMAP,
+    FLAT,
+    TREE,
+    TREE_ALONE,
+    LANE_TREE,
+    ATOMIC_BITMAP,
+    ROARING,
+    HI_SPARSE,
+];
 
 /// Memory that is written before a cold harvest, in bytes: more than a core's own caches hold.
 const OTHER_MEMORY_BYTES: usize = 8 << 20;
@@ -169,6 +182,7 @@ fn contenders(pages: u64) -> Result<[Box<dyn Contender>; NAMES.len()]> {
         Box::new(Flat::new(count)),
         Box::new(Shared(Tree::new(pages)?)),
         Box::new(Alone(Tree::new(pages)?)),
+        Box::new(Laned::new(pages)?),
         Box::new(VmMemory::new(count)),
         Box::new(Roaring::default()),
         Box::new(HiSparse::default()),
