@@ -124,7 +124,7 @@ pub enum SourceError {
     },
     /// A vCPU wrote more pages before it looked at its ring than the kernel keeps room for. The pages
     /// in the overwritten entries are lost: take all as written. What the ring says from now on is
-    /// out of step.
+    /// out of step: every later collection fails so too.
     #[error(
         "all {entries} entries of vCPU {vcpu}'s dirty ring were dirty: the kernel ran over its end, and \
          pages are lost; take all as written, and give the guest a larger ring or the bitmap"

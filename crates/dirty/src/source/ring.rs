@@ -34,6 +34,9 @@ struct Ring {
     ring: DirtyRing,
     /// Whether anything was harvested since its vCPU was last made room for.
     made_room: bool,
+    /// Whether the kernel ever ran over its end: it then fills entries at another place than where it
+    /// resets them and we harvest, for good.
+    is_overrun: bool,
 }
 
 impl<V: Borrow<VmFd>> KvmRings<V> {
@@ -59,7 +62,7 @@ impl<V: Borrow<VmFd>> KvmRings<V> {
                 );
                 SourceError::Unsupported { way: "KVM_CAP_DIRTY_LOG_RING", why }
             })?;
-            Ok(Ring { ring, made_room: false })
+            Ok(Ring { ring, made_room: false, is_overrun: false })
         };
         let rings = vcpus.into_iter().enumerate().map(map).collect::<Result<_, SourceError>>()?;
         Ok(Self { vm, rings, entries, slots })
@@ -76,8 +79,8 @@ impl<V: Borrow<VmFd>> KvmRings<V> {
     /// If there is no such vCPU.
     pub fn make_room(&mut self, vcpu: usize, marks: &dyn Marks) -> Result<Collected, SourceError> {
         let entries = self.entries.get();
-        let Ring { ring, made_room } = &mut self.rings[vcpu];
-        if let Ok(None) = ring.peek() {
+        let Ring { ring, made_room, is_overrun } = &mut self.rings[vcpu];
+        if !*is_overrun && ring.peek() == Ok(None) {
             ring.check(entries).map_err(|source| SourceError::RingOutOfStep { vcpu, source })?;
             if !std::mem::take(made_room) {
                 return Err(SourceError::FullRingEmpty { vcpu, entries });
@@ -105,27 +108,29 @@ impl<V: Borrow<VmFd>> KvmRings<V> {
     }
 }
 
-/// Marks what a ring has.
-fn harvest(
-    vcpu: usize,
-    ring: &mut DirtyRing,
-    slots: &Slots,
-    marks: &dyn Marks,
-) -> Result<u64, SourceError> {
-    let out_of_step = |source| SourceError::RingOutOfStep { vcpu, source };
-    let mut pages = 0;
-    while let Some(entry) = ring.peek().map_err(out_of_step)? {
-        // An entry that names no page stays where it is: it is found again, and not lost, when the
-        // slots are set right.
-        marks.mark(slots.page(vcpu, entry.slot, entry.offset)?);
-        ring.advance();
-        pages += 1;
+impl Ring {
+    /// Marks what it has, as `vcpu`'s.
+    fn harvest(
+        &mut self,
+        vcpu: usize,
+        slots: &Slots,
+        marks: &dyn Marks,
+    ) -> Result<u64, SourceError> {
+        let out_of_step = |source| SourceError::RingOutOfStep { vcpu, source };
+        let mut pages = 0;
+        while let Some(entry) = self.ring.peek().map_err(out_of_step)? {
+            // An entry that names no page stays where it is: it is found again, and not lost, when the
+            // slots are set right.
+            marks.mark(slots.page(vcpu, entry.slot, entry.offset)?);
+            self.ring.advance();
+            pages += 1;
+        }
+        self.is_overrun |= self.ring.is_overrun();
+        if !self.is_overrun {
+            self.ring.check(LOOK_AHEAD).map_err(out_of_step)?;
+        }
+        Ok(pages)
     }
-    if ring.is_overrun() {
-        return Err(SourceError::RingOverrun { vcpu, entries: ring.harvested() });
-    }
-    ring.check(LOOK_AHEAD).map_err(out_of_step)?;
-    Ok(pages)
 }
 
 impl<V: Borrow<VmFd>> Source for KvmRings<V> {
@@ -134,12 +139,16 @@ impl<V: Borrow<VmFd>> Source for KvmRings<V> {
     fn collect(&mut self, marks: &dyn Marks) -> Result<Collected, SourceError> {
         let mut collected = Collected::default();
         let mut failed = Ok(());
-        for (vcpu, Ring { ring, made_room }) in self.rings.iter_mut().enumerate() {
-            match harvest(vcpu, ring, &self.slots, marks) {
+        for (vcpu, ring) in self.rings.iter_mut().enumerate() {
+            match ring.harvest(vcpu, &self.slots, marks) {
                 Ok(pages) => collected.pages += pages,
                 Err(error) => failed = failed.and(Err(error)),
             }
-            *made_room |= ring.harvested() > 0;
+            ring.made_room |= ring.ring.harvested() > 0;
+            // Whatever else: of this one nothing will be known any more.
+            if ring.is_overrun {
+                failed = Err(SourceError::RingOverrun { vcpu, entries: self.entries.get() });
+            }
         }
         // Also if an entry was bad: what was marked may be read by now, and must be watched.
         let reset = self.reset();

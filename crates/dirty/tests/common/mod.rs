@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bindery_dirty::marks::{Drain, Marks};
@@ -57,6 +58,15 @@ impl Drain for Oracle {
     }
 }
 
+/// Stops what runs beside a test when that ends, also by a failure: a scope waits for its threads.
+pub(crate) struct StopAtEnd<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A guest in memory of its own, in slots of so many pages each.
 pub(crate) struct Guest {
     // First: it lets go of the memory before that is unmapped.
@@ -68,6 +78,16 @@ pub(crate) struct Guest {
 impl Guest {
     /// None, loudly, without KVM. The first slot shows page `first` and on.
     pub(crate) fn start(slots_pages: &[usize], first: u32, tracking: Tracking) -> Option<Self> {
+        Self::with_cpus(slots_pages, first, tracking, 1)
+    }
+
+    /// The same with so many CPUs.
+    pub(crate) fn with_cpus(
+        slots_pages: &[usize],
+        first: u32,
+        tracking: Tracking,
+        cpus: usize,
+    ) -> Option<Self> {
         if let Some(why) = TinyGuest::unavailable() {
             skipped!("{why}");
             return None;
@@ -75,7 +95,7 @@ impl Guest {
         let pages: usize = slots_pages.iter().sum();
         let memory = Mapping::anonymous(pages * PAGE_BYTES).unwrap();
         // SAFETY: the mapping is dropped after the guest; the tests read it through raw pointers.
-        let tiny = unsafe { TinyGuest::tracked(memory.as_ptr(), slots_pages, tracking) };
+        let tiny = unsafe { TinyGuest::with_cpus(memory.as_ptr(), slots_pages, tracking, cpus) };
         let tiny = match tiny {
             Ok(tiny) => tiny,
             Err(error @ bindery_testkit::kvm::TinyGuestError::Tracking { .. }) => {
@@ -108,7 +128,7 @@ impl Guest {
 
     pub(crate) fn rings(&self) -> KvmRings<Arc<VmFd>> {
         let entries = self.tiny.rings().expect("the guest has rings");
-        KvmRings::new(self.tiny.vm(), [self.tiny.vcpu()], entries, &self.slots).unwrap()
+        KvmRings::new(self.tiny.vm(), self.tiny.vcpus(), entries, &self.slots).unwrap()
     }
 
     pub(crate) fn touch(&mut self, pages: &BTreeSet<u32>) {

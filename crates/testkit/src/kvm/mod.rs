@@ -2,36 +2,27 @@
 //! can see whether memory that is merged and broken beneath a guest stays what the guest made it, and
 //! whether what it wrote is what KVM's dirty tracking says.
 //!
-//! Concurrency: one thread runs the guest at a time, through `&mut self`; the memory itself may be
+//! Concurrency: one thread runs a CPU at a time, through `&mut self`; the memory itself may be
 //! managed, merged and read by others meanwhile, which is the point.
 
+mod cpu;
 mod program;
 mod tracking;
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use bindery_sys::kvm::{EXIT_DIRTY_RING_FULL, RingEntries};
+use bindery_sys::kvm::RingEntries;
 use bindery_units::PAGE_BYTES;
-use kvm_bindings::{kvm_regs, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
+pub use cpu::TinyCpu;
 pub use tracking::Tracking;
 
-use program::{DONE_PORT, LIST_AT, LIST_MAX, Routine};
-
-/// Where the guest sees the caller's memory; the page of code is at zero.
+/// Where the guest sees the caller's memory; the pages of code are at zero.
 const DATA_ADDRESS: u64 = 1 << 20;
-
-/// Real mode's reach from one segment base, in pages.
-const WINDOW_PAGES: usize = 16;
-
-/// Entries of a dirty ring that the kernel keeps for what a CPU writes before it stops
-/// (`KVM_DIRTY_RING_RSVD_ENTRIES`). Where real mode is emulated, a run writes as much as it likes
-/// before it looks at the ring, and over the end of it: so runs are kept shorter than that.
-const RING_RESERVE: usize = 64;
 
 /// Why the tiny guest cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -60,15 +51,12 @@ pub enum TinyGuestError {
     },
 }
 
-/// A guest with one virtual CPU.
+/// A guest, which is used as its [first CPU](TinyCpu) where it has one alone.
 #[derive(Debug)]
 pub struct TinyGuest {
-    vcpu: VcpuFd,
-    pages: usize,
+    cpus: Vec<TinyCpu>,
     rings: Option<RingEntries>,
-    // Fields are dropped in this order: KVM lets go of the code before it is freed.
     vm: Arc<VmFd>,
-    code: Box<CodePage>,
 }
 
 /// Three pages that Intel's processors need for real mode, and one of page tables, between the code
@@ -76,9 +64,8 @@ pub struct TinyGuest {
 const TASK_STATE_ADDRESS: usize = 0xD_0000;
 const IDENTITY_MAP_ADDRESS: u64 = 0xE_0000;
 
-#[derive(Debug)]
-#[repr(align(4096))]
-struct CodePage([u8; PAGE_BYTES]);
+/// The most CPUs whose code lies below that.
+const CPUS_MAX: usize = 0xD0;
 
 impl TinyGuest {
     /// Why no guest can run here, if so: for a test to say before it skips.
@@ -112,7 +99,7 @@ impl TinyGuest {
     }
 
     /// The same, in slots of so many pages each, one behind the other, whose writes KVM tracks. Slots
-    /// have the numbers 1 and up; the one of the code, 0, is not tracked.
+    /// have the numbers 1 and up; those of code, 0 and behind the others, are not tracked.
     ///
     /// # Safety
     /// As for [`new`](Self::new).
@@ -124,42 +111,66 @@ impl TinyGuest {
         slots_pages: &[usize],
         tracking: Tracking,
     ) -> Result<Self, TinyGuestError> {
+        // SAFETY: the caller's contract.
+        unsafe { Self::with_cpus(memory, slots_pages, tracking, 1) }
+    }
+
+    /// The same with so many CPUs, which run independently of each other.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new).
+    ///
+    /// # Errors
+    /// As [`tracked`](Self::tracked).
+    ///
+    /// # Panics
+    /// Without a CPU, or with more than have room for their code.
+    pub unsafe fn with_cpus(
+        memory: *mut u8,
+        slots_pages: &[usize],
+        tracking: Tracking,
+        cpus: usize,
+    ) -> Result<Self, TinyGuestError> {
+        assert!((1..=CPUS_MAX).contains(&cpus), "a guest has 1 to {CPUS_MAX} CPUs, not {cpus}");
         let kvm = Kvm::new().map_err(TinyGuestError::NoKvm)?;
         let vm = kvm.create_vm().map_err(failing("make a machine"))?;
         vm.set_identity_map_address(IDENTITY_MAP_ADDRESS).map_err(failing("place page tables"))?;
         vm.set_tss_address(TASK_STATE_ADDRESS).map_err(failing("place the task state"))?;
         let rings = tracking.enable(&vm)?;
-        let mut code = Box::new(CodePage([0; PAGE_BYTES]));
-        program::install(&mut code.0);
-        let mut pages = 0;
-        let mut slots = vec![(0, (&raw mut *code).addr(), PAGE_BYTES, 0)];
-        for &slot_pages in slots_pages {
-            let offset = pages * PAGE_BYTES;
-            let address = DATA_ADDRESS + offset as u64;
-            let flags = tracking.slot_flags();
-            slots.push((address, memory.addr() + offset, slot_pages * PAGE_BYTES, flags));
-            pages += slot_pages;
-        }
-        for (slot, (guest_address, host_address, bytes, flags)) in slots.into_iter().enumerate() {
-            let region = kvm_userspace_memory_region {
-                slot: slot as u32,
-                flags,
-                guest_phys_addr: guest_address,
+        let pages = slots_pages.iter().sum();
+        let make = |number| TinyCpu::new(&vm, number, pages, rings.is_some());
+        let cpus = (0..cpus).map(make).collect::<Result<Vec<_>, _>>()?;
+        let mut slots: Vec<_> = cpus.iter().map(TinyCpu::code_slot).collect();
+        let mut offset = 0;
+        for (at, slot_pages) in slots_pages.iter().enumerate() {
+            let bytes = slot_pages * PAGE_BYTES;
+            let data = kvm_userspace_memory_region {
+                flags: tracking.slot_flags(),
+                guest_phys_addr: DATA_ADDRESS + offset as u64,
                 memory_size: bytes as u64,
-                userspace_addr: host_address as u64,
+                userspace_addr: (memory.addr() + offset) as u64,
+                ..kvm_userspace_memory_region::default()
             };
-            // SAFETY: the ranges must stay valid while the machine lives. The code is owned by the
-            // guest and freed after the machine; the data is the caller's promise.
-            unsafe { vm.set_user_memory_region(region) }.map_err(failing("give it memory"))?;
+            slots.insert(1 + at, data);
+            offset += bytes;
         }
-        let vcpu = vm.create_vcpu(0).map_err(failing("make a CPU"))?;
-        Ok(Self { vcpu, pages, rings, vm: Arc::new(vm), code })
+        for (slot, region) in (0..).zip(slots) {
+            // SAFETY: the ranges must stay valid while a CPU of the machine runs. Each CPU owns its
+            // code; the data is the caller's promise.
+            unsafe { vm.set_user_memory_region(kvm_userspace_memory_region { slot, ..region }) }
+                .map_err(failing("give it memory"))?;
+        }
+        Ok(Self { cpus, rings, vm: Arc::new(vm) })
     }
 
-    /// The number of pages of its data memory.
-    #[must_use]
-    pub const fn pages(&self) -> usize {
-        self.pages
+    /// Its CPUs, each for one thread.
+    pub fn cpus(&mut self) -> &mut [TinyCpu] {
+        &mut self.cpus
+    }
+
+    /// Its CPUs as KVM has them, for whoever maps their dirty rings.
+    pub fn vcpus(&self) -> impl Iterator<Item = &VcpuFd> {
+        self.cpus.iter().map(TinyCpu::vcpu)
     }
 
     /// The machine, for whoever tracks what it writes.
@@ -168,165 +179,24 @@ impl TinyGuest {
         Arc::clone(&self.vm)
     }
 
-    /// Its CPU, for whoever maps its dirty ring.
-    #[must_use]
-    pub const fn vcpu(&self) -> &VcpuFd {
-        &self.vcpu
-    }
-
-    /// The size of its dirty ring, if it has one.
+    /// The size of its CPUs' dirty rings, if it has any.
     #[must_use]
     pub const fn rings(&self) -> Option<RingEntries> {
         self.rings
     }
+}
 
-    /// Adds one to the first 32-bit word of each page of `pages`, in order. When the dirty ring is
-    /// full, `make_room` is called, and the guest goes on. Only the first 4095 MiB can be reached.
-    ///
-    /// # Errors
-    /// [`TinyGuestError`] when the guest does not get to its end.
-    ///
-    /// # Panics
-    /// For a page that the guest has not, or cannot reach.
-    pub fn touch(
-        &mut self,
-        pages: &[usize],
-        make_room: &mut dyn FnMut(),
-    ) -> Result<(), TinyGuestError> {
-        let at_once = if self.rings.is_some() { RING_RESERVE / 2 } else { LIST_MAX };
-        for some in pages.chunks(at_once) {
-            let list = &mut self.code.0[LIST_AT..];
-            for (entry, page) in list.as_chunks_mut::<4>().0.iter_mut().zip(some) {
-                assert!(*page < self.pages, "the guest has {} pages", self.pages);
-                let offset = u32::try_from(page * PAGE_BYTES + DATA_ADDRESS as usize);
-                let offset = offset.expect("the guest reaches 4 GiB") - DATA_ADDRESS as u32;
-                *entry = offset.to_le_bytes();
-            }
-            let registers =
-                kvm_regs { rsi: LIST_AT as u64, rcx: some.len() as u64, ..kvm_regs::default() };
-            self.call_making_room(Routine::Touch, 0, registers, Some(&mut *make_room))?;
-        }
-        Ok(())
+impl Deref for TinyGuest {
+    type Target = TinyCpu;
+
+    fn deref(&self) -> &TinyCpu {
+        &self.cpus[0]
     }
+}
 
-    /// Stores `word` into every word of the pages.
-    ///
-    /// # Errors
-    /// [`TinyGuestError`] when the guest does not get to its end.
-    pub fn fill(&mut self, pages: Range<usize>, word: u32) -> Result<(), TinyGuestError> {
-        for window in self.windows(pages) {
-            let words = window.len() * (PAGE_BYTES / 4);
-            let registers = kvm_regs { rax: word.into(), rcx: words as u64, ..kvm_regs::default() };
-            self.call(Routine::Fill, window.start, registers)?;
-        }
-        Ok(())
-    }
-
-    /// Adds one, `rounds` times over, to the 32-bit word at `offset` of each page.
-    ///
-    /// # Errors
-    /// [`TinyGuestError`] when the guest does not get to its end.
-    ///
-    /// # Panics
-    /// When the word is not inside its page.
-    pub fn increment(
-        &mut self,
-        pages: Range<usize>,
-        offset: u16,
-        rounds: u16,
-    ) -> Result<(), TinyGuestError> {
-        assert!(usize::from(offset) + 4 <= PAGE_BYTES, "the word lies inside its page");
-        if rounds == 0 {
-            return Ok(());
-        }
-        for window in self.windows(pages) {
-            let registers = kvm_regs {
-                rsi: window.len() as u64,
-                rbp: offset.into(),
-                rdx: rounds.into(),
-                ..kvm_regs::default()
-            };
-            self.call(Routine::Increment, window.start, registers)?;
-        }
-        Ok(())
-    }
-
-    /// The sum of a page's 32-bit words, modulo 2³², as the guest reads them.
-    ///
-    /// # Errors
-    /// [`TinyGuestError`] when the guest does not get to its end.
-    pub fn sum(&mut self, page: usize) -> Result<u32, TinyGuestError> {
-        let window = self.windows(page..page + 1).remove(0);
-        let registers = kvm_regs { rcx: PAGE_BYTES as u64 / 4, ..kvm_regs::default() };
-        self.call(Routine::Sum, window.start, registers).map(|rax| rax as u32)
-    }
-
-    /// Increments the word at `offset` of every page, over and over, until `stop`; returns how
-    /// often each was incremented.
-    ///
-    /// # Errors
-    /// [`TinyGuestError`] when the guest does not get to its end.
-    pub fn run_until(&mut self, stop: &AtomicBool, offset: u16) -> Result<u32, TinyGuestError> {
-        const ROUNDS: u16 = 8;
-        let mut increments = 0;
-        // Relaxed: the flag carries no data; who stops the guest joins its thread before looking.
-        while !stop.load(Ordering::Relaxed) {
-            self.increment(0..self.pages, offset, ROUNDS)?;
-            increments += u32::from(ROUNDS);
-        }
-        Ok(increments)
-    }
-
-    fn windows(&self, pages: Range<usize>) -> Vec<Range<usize>> {
-        assert!(pages.end <= self.pages, "the guest has {} pages", self.pages);
-        let end = pages.end;
-        pages.step_by(WINDOW_PAGES).map(|from| from..end.min(from + WINDOW_PAGES)).collect()
-    }
-
-    /// Runs a routine on the window that starts at a page; returns RAX.
-    fn call(
-        &mut self,
-        routine: Routine,
-        first_page: usize,
-        registers: kvm_regs,
-    ) -> Result<u64, TinyGuestError> {
-        self.call_making_room(routine, first_page, registers, None)
-    }
-
-    /// The same; when the dirty ring is full, `make_room` is called.
-    fn call_making_room(
-        &mut self,
-        routine: Routine,
-        first_page: usize,
-        mut registers: kvm_regs,
-        mut make_room: Option<&mut dyn FnMut()>,
-    ) -> Result<u64, TinyGuestError> {
-        let mut segments = self.vcpu.get_sregs().map_err(failing("read its segments"))?;
-        (segments.cs.base, segments.cs.selector) = (0, 0);
-        segments.es.base = DATA_ADDRESS + (first_page * PAGE_BYTES) as u64;
-        (segments.es.limit, segments.es.g) = match routine {
-            Routine::Touch => (u32::MAX, 1),
-            _ => (0xFFFF, 0),
-        };
-        self.vcpu.set_sregs(&segments).map_err(failing("set its segments"))?;
-        registers.rip = routine.entry();
-        // The bit that is always set.
-        registers.rflags = 2;
-        self.vcpu.set_regs(&registers).map_err(failing("set its registers"))?;
-        loop {
-            match self.vcpu.run() {
-                Ok(VcpuExit::IoOut(DONE_PORT, _)) => break,
-                Ok(VcpuExit::Unsupported(EXIT_DIRTY_RING_FULL)) => match &mut make_room {
-                    Some(make_room) => make_room(),
-                    None => return Err(TinyGuestError::Strayed("its ring is full".to_owned())),
-                },
-                Ok(exit) => return Err(TinyGuestError::Strayed(format!("{exit:?}"))),
-                // A signal came, or the kernel asks for another try.
-                Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {}
-                Err(error) => return Err(failing("run it")(error)),
-            }
-        }
-        Ok(self.vcpu.get_regs().map_err(failing("read its registers"))?.rax)
+impl DerefMut for TinyGuest {
+    fn deref_mut(&mut self) -> &mut TinyCpu {
+        &mut self.cpus[0]
     }
 }
 
