@@ -50,7 +50,7 @@ impl Channel {
     fn read_answer(&mut self) -> io::Result<(u64, Output)> {
         // The caller's time limit is for the first byte. Taking it only then keeps the stream at
         // the start of an answer when the limit passes.
-        if self.reader.fill_buf()?.is_empty() {
+        if self.wait_for_answer()? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.reader.get_mut().set_read_timeout(Some(TRANSFER_TIMEOUT))?;
@@ -68,5 +68,16 @@ impl Channel {
         };
         let (stdout, stderr) = (take(out)?, take(err)?);
         Ok((id as u64, Output { status: status as i32, stdout, stderr }))
+    }
+
+    /// Bytes of the answer that have come; zero at the stream's end. A process that was stopped and goes on
+    /// finds its wait interrupted where that has a time limit (signal(7)).
+    fn wait_for_answer(&mut self) -> io::Result<usize> {
+        loop {
+            match self.reader.fill_buf() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                filled => return filled.map(<[u8]>::len),
+            }
+        }
     }
 }

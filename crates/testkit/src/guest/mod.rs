@@ -22,6 +22,7 @@ mod builder;
 mod channel;
 mod cpio;
 mod custom;
+mod elsewhere;
 mod error;
 mod image;
 mod kit;
@@ -31,6 +32,7 @@ mod qmp;
 pub use builder::{AioMode, CacheMode, Drive, GuestBuilder, MemoryBackend};
 pub use channel::Output;
 pub use custom::CustomImage;
+pub use elsewhere::{is_elsewhere, run_test};
 pub use error::GuestError;
 pub use image::{GuestImage, ImageKind};
 pub use kit::{
