@@ -5,7 +5,7 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::{fd::AsRawFd, unix::fs::FileExt},
 };
 
 use bindery_units::{HostAddress, PAGE_BYTES};
@@ -66,7 +66,7 @@ pub struct Query {
 
 /// A process's page map.
 #[derive(Debug)]
-pub struct Pagemap(OwnedFd);
+pub struct Pagemap(File);
 
 /// Where a scan stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Pagemap {
     /// # Errors
     /// As open(2).
     pub fn of_self() -> io::Result<Self> {
-        Ok(Self(File::open("/proc/self/pagemap")?.into()))
+        File::open("/proc/self/pagemap").map(Self)
     }
 
     /// The page map of another process. To be scanned without protecting: that would hide pages
@@ -116,7 +116,18 @@ impl Pagemap {
     /// # Errors
     /// `NotFound` if there is no such process; `PermissionDenied` without the right to trace it.
     pub fn of(pid: i32) -> io::Result<Self> {
-        Ok(Self(File::open(format!("/proc/{pid}/pagemap"))?.into()))
+        File::open(format!("/proc/{pid}/pagemap")).map(Self)
+    }
+
+    /// Whether the memory that this is the page map of is gone: its process has ended, or executes
+    /// another program, which has a page map of its own. A scan finds no mapping then, and says no
+    /// more than that. One system call.
+    ///
+    /// # Errors
+    /// As read(2).
+    pub fn is_gone(&self) -> io::Result<bool> {
+        // An entry of the first page, mapped or not; without memory the file has no entries.
+        self.0.read_at(&mut [0; 8], 0).map(|bytes| bytes == 0)
     }
 
     /// Scans a range into `extents`, from its start until its end or until `extents` (at most

@@ -39,10 +39,16 @@ impl Region {
 pub struct WrittenPages {
     pagemap: Pagemap,
     /// Of another process: for its end, which a scan does not show.
-    process: Option<PeerProcess>,
+    process: Option<Process>,
     regions: Vec<Region>,
     query: Query,
     extents: Box<[Extent; EXTENTS_PER_CALL_MAX]>,
+}
+
+#[derive(Debug)]
+struct Process {
+    pid: i32,
+    descriptor: PeerProcess,
 }
 
 impl WrittenPages {
@@ -66,19 +72,21 @@ impl WrittenPages {
     pub fn of_process(pid: i32, regions: Vec<Region>) -> Result<Self, SourceError> {
         let failed = |call| {
             move |error: std::io::Error| match error.raw_os_error() {
-                Some(libc::ESRCH | libc::ENOENT) => SourceError::Vanished(ended(pid)),
+                Some(libc::ESRCH | libc::ENOENT) => {
+                    SourceError::Vanished(format!("there is no process {pid}"))
+                }
                 _ => SourceError::kernel(call, format!("process {pid}"), error),
             }
         };
         // First its descriptor: if it lives after the page map was opened, it was the one opened.
-        let process = PeerProcess::of_pid(pid).map_err(failed("pidfd_open"))?;
+        let descriptor = PeerProcess::of_pid(pid).map_err(failed("pidfd_open"))?;
         let pagemap = Pagemap::of(pid).map_err(failed("open of the page map"))?;
-        Self::new(pagemap, Some(process), regions)
+        Self::new(pagemap, Some(Process { pid, descriptor }), regions)
     }
 
     fn new(
         pagemap: Pagemap,
-        process: Option<PeerProcess>,
+        process: Option<Process>,
         regions: Vec<Region>,
     ) -> Result<Self, SourceError> {
         let query = Query {
@@ -126,20 +134,23 @@ impl WrittenPages {
             Some(libc::EPERM) => {
                 SourceError::NotWatched { start: region.start, pages: region.pages.count }
             }
-            Some(libc::ESRCH) => SourceError::Vanished("its process has ended".to_owned()),
             _ => SourceError::kernel("PAGEMAP_SCAN", format!("memory at {}", region.start), error),
         }
     }
 
-    /// A process that ended while it was scanned had no memory for the rest of the scan, which finds
-    /// nothing written then.
+    /// A process that ended while it was scanned, or executed another program, had no memory for the
+    /// rest of the scan, which finds nothing written then.
     fn check_alive(&self) -> Result<(), SourceError> {
-        let Some(process) = &self.process else { return Ok(()) };
-        match process.has_ended() {
-            Ok(false) => Ok(()),
-            Ok(true) => Err(SourceError::Vanished("its process has ended".to_owned())),
-            Err(error) => Err(SourceError::kernel("poll", "the guest's process", error)),
+        let Some(Process { pid, descriptor }) = &self.process else { return Ok(()) };
+        let failed = |call| move |error| SourceError::kernel(call, format!("process {pid}"), error);
+        if descriptor.has_ended().map_err(failed("poll"))? {
+            return Err(SourceError::Vanished(format!("process {pid} has ended")));
         }
+        if self.pagemap.is_gone().map_err(failed("read of the page map"))? {
+            let why = format!("process {pid} gave its memory up: it ends, or runs another program");
+            return Err(SourceError::Vanished(why));
+        }
+        Ok(())
     }
 
     fn scan(&mut self, region: Region, marks: &dyn Marks) -> Result<u64, SourceError> {
@@ -176,10 +187,6 @@ impl WrittenPages {
 fn pages_of(region: Region, extent: Extent) -> PageRange {
     let offset = (extent.start as usize - region.start.0) >> PAGE_SHIFT;
     PageRange::new(region.pages.first.plus(offset as u32), extent.pages() as u32)
-}
-
-fn ended(pid: i32) -> String {
-    format!("there is no process {pid}")
 }
 
 impl Source for WrittenPages {
