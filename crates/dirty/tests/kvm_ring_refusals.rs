@@ -199,6 +199,20 @@ fn entries_that_were_harvested_meanwhile_are_an_error_with_numbers() {
     assert!(!oracle.take().contains(&77));
 }
 
+#[test]
+fn a_machine_of_another_process_is_gone() {
+    let Some(mut guest) = start() else { return };
+    let mut source = guest.rings();
+    touch_some(&mut guest);
+    let oracle = Oracle::new(PAGES);
+    let expected = "the guest is gone: KVM_RESET_DIRTY_RINGS on the machine answers Input/output error (os \
+                    error 5); what was marked before is all that is known";
+    assert!(common::holds_in_a_child(|| {
+        let failed = source.collect(&oracle).is_err_and(|error| error.to_string() == expected);
+        failed && oracle.take() == [1, 2, 3, 11, 12].into()
+    }));
+}
+
 /// A real one, where real mode is emulated: a run of many instructions writes more pages than the kernel
 /// keeps room for, unless it is interrupted in time. To be asked for (`--ignored`), since the kernel warns of
 /// it in its log, once.

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use bindery_dirty::source::{Region, Source, SourceError, WrittenPages};
 use bindery_sys::mapping::{self, Mapping};
+use bindery_sys::maps::Maps;
 use bindery_sys::memfd;
 use bindery_sys::process::{MemorySpan, read_memory};
 use bindery_sys::userfault::{Userfault, feature, mode};
@@ -29,6 +30,9 @@ const PAGES: u32 = 3 * 8192 + 37;
 
 /// Its threads, each of which writes pages of its own.
 const WRITERS: u32 = 2;
+
+/// A page that is written at first, and not there in the end.
+const UNMAPPED: u32 = 5002;
 
 /// Collections beside the writers, each of which finds more than one call to the kernel returns.
 const EPOCHS: usize = 100;
@@ -102,6 +106,11 @@ fn the_writer() {
                     stop.store(true, Ordering::Relaxed);
                     threads.drain(..).for_each(|thread| thread.join().unwrap());
                 }
+                // SAFETY: the page is ours, and written no more.
+                ["unmap"] => unsafe {
+                    let page = writer.memory.address().plus_pages(UNMAPPED);
+                    mapping::unmap(page, PAGE_BYTES).unwrap();
+                },
                 ["exec"] => panic!("{}", Command::new("sleep").arg("60").exec()),
                 _ => panic!("{order}"),
             }
@@ -307,6 +316,32 @@ fn memory_that_it_does_not_watch_is_an_error_with_numbers() {
     assert_eq!(error.to_string(), expected);
 }
 
+/// A scan passes over holes: they must not be taken for pages that nobody wrote.
+#[test]
+fn memory_that_it_unmapped_is_an_error_with_numbers() {
+    let Some(mut elsewhere) = Elsewhere::start() else { return };
+    let (start, pid) = (elsewhere.memory, elsewhere.pid());
+    if let Err(error) = Maps::of(pid).unwrap().first_hole(start, PAGE_BYTES) {
+        return skipped!("holes are told since Linux 6.11: {error}");
+    }
+    let (mut source, mut lenient) = (elsewhere.source(), elsewhere.source().passing_over());
+    collect(&mut source, PAGES);
+    elsewhere.order("write 1 100");
+    elsewhere.order("unmap");
+    let oracle = Oracle::new(PAGES);
+    let expected =
+        format!("memory at {start} ({PAGES} pages) is not watched for writes as a whole");
+    assert_eq!(source.collect(&oracle).unwrap_err().to_string(), expected);
+    // All that is there.
+    let mut written = scattered(1, 100);
+    written.remove(&UNMAPPED);
+    assert_eq!(oracle.take(), written);
+    let region = Region { start, pages: PageRange::new(PageIndex(0), PAGES) };
+    let refused = WrittenPages::of_process(pid, vec![region]).unwrap_err();
+    assert_eq!(refused.to_string(), expected);
+    assert_eq!(collect(&mut lenient, PAGES), [].into());
+}
+
 /// While it is scanned again and again; whoever starts it has not waited for it yet.
 #[test]
 fn its_end_is_an_error_with_its_pid() {
@@ -343,6 +378,18 @@ fn its_end_is_an_error_with_its_pid() {
         );
         assert_eq!(error.to_string(), expected);
     }
+}
+
+#[test]
+fn a_process_that_is_not_there_is_an_error_with_its_pid() {
+    let mut child = Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    let pid = child.id().cast_signed();
+    let error = WrittenPages::of_process(pid, vec![]).unwrap_err();
+    let expected = format!(
+        "the guest is gone: there is no process {pid}; what was marked before is all that is known"
+    );
+    assert_eq!(error.to_string(), expected);
 }
 
 /// It has the same pid and lives, but its memory is another.

@@ -30,8 +30,8 @@ pub enum SourceError {
         /// What the kernel answered.
         source: io::Error,
     },
-    /// A part of a region can no longer be watched: it was unmapped, mapped anew, or its
-    /// registration ended.
+    /// A part of a region can no longer be watched: it was mapped anew, its registration ended, or (told
+    /// since Linux 6.11; before, it looks as if nobody wrote it) it was unmapped.
     #[error("memory at {start} ({pages} pages) is not watched for writes as a whole")]
     NotWatched {
         /// Where the region begins.

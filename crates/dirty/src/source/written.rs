@@ -5,6 +5,7 @@
 //! tables is seen: the VMM's threads, system calls, and vCPUs, whose faults KVM resolves there.
 
 use bindery_sys::{
+    maps::Maps,
     pagemap::{EXTENTS_PER_CALL_MAX, Extent, Pagemap, Query, category},
     pidfd::PeerProcess,
 };
@@ -38,6 +39,9 @@ impl Region {
 #[derive(Debug)]
 pub struct WrittenPages {
     pagemap: Pagemap,
+    /// For holes, over which a scan passes in silence; none where they are no mistake, or where the
+    /// kernel does not tell of them.
+    maps: Option<Maps>,
     /// Of another process: for its end, which a scan does not show.
     process: Option<Process>,
     regions: Vec<Region>,
@@ -52,16 +56,17 @@ struct Process {
 }
 
 impl WrittenPages {
-    /// Scans memory of this process. All of it must stay registered; where parts are mapped otherwise
+    /// Scans memory of this process. All of it must stay mapped and registered; where parts are mapped otherwise
     /// (a space with merged pages), see [`passing_over`](Self::passing_over).
     ///
     /// # Errors
     /// [`SourceError::Unsupported`] before Linux 6.7, [`SourceError::NotWatched`] if a region is not
     /// registered.
     pub fn of_self(regions: Vec<Region>) -> Result<Self, SourceError> {
-        let pagemap = Pagemap::of_self()
-            .map_err(|error| SourceError::kernel("open", "/proc/self/pagemap", error))?;
-        Self::new(pagemap, None, regions)
+        let failed = |what| move |error| SourceError::kernel("open", what, error);
+        let pagemap = Pagemap::of_self().map_err(failed("/proc/self/pagemap"))?;
+        let maps = Maps::of_self().map_err(failed("/proc/self/maps"))?;
+        Self::new(pagemap, maps, None, regions)
     }
 
     /// Scans memory of another process, which has registered it and scans it itself no more.
@@ -81,11 +86,13 @@ impl WrittenPages {
         // First its descriptor: if it lives after the page map was opened, it was the one opened.
         let descriptor = PeerProcess::of_pid(pid).map_err(failed("pidfd_open"))?;
         let pagemap = Pagemap::of(pid).map_err(failed("open of the page map"))?;
-        Self::new(pagemap, Some(Process { pid, descriptor }), regions)
+        let maps = Maps::of(pid).map_err(failed("open of the mappings"))?;
+        Self::new(pagemap, maps, Some(Process { pid, descriptor }), regions)
     }
 
     fn new(
         pagemap: Pagemap,
+        maps: Maps,
         process: Option<Process>,
         regions: Vec<Region>,
     ) -> Result<Self, SourceError> {
@@ -100,7 +107,7 @@ impl WrittenPages {
             ..Query::default()
         };
         let extents = Box::new([Extent::default(); EXTENTS_PER_CALL_MAX]);
-        let source = Self { pagemap, process, regions, query, extents };
+        let mut source = Self { pagemap, maps: Some(maps), process, regions, query, extents };
         source.probe()?;
         Ok(source)
     }
@@ -108,33 +115,44 @@ impl WrittenPages {
     /// The same source for regions of which parts are mapped otherwise: those count as not written,
     /// and it is for whoever maps them to say what changed there.
     #[must_use]
-    pub const fn passing_over(mut self) -> Self {
+    pub fn passing_over(mut self) -> Self {
         self.query.refuse_unprotectable = false;
+        self.maps = None;
         self
     }
 
     /// Whether the scan is there and the regions are registered, by looking at a page of each.
-    fn probe(&self) -> Result<(), SourceError> {
+    fn probe(&mut self) -> Result<(), SourceError> {
         let query = Query { protect: false, ..self.query };
         for region in self.regions.iter().filter(|region| !region.pages.is_empty()) {
             let mut extent = [Extent::default()];
             self.pagemap
                 .scan(region.start, PAGE_BYTES, query, &mut extent)
-                .map_err(|error| self.refused(*region, error))?;
+                .map_err(|error| refused(*region, error))?;
         }
+        if let Some(maps) = &self.maps
+            && let Err(error) = maps.first_hole(HostAddress(0), 1)
+            && error.raw_os_error() == Some(libc::ENOTTY)
+        {
+            self.maps = None;
+        }
+        self.regions.iter().try_for_each(|region| self.check_mapped(*region))?;
         self.check_alive()
     }
 
-    fn refused(&self, region: Region, error: std::io::Error) -> SourceError {
-        match error.raw_os_error() {
-            Some(libc::ENOTTY) => {
-                let why = "this kernel has no PAGEMAP_SCAN (Linux 6.7)".to_owned();
-                SourceError::Unsupported { way: "a scan for written pages", why }
-            }
-            Some(libc::EPERM) => {
-                SourceError::NotWatched { start: region.start, pages: region.pages.count }
-            }
-            _ => SourceError::kernel("PAGEMAP_SCAN", format!("memory at {}", region.start), error),
+    /// Nothing of a region may have been unmapped: that would look as if nobody wrote it.
+    fn check_mapped(&self, region: Region) -> Result<(), SourceError> {
+        let Some(maps) = &self.maps else { return Ok(()) };
+        match maps.first_hole(region.start, region.bytes()) {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err(not_watched(region)),
+            // For `check_alive` to say.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+            Err(error) => Err(SourceError::kernel(
+                "PROCMAP_QUERY",
+                format!("memory at {}", region.start),
+                error,
+            )),
         }
     }
 
@@ -172,7 +190,7 @@ impl WrittenPages {
                 marks.mark_range(range);
             }
             found.fill(Extent::default());
-            let scanned = scanned.map_err(|error| self.refused(region, error))?;
+            let scanned = scanned.map_err(|error| refused(region, error))?;
             let next = scanned.resume_at;
             assert!(
                 next > at,
@@ -182,6 +200,21 @@ impl WrittenPages {
         }
         Ok(pages)
     }
+}
+
+fn refused(region: Region, error: std::io::Error) -> SourceError {
+    match error.raw_os_error() {
+        Some(libc::ENOTTY) => {
+            let why = "this kernel has no PAGEMAP_SCAN (Linux 6.7)".to_owned();
+            SourceError::Unsupported { way: "a scan for written pages", why }
+        }
+        Some(libc::EPERM) => not_watched(region),
+        _ => SourceError::kernel("PAGEMAP_SCAN", format!("memory at {}", region.start), error),
+    }
+}
+
+const fn not_watched(region: Region) -> SourceError {
+    SourceError::NotWatched { start: region.start, pages: region.pages.count }
 }
 
 fn pages_of(region: Region, extent: Extent) -> PageRange {
@@ -195,6 +228,7 @@ impl Source for WrittenPages {
         let mut collected = Collected::default();
         for at in 0..self.regions.len() {
             collected.pages += self.scan(self.regions[at], marks)?;
+            self.check_mapped(self.regions[at])?;
         }
         self.check_alive().map(|()| collected)
     }

@@ -137,6 +137,22 @@ impl Guest {
     }
 }
 
+/// Whether something holds in another process, with the same memory.
+pub(crate) fn holds_in_a_child(holds: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child makes system calls and compares, and leaves without running anything else
+    // of this process.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let holds = holds();
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(!holds)) };
+    }
+    let mut status = 0;
+    // SAFETY: the child is ours, and waited for once.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
 /// Collects into a set of `pages` pages.
 pub(crate) fn collect(source: &mut impl Source, pages: u32) -> BTreeSet<u32> {
     let oracle = Oracle::new(pages);
