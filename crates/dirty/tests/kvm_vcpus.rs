@@ -26,7 +26,7 @@ const CPUS: usize = 3;
 const ENTRIES: u32 = 1024;
 const RING: Tracking = Tracking::Ring { entries: ENTRIES };
 
-/// How long nothing may move, on a machine that does much else.
+/// How long a ring may stay full, or none be, on a machine that does much else.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn start(slots_pages: &[usize], first: u32) -> Option<Guest> {
@@ -92,7 +92,7 @@ fn full_rings_stop_each_until_there_is_room() {
     let Some(mut guest) = start(&[EACH * 2, EACH], 0) else { return };
     let source = Mutex::new(guest.rings());
     let oracle = Oracle::new((CPUS * EACH) as u32);
-    let full = AtomicU32::new(0);
+    let (full, deadline) = (AtomicU32::new(0), Instant::now() + PATIENCE);
     for round in 1..=2 {
         on_all(&mut guest, |at, cpu| {
             // Pages of its own, all over them, none twice: 7919 is no divisor.
@@ -100,6 +100,7 @@ fn full_rings_stop_each_until_there_is_room() {
             let mut make_room = || {
                 let collected = source.lock().unwrap().make_room(at, &oracle).unwrap();
                 assert!(collected.pages <= u64::from(ENTRIES) * CPUS as u64);
+                assert!(Instant::now() < deadline, "the ring of vCPU {at} stays full");
                 full.fetch_add(1, Ordering::Relaxed);
             };
             cpu.touch(&order, &mut make_room).unwrap();
@@ -131,14 +132,16 @@ struct Beside {
 fn write_on(at: usize, cpu: &mut TinyCpu, source: &Mutex<Rings>, beside: &Beside) -> Vec<u32> {
     let mut random = SmallRng::seed_from_u64(at as u64);
     let mut wrote = vec![0; cpu.pages()];
-    let mut make_room = || {
+    let mut make_room = |deadline| {
         source.lock().unwrap().make_room(at, &beside.marks).unwrap();
         beside.full.fetch_add(1, Ordering::Relaxed);
+        assert!(Instant::now() < deadline, "the ring of vCPU {at} stays full");
     };
     while !beside.stop.load(Ordering::Relaxed) {
+        let deadline = Instant::now() + PATIENCE;
         let pages: Vec<usize> = (0..500).map(|_| random.random_range(0..cpu.pages())).collect();
         pages.iter().for_each(|page| wrote[*page] += 1);
-        cpu.touch(&pages, &mut make_room).unwrap();
+        cpu.touch(&pages, &mut || make_room(deadline)).unwrap();
     }
     wrote
 }

@@ -114,6 +114,7 @@ fn elsewhere() {
     }
     probe_soft_dirty().unwrap();
     what_was_written_is_collected_once();
+    huge_and_new_pages_count_whole();
     a_writer_that_stands_still_meanwhile_loses_nothing();
     a_write_between_reading_and_clearing_is_lost();
     kernels_without_scans_say_so();
@@ -135,6 +136,27 @@ fn what_was_written_is_collected_once() {
         assert_eq!(collect(&mut source, END), common::shifted(&pages, FIRST));
         assert_eq!(collect(&mut source, END), BTreeSet::new(), "nothing twice");
     }
+}
+
+/// More than was written, and never less.
+fn huge_and_new_pages_count_whole() {
+    let memory = Memory::new();
+    let (start, bytes) = (memory.0.address(), memory.0.bytes());
+    let mut source = SoftDirty::of_self(vec![memory.region()]).unwrap();
+    // SAFETY: huge pages hold the same content; what is mapped anew is ours.
+    unsafe { mapping::advise(start, bytes, libc::MADV_HUGEPAGE).unwrap() };
+    memory.write(&(0..PAGES).collect::<Vec<_>>());
+    collect(&mut source, END);
+    for page in [0, 600, PAGES - 1] {
+        memory.write(&[page]);
+        let found = collect(&mut source, END);
+        assert!(found.contains(&(page + FIRST)), "page {page} of {} found", found.len());
+        assert_eq!(collect(&mut source, END), [].into());
+    }
+    // SAFETY: as above.
+    unsafe { mapping::replace_with_anonymous(start.plus_pages(100), 7 * PAGE_BYTES).unwrap() };
+    let found = collect(&mut source, END);
+    assert!((100..107).all(|page| found.contains(&(page + FIRST))), "{found:?}");
 }
 
 /// A writer that stands still when it is asked to. Not by a lock, which it might never get or give.

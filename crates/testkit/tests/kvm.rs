@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use bindery_testkit::kvm::TinyGuest;
+use bindery_testkit::kvm::{TinyGuest, Tracking};
 use bindery_testkit::skipped;
 
 const PAGE: usize = 4096;
@@ -74,5 +74,30 @@ fn touches_the_pages_of_a_list_in_any_order() {
         let extra = [(0, 2), (699, 1)].iter().find(|(at, _)| *at == number).map_or(0, |(_, n)| *n);
         let expected = if number % 3 == 0 { 2 } else { 0 } + extra;
         assert_eq!((page.0[0], page.0[1]), (expected, 0), "page {number}");
+    }
+}
+
+#[test]
+fn each_cpu_touches_words_of_its_own() {
+    const CPUS: usize = 3;
+    let mut memory = vec![Page([0; PAGE / 4]); 100];
+    if let Some(why) = TinyGuest::unavailable() {
+        return skipped!("{why}");
+    }
+    // SAFETY: as in `guest`.
+    let guest = unsafe {
+        TinyGuest::with_cpus(memory.as_mut_ptr().cast(), &[60, 40], Tracking::None, CPUS)
+    };
+    let mut guest = guest.unwrap();
+    std::thread::scope(|scope| {
+        for (at, cpu) in guest.cpus().iter_mut().enumerate() {
+            let pages: Vec<usize> = (0..1000).map(|n| n * (at + 1) % 100).collect();
+            scope.spawn(move || cpu.touch(&pages, &mut || panic!("it has no ring")).unwrap());
+        }
+    });
+    drop(guest);
+    for (number, page) in memory.iter().enumerate() {
+        let expected = [10, if number % 2 == 0 { 20 } else { 0 }, 10, 0];
+        assert_eq!(page.0[..4], expected, "page {number}");
     }
 }

@@ -7,6 +7,10 @@
 //! Reading and clearing are two steps. Writers must stand still in between, or what they write is
 //! lost; and clearing takes the bits from everybody else who reads them. It is the last resort,
 //! for kernels that have nothing better.
+//!
+//! More than what was written may be reported: a huge page has one bit, and all pages of a mapping that is
+//! new, grew, or was joined with a new neighbour count as written, so that memory that was mapped anew is
+//! not missed.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
