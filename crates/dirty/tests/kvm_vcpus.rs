@@ -132,7 +132,7 @@ struct Beside {
 fn write_on(at: usize, cpu: &mut TinyCpu, source: &Mutex<Rings>, beside: &Beside) -> Vec<u32> {
     let mut random = SmallRng::seed_from_u64(at as u64);
     let mut wrote = vec![0; cpu.pages()];
-    let mut make_room = |deadline| {
+    let make_room = |deadline| {
         source.lock().unwrap().make_room(at, &beside.marks).unwrap();
         beside.full.fetch_add(1, Ordering::Relaxed);
         assert!(Instant::now() < deadline, "the ring of vCPU {at} stays full");
