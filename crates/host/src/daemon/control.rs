@@ -67,13 +67,14 @@ impl Shared {
         watch: &mut Option<Watch>,
         (name, id): (String, u32),
     ) -> Result<Answer, Failure> {
-        let failed = |error: WatchError| Failure::new(FailureKind::Failed, error.to_string());
+        let failed =
+            |error: WatchError| Failure::new(FailureKind::Failed, format!("{name}: {error}"));
         let guest = self.engine.guest(id).ok_or_else(|| failed(WatchError::Gone))?;
         // A guest of the same name that came meanwhile is another one.
         if watch.as_ref().is_none_or(|watch| !watch.is_of(&guest)) {
             *watch = Some(Watch::begin(guest).map_err(failed)?);
         }
-        let ended = watch.as_mut().expect("it was just begun").end_epoch(name);
+        let ended = watch.as_mut().expect("it was just begun").end_epoch(name.clone());
         if ended.is_err() {
             // The guest, its seat and its descriptors are let go.
             *watch = None;
