@@ -1,11 +1,12 @@
 //! AVX2: the indices of a byte by a table.
 
 use std::arch::x86_64::{
-    __m256i, _mm_cvtsi64_si128, _mm_sfence, _mm256_add_epi32, _mm256_cvtepu8_epi32,
-    _mm256_set1_epi32, _mm256_setr_epi32, _mm256_storeu_si256, _mm256_stream_si256,
+    _mm_cvtsi64_si128, _mm256_add_epi32, _mm256_cvtepu8_epi32, _mm256_set1_epi32,
+    _mm256_setr_epi32, _mm256_storeu_si256,
 };
 
-use super::{Words, few_or_many};
+use super::{AHEAD, Words, few_or_many};
+use crate::primitive::prefetch_to_write;
 
 pub(super) fn is_detected() -> bool {
     is_x86_feature_detected!("avx2")
@@ -65,7 +66,7 @@ unsafe fn one(word: u64, first: u32, mut end: *mut u32) {
 /// # Safety
 /// AVX2 is there; `end` is writable for `count`.
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn run(first: u32, count: usize, end: *mut u32, streamed: bool) {
+pub(super) unsafe fn run(first: u32, count: usize, end: *mut u32) {
     let is_aligned = |at: usize| end.wrapping_add(at).addr().is_multiple_of(32);
     let head = (0..LANES).find(|at| is_aligned(*at)).unwrap_or(0).min(count);
     let vectors = (count - head) / LANES;
@@ -78,19 +79,12 @@ pub(super) unsafe fn run(first: u32, count: usize, end: *mut u32, streamed: bool
     unsafe {
         (0..head).for_each(|at| end.add(at).write(number(at)));
         for vector in 0..vectors {
-            let to: *mut __m256i = end.add(head + vector * LANES).cast();
-            if streamed {
-                _mm256_stream_si256(to, numbers);
-            } else {
-                _mm256_storeu_si256(to, numbers);
-            }
+            let to = end.add(head + vector * LANES);
+            prefetch_to_write(to.wrapping_add(AHEAD));
+            _mm256_storeu_si256(to.cast(), numbers);
             numbers = _mm256_add_epi32(numbers, step);
         }
         let tail = head + vectors * LANES;
         (tail..count).for_each(|at| end.add(at).write(number(at)));
-    }
-    if streamed {
-        // What is streamed is ordered by nothing else; the list's owner may give it to a thread.
-        _mm_sfence();
     }
 }

@@ -1,12 +1,13 @@
 //! AVX-512 with VBMI2 (Ice Lake and Zen 4 on): the indices of a word by one compression.
 
 use std::arch::x86_64::{
-    __m512i, _mm_sfence, _mm512_add_epi32, _mm512_castsi512_si128, _mm512_cvtepu8_epi32,
+    __m512i, _mm512_add_epi32, _mm512_castsi512_si128, _mm512_cvtepu8_epi32,
     _mm512_extracti32x4_epi32, _mm512_maskz_compress_epi8, _mm512_set_epi32, _mm512_set1_epi32,
-    _mm512_store_si512, _mm512_storeu_si512, _mm512_stream_si512,
+    _mm512_store_si512, _mm512_storeu_si512,
 };
 
-use super::{Words, few_or_many};
+use super::{AHEAD, Words, few_or_many};
+use crate::primitive::prefetch_to_write;
 
 pub(super) fn is_detected() -> bool {
     is_x86_feature_detected!("avx512f")
@@ -70,7 +71,7 @@ unsafe fn one(word: u64, first: u32, end: *mut u32) {
 /// # Safety
 /// AVX-512F is there; `end` is writable for `count`.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn run(first: u32, count: usize, end: *mut u32, streamed: bool) {
+pub(super) unsafe fn run(first: u32, count: usize, end: *mut u32) {
     let is_aligned = |at: usize| end.wrapping_add(at).addr().is_multiple_of(64);
     let head = (0..LANES).find(|at| is_aligned(*at)).unwrap_or(0).min(count);
     let vectors = (count - head) / LANES;
@@ -83,19 +84,12 @@ pub(super) unsafe fn run(first: u32, count: usize, end: *mut u32, streamed: bool
     unsafe {
         (0..head).for_each(|at| end.add(at).write(number(at)));
         for vector in 0..vectors {
-            let to: *mut __m512i = end.add(head + vector * LANES).cast();
-            if streamed {
-                _mm512_stream_si512(to, numbers);
-            } else {
-                _mm512_store_si512(to.cast(), numbers);
-            }
+            let to = end.add(head + vector * LANES);
+            prefetch_to_write(to.wrapping_add(AHEAD));
+            _mm512_store_si512(to.cast(), numbers);
             numbers = _mm512_add_epi32(numbers, step);
         }
         let tail = head + vectors * LANES;
         (tail..count).for_each(|at| end.add(at).write(number(at)));
-    }
-    if streamed {
-        // What is streamed is ordered by nothing else; the list's owner may give it to a thread.
-        _mm_sfence();
     }
 }

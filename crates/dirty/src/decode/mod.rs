@@ -3,12 +3,12 @@
 //!
 //! Where the bits are is not known beforehand, so that a branch on each of them is mispredicted all the
 //! time: decoders write more numbers than there are bits, and go on behind those that count. Where
-//! all pages are dirty, nothing is looked at any more: consecutive numbers are written, and once the
-//! list is longer than a cache they are streamed past it.
+//! all pages are dirty, nothing is looked at any more: consecutive numbers are written, as fast as the
+//! caches take them.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod avx512;
 mod portable;
 
@@ -20,8 +20,11 @@ use crate::geometry::WORD_BITS;
 /// Most numbers of a list of words.
 pub(crate) const LIST: usize = 192;
 
-/// Entries of a list of pages from which on it is in no cache that its reader will find it in: 4 MiB.
-const STREAMED_FROM: usize = 1 << 20;
+/// How many numbers ahead of what is written its cache line is asked for: 16 KiB. No processor fetches lines
+/// that are only written as far ahead by itself, and streaming past the caches is slower than this (1.1 ms
+/// against 0.85 for 40 MB on a Zen 5) and much slower where the list would fit into them (20 µs against 2).
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const AHEAD: usize = 4096;
 
 /// Words that are to be listed, in order. Given by value, so that what they consist of stays in
 /// registers while a list is written.
@@ -38,11 +41,11 @@ pub(crate) trait Words: Copy {
 
 /// Bits that are looked for whether they are there or not, one after the other: in sparse words, a
 /// vector's store takes longer, and whoever reads a list that vectors wrote waits for it to be written.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 const FEW: usize = 4;
 
 /// Bits beyond so few a word from which on words are not sparse any more.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 const TOO_MANY: usize = 32;
 
 /// Writes what the bits of words are called, as [`Decoder::words`] does: by `many` where a word has more
@@ -51,7 +54,7 @@ const TOO_MANY: usize = 32;
 ///
 /// # Safety
 /// As for [`Decoder::words`]; `many` writes within the 64 numbers from where a word's first one goes.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 unsafe fn few_or_many(
     words: impl Words,
@@ -180,19 +183,18 @@ impl Decoder {
         }
     }
 
-    /// Writes `count` consecutive numbers into a list that had `len` before.
+    /// Writes `count` consecutive numbers.
     ///
     /// # Safety
     /// `end` is writable for `count`.
-    pub(crate) unsafe fn run(self, first: u32, count: usize, end: *mut u32, len: usize) {
-        let streamed = len >= STREAMED_FROM;
+    pub(crate) unsafe fn run(self, first: u32, count: usize, end: *mut u32) {
         // SAFETY: this decoder was detected; the room is the caller's promise.
         unsafe {
             match self {
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
-                Self::Avx512 => avx512::run(first, count, end, streamed),
+                Self::Avx512 => avx512::run(first, count, end),
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
-                Self::Avx2 => avx2::run(first, count, end, streamed),
+                Self::Avx2 => avx2::run(first, count, end),
                 Self::Portable => portable::run(first, count, end),
             }
         }
@@ -281,12 +283,12 @@ mod tests {
 
     #[test]
     fn runs_are_written_at_any_alignment() {
-        for (decoder, len) in Decoder::available().flat_map(|to| [(to, 0), (to, STREAMED_FROM)]) {
+        for decoder in Decoder::available() {
             for (shift, count) in (0..17).flat_map(|shift| [1, 64, 4096].map(|n| (shift, n))) {
                 let first = 100_u32.wrapping_neg();
                 let mut list = vec![7_u32; shift + count + 16];
                 // SAFETY: there is room for so many.
-                unsafe { decoder.run(first, count, list[shift..].as_mut_ptr(), len) };
+                unsafe { decoder.run(first, count, list[shift..].as_mut_ptr()) };
                 let expected = (0..count as u32).map(|at| first.wrapping_add(at));
                 assert!(list[shift..][..count].iter().copied().eq(expected), "{decoder:?}");
                 let (before, after) = (&list[..shift], &list[shift + count..]);

@@ -107,7 +107,7 @@ impl<'w, T: Take, const WHOLE: bool> Takes<'w, T, WHOLE> {
     ///
     /// # Safety
     /// `end` is writable for all pages of all words.
-    pub(super) unsafe fn list_run(&self, decoder: Decoder, end: *mut u32, len: usize) -> usize {
+    pub(super) unsafe fn list_run(&self, decoder: Decoder, end: *mut u32) -> usize {
         let mut bits = [const { MaybeUninit::uninit() }; LIST];
         let mut all = !0;
         for (at, bits) in bits[..self.len()].iter_mut().enumerate() {
@@ -117,7 +117,7 @@ impl<'w, T: Take, const WHOLE: bool> Takes<'w, T, WHOLE> {
         unsafe {
             if all == !0 {
                 let count = self.len() * WORD_BITS as usize;
-                decoder.run(self.first(0), count, end, len);
+                decoder.run(self.first(0), count, end);
                 return count;
             }
             // Somebody else harvests.

@@ -121,12 +121,12 @@ impl<'t, T: Take, O: Output, const WHOLE: bool> Walk<'t, T, O, WHOLE> {
 
     /// The same. There is room for all of their pages.
     fn list_leaves(&mut self, words: &[u32]) {
-        let (end, len) = (self.output.end(), self.output.len());
+        let end = self.output.end();
         let takes = self.takes(0, words, self.origin_of_pages());
         // SAFETY: the caller has room for all pages, and nothing is listed but what was decoded.
         unsafe {
             let count = if takes.are_full() {
-                takes.list_run(self.decoder, end, len)
+                takes.list_run(self.decoder, end)
             } else {
                 self.decoder.list_pages(takes, end)
             };
