@@ -66,6 +66,8 @@ struct Memory {
     start: HostAddress,
     pages: usize,
     userfault: Userfault,
+    /// Whether the context can be told of writes to files in memory without stopping them.
+    sees_writes: bool,
     source: Arc<dyn Source>,
 }
 
@@ -105,8 +107,7 @@ impl Demand {
     fn with(file: File, bytes: usize, source: Arc<dyn Source>) -> io::Result<Self> {
         assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES), "{bytes} bytes are no whole pages");
         buffers()?;
-        let features = feature::SIGBUS | feature::MISSING_SHMEM;
-        let userfault = Userfault::open_for_user_mode(features)?;
+        let (userfault, sees_writes) = open_userfault()?;
         let mapping = Mapping::hidden(file.as_fd(), bytes)?;
         mapping.keep_from_children()?;
         // Of a huge page that cannot be split at that moment, evicting a part leaves zeros (the kernel's
@@ -117,7 +118,7 @@ impl Demand {
         unsafe { userfault.register(mapping.address(), bytes, mode::MISSING)? };
         mapping.reveal()?;
         let (start, pages) = (mapping.address(), bytes / PAGE_BYTES);
-        let memory = Arc::new(Memory { start, pages, userfault, source });
+        let memory = Arc::new(Memory { start, pages, userfault, sees_writes, source });
         let server: Arc<dyn Serve> = Arc::<Memory>::clone(&memory);
         let registration = sigbus::register(start, bytes, server)?;
         Ok(Self { _registration: registration, mapping, memory, file })
@@ -170,6 +171,25 @@ impl Demand {
         usize::try_from(copied).unwrap_or(0)
     }
 
+    /// From now on each fault maps the page that was touched, and not those around it that are there
+    /// already. A fault on an absent page saves the search for them (0.4 of some 3.5 µs beside
+    /// the read); to touch many that are there, but not in this process's page tables, costs more.
+    ///
+    /// It is a side effect, as in [`MappedFile::fault_singly`](crate::mapped::MappedFile::fault_singly).
+    ///
+    /// # Errors
+    /// `Unsupported` before Linux 6.7; as userfaultfd(2).
+    pub fn fault_singly(&self) -> io::Result<()> {
+        let Memory { start, userfault, sees_writes, .. } = &*self.memory;
+        if !sees_writes {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let modes = mode::MISSING | mode::WP;
+        // SAFETY: needs somebody who serves the faults. Those of absent pages are served as before; of
+        // writes the kernel reports none (WP_ASYNC), nothing is protected, and nobody can write here.
+        unsafe { userfault.register(*start, self.mapping.bytes(), modes) }
+    }
+
     /// Gives the memory of whole pages back, in every process; touching them fetches them again.
     ///
     /// # Errors
@@ -209,6 +229,19 @@ impl Demand {
         found: &mut dyn FnMut(u64, u64),
     ) -> io::Result<()> {
         runs_mapped(pagemap, self.view(offset_bytes, bytes).address(), bytes, found)
+    }
+}
+
+/// A context for absent pages, and whether it has what [`Demand::fault_singly`] needs.
+fn open_userfault() -> io::Result<(Userfault, bool)> {
+    let needed = feature::SIGBUS | feature::MISSING_SHMEM;
+    let seeing_writes = needed | feature::WP_HUGETLBFS_SHMEM | feature::WP_ASYNC;
+    match Userfault::open_for_user_mode(seeing_writes) {
+        Ok(userfault) => Ok((userfault, true)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Ok((Userfault::open_for_user_mode(needed)?, false))
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -124,6 +124,38 @@ fn what_is_forgotten_is_there_without_fetching() {
 }
 
 #[test]
+fn a_fault_may_map_what_was_touched_alone() {
+    let source = Arc::new(Numbers::default());
+    let (demand, pagemap) = (numbers(&source), Pagemap::of_self().unwrap());
+    let mapped = || {
+        let mut mapped = Vec::new();
+        let keep = &mut |first, pages| mapped.extend(first..first + pages);
+        demand.runs_mapped(&pagemap, 0, PAGES * PAGE_BYTES, keep).unwrap();
+        mapped
+    };
+    demand.view(0, PAGES * PAGE_BYTES).touch();
+    demand.forget(0, PAGES * PAGE_BYTES).unwrap();
+    check(&demand, 40);
+    assert!(mapped().len() > 1);
+    for _ in 0..2 {
+        if let Err(error) = demand.fault_singly() {
+            eprintln!("SKIPPED: a fault maps neighbours in this kernel: {error}");
+            return;
+        }
+    }
+    demand.forget(0, PAGES * PAGE_BYTES).unwrap();
+    // One that is absent, whose neighbours are not.
+    demand.evict(70 * PAGE_BYTES, PAGE_BYTES).unwrap();
+    [3, 40, 70].iter().for_each(|page| check(&demand, *page));
+    assert_eq!(mapped(), [3, 40, 70]);
+    assert_eq!(source.fetched.load(Ordering::Relaxed), PAGES + 1);
+    (0..PAGES).for_each(|page| check(&demand, page));
+    demand.evict(0, PAGES * PAGE_BYTES).unwrap();
+    assert_eq!(memfd::allocated_bytes(demand.file()).unwrap(), 0);
+    (0..PAGES).for_each(|page| check(&demand, page));
+}
+
+#[test]
 fn two_mappings_share_what_either_fetched() {
     let (one, two) = (Arc::new(Numbers::default()), Arc::new(Numbers::default()));
     let first = numbers(&one);

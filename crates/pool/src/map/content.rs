@@ -6,11 +6,12 @@
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_sys::demand::Source;
+use bindery_sys::direct::Transfer;
 use bindery_units::PAGE_BYTES;
 
 use super::back_end::Duty;
@@ -81,7 +82,8 @@ impl Source for Content {
         let Some((place, unit)) = self.find(first_page) else { return false };
         place.fetched.store(true, Ordering::Relaxed);
         let at = place.object.offset_bytes() + unit * UNIT_BYTES as u64;
-        let read = place.file.read_exact_at(into, at);
+        // Not by the C library, for which pread(2) is a place to be cancelled at.
+        let read = Transfer::read(at, into).run(place.file.as_fd());
         read.is_ok() && verify_units(&*place.object, unit, into).is_ok()
     }
 

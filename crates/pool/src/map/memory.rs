@@ -17,7 +17,7 @@ use super::back_end::{BackEnd, Duty, Identity, PageRun};
 use super::content::{Content, Place, verify_units};
 use super::error::{EvictError, MapError};
 use super::layout::Layout;
-use super::options::{BackEndKind, Options};
+use super::options::{Access, BackEndKind, Options};
 use crate::device::{Device, Read};
 use crate::object::{Object, ReadError, UNIT_BYTES, units_of};
 
@@ -55,7 +55,11 @@ impl MemoryMap {
             }
         };
         let demand = demand.map_err(MapError::of_system("make memory that is filled on demand"))?;
-        Ok(Self { demand, content })
+        let map = Self { demand, content };
+        if options.access == Access::Random {
+            map.fault_singly();
+        }
+        Ok(map)
     }
 
     fn object(&self, object: usize) -> &Arc<dyn Object> {
@@ -227,6 +231,11 @@ impl BackEnd for MemoryMap {
         let (start, bytes) = (self.content.layout.base_bytes(object), self.bytes_of(object));
         let seen = self.demand.runs_mapped(pagemap, start, bytes, found);
         seen.map_err(self.failed("find the mapped pages", object))
+    }
+
+    fn fault_singly(&self) {
+        // Without it, neighbours of what was touched count as touched, and each fault looks for them.
+        let _ = self.demand.fault_singly();
     }
 
     fn forget(&self, run: PageRun) -> Result<(), EvictError> {
