@@ -3,11 +3,13 @@
 //! *Cold*: nothing is in memory, and threads touch random pages of maps of many objects, no page twice.
 //! The rivals are as many threads that read the same pages of the same file by pread(2) past the page
 //! cache, which is what the device gives at that queue depth, and that touch a plain mapping of the file.
+//! Once each way has all threads for itself, and once all ways are mixed ([`mixed`]).
 //! *Hits*: everything is in memory and mapped; one thread goes from page to page, where each byte decides
 //! which page is next, so that one access ends before another begins. The rival is anonymous memory that
 //! holds the same bytes.
 
 mod hits;
+mod mixed;
 mod scene;
 
 use std::fmt;
@@ -73,6 +75,8 @@ pub struct Cold {
     pub threads: usize,
     /// Rate, latencies and CPU time of each contender; reads past the page cache come first.
     pub contenders: Vec<SampleSet>,
+    /// Rate and latencies of the same contenders, when each thread takes another one for each page.
+    pub mixed: Vec<SampleSet>,
 }
 
 /// Measures all numbers of threads, and hits.
@@ -96,7 +100,9 @@ pub fn run(options: &Options) -> Result<Report> {
             cold(&scene, way, &places, threads)?;
         }
         let turn = |who: usize| cold(&scene, Way::ALL[who], &places, threads);
-        Ok(Cold { threads, contenders: take_turns(options.rounds, &names, turn)? })
+        let contenders = take_turns(options.rounds, &names, turn)?;
+        let mixed = mixed::run(&scene, &places, threads, options.rounds)?;
+        Ok(Cold { threads, contenders, mixed })
     };
     let cold = threads.iter().map(compare).collect::<Result<_>>()?;
     scene.evict()?;
@@ -140,28 +146,40 @@ fn cold(scene: &Scene, way: Way, places: &[Place], threads: usize) -> Result<Mea
     let check = touched.iter().map(|touched| touched.check).sum();
     let mut times_us: Vec<f64> = touched.into_iter().flat_map(|touched| touched.times_us).collect();
     times_us.sort_by(f64::total_cmp);
-    let percentile = |percent: usize| times_us[(times_us.len() - 1) * percent / 100];
     let count = places.len() as f64;
     Ok(Measured::new("faults", "k/s", count / elapsed.as_secs_f64() / 1e3)
-        .and("p50", "µs", percentile(50))
-        .and("p99", "µs", percentile(99))
+        .and("p50", "µs", percentile(&times_us, 50))
+        .and("p99", "µs", percentile(&times_us, 99))
         .and("CPU", "µs/fault", cpu.as_secs_f64() * 1e6 / count)
         .checked(check))
 }
 
+/// That of times which are sorted.
+fn percentile(times_us: &[f64], percent: usize) -> f64 {
+    times_us[(times_us.len() - 1) * percent / 100]
+}
+
 /// What one thread has seen.
+#[derive(Default)]
 struct Touched {
     times_us: Vec<f64>,
     check: u64,
+}
+
+impl Touched {
+    fn touch(&mut self, scene: &Scene, way: Way, place: Place, buffer: &mut Buffer) -> Result<()> {
+        let (time, byte) = timed(|| scene.touch(way, place, buffer));
+        self.times_us.push(time.as_secs_f64() * 1e6);
+        self.check += u64::from(byte?);
+        Ok(())
+    }
 }
 
 fn touch_all(scene: &Scene, way: Way, places: &[Place]) -> Result<Touched> {
     let mut buffer = Buffer::zeroed(PAGE_BYTES);
     let mut touched = Touched { times_us: Vec::with_capacity(places.len()), check: 0 };
     for &place in places {
-        let (time, byte) = timed(|| scene.touch(way, place, &mut buffer));
-        touched.times_us.push(time.as_secs_f64() * 1e6);
-        touched.check += u64::from(byte?);
+        touched.touch(scene, way, place, &mut buffer)?;
     }
     Ok(touched)
 }
@@ -169,12 +187,15 @@ fn touch_all(scene: &Scene, way: Way, places: &[Place]) -> Result<Touched> {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { objects, object_kib, collection, faults, .. } = self;
-        for Cold { threads, contenders } in &self.cold {
+        for Cold { threads, contenders, mixed } in &self.cold {
             let title = format!(
                 "{faults} cold pages of {objects} objects of {object_kib} KiB, maps of {collection} \
                  objects, {threads} threads"
             );
             writeln!(f, "{}", Table::of_samples(title, contenders, 0))?;
+            let title =
+                format!("the same, each thread by another way for each page, {threads} threads");
+            writeln!(f, "{}", Table::of_samples(title, mixed, 0))?;
         }
         write!(f, "{}", Table::of_samples("pages that are there, one thread", &self.hits, 0))
     }
@@ -209,6 +230,9 @@ mod tests {
         };
         for way in Way::ALL {
             assert!(median(way, "p99") >= median(way, "p50"));
+            let mixed = &report.cold[1].mixed[way as usize];
+            let (faults, mean) = (mixed.figure("faults").unwrap(), mixed.figure("mean").unwrap());
+            assert!((faults.median * mean.median - 2e3).abs() < 1e-3, "{mixed:?}");
         }
         assert!(report.to_string().contains("7 objects of 36 KiB"), "{report}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
