@@ -3,7 +3,7 @@
 //! *Cold*: nothing is in memory, and threads touch random pages of maps of many objects, no page twice.
 //! The rivals are as many threads that read the same pages of the same file by pread(2) past the page
 //! cache, which is what the device gives at that queue depth, and that touch a plain mapping of the file.
-//! Once each way has all threads for itself, and once all ways are mixed ([`mixed`]).
+//! Once each way has all threads for itself, and once all ways are mixed (`mixed.rs`).
 //! *Hits*: everything is in memory and mapped; one thread goes from page to page, where each byte decides
 //! which page is next, so that one access ends before another begins. The rival is anonymous memory that
 //! holds the same bytes.
