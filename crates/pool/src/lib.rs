@@ -25,6 +25,7 @@ pub mod mblock;
 pub mod mdc;
 mod name;
 pub mod object;
+pub mod pace;
 pub mod pool;
 pub mod reaper;
 pub mod space;

@@ -5,6 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use bindery_pool::pace::Pace;
+
 use crate::compact;
 use crate::error::StoreError;
 use crate::merge::Entry;
@@ -144,9 +146,12 @@ fn keep_tables(shared: &Shared) -> Result<(), StoreError> {
 /// Makes a root table of the frozen memory table.
 fn flush(shared: &Shared) -> Result<(), StoreError> {
     let Some((number, frozen)) = shared.frozen() else { return Ok(()) };
+    let mut pace = Pace::begin();
     let entries: Vec<Entry> = frozen.read(|entries| {
-        let owned =
-            entries.iter().map(|(key, value)| (key.to_vec(), value.as_deref().map(<[u8]>::to_vec)));
+        let owned = entries.iter().map(|(key, value)| {
+            pace.step();
+            (key.to_vec(), value.as_deref().map(<[u8]>::to_vec))
+        });
         owned.collect()
     });
     let (pool, mapper) = (&shared.pool, &*shared.mapper);

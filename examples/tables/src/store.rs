@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub(crate) journal: Journal,
     pub(crate) bell: Bell,
     manifest: Mutex<OpenMdc>,
-    /// Replaced while `number` is locked.
+    /// Its memory tables take turns while `number` is locked, the others while `manifest` is.
     state: RwLock<Arc<State>>,
     /// The number of the memory table that takes what is put.
     number: Mutex<u64>,
@@ -257,7 +257,6 @@ impl Shared {
     /// Changes which tables there are, durably.
     pub(crate) fn replace(&self, change: impl FnOnce(&mut State)) -> Result<(), StoreError> {
         let mut manifest = self.manifest.lock().unwrap_or_else(PoisonError::into_inner);
-        let _number = self.number();
         let mut changed = (*self.state()).clone();
         change(&mut changed);
         let record = changed.manifest(self.journal.ids()).encode();
@@ -267,7 +266,9 @@ impl Shared {
             manifest.append(&record)?;
             manifest.sync()?;
         }
-        self.change(|state| *state = changed);
+        // Who puts does not wait for the device: memory tables may have taken turns meanwhile.
+        let State { root, shelves, .. } = changed;
+        self.change(|state| (state.root, state.shelves) = (root, shelves));
         Ok(())
     }
 

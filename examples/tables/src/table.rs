@@ -4,6 +4,7 @@ use std::iter::Peekable;
 use std::sync::Arc;
 
 use bindery_pool::object::Object;
+use bindery_pool::pace::Pace;
 use bindery_pool::{MediaClass, ObjectId, Pool};
 use bindery_sys::direct::Buffer;
 
@@ -53,12 +54,14 @@ impl Table {
         let (mut block, mut index) = (BlockBuilder::default(), IndexBuilder::default());
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         let mut written = 0;
+        let mut pace = Pace::begin();
         while let Some(entry) = entries.peek() {
             let is_full = match entry {
                 Ok((key, value)) => !block.has_room_for(key, value.as_deref()),
                 Err(_) => false,
             };
             if is_full {
+                pace.step();
                 block.finish(&mut chunk);
                 written += BLOCK_BYTES as u64;
                 if chunk.len() >= CHUNK_BYTES {

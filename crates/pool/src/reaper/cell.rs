@@ -13,6 +13,7 @@ use bindery_sys::pagemap::Pagemap;
 use super::heat::{Heat, LEVELS};
 use super::settings::Settings;
 use crate::map::{BackEndKind, EvictError, Identity, Mapped, PageRun, Temperature};
+use crate::pace::Pace;
 
 /// What the kernel maps around a page that is touched (`fault_around_bytes` is 64 KiB by default), and so
 /// the length of a probe, in pages.
@@ -173,7 +174,12 @@ impl Cell {
 
     /// Evicts its pages below a warmth, and up to `more` of just that warmth, and counts again what is in
     /// memory. How many of the latter there were.
-    pub(super) fn evict_pages(&mut self, below: usize, more: u64) -> Result<u64, EvictError> {
+    pub(super) fn evict_pages(
+        &mut self,
+        below: usize,
+        more: u64,
+        pace: &mut Pace,
+    ) -> Result<u64, EvictError> {
         let (Some((map, object)), Some(pages)) = (self.owner(), &mut self.pages) else {
             return Ok(0);
         };
@@ -181,6 +187,7 @@ impl Cell {
         let equal = pages.heat.take(below + 1, more);
         for &(first_page, pages) in runs.iter().chain(&equal) {
             map.back_end.evict_pages(PageRun { object, first_page, pages })?;
+            pace.step();
         }
         if !(runs.is_empty() && equal.is_empty()) {
             self.recount()?;

@@ -15,6 +15,7 @@ use super::law::{Law, Pressure};
 use super::room::{Held, Limit, Memory, Room};
 use super::settings::{Grain, Settings};
 use crate::map::{BackEndKind, EvictError, Identity, Mapped, Maps, Temperature};
+use crate::pace::Pace;
 
 /// What the reaper has done, and what it sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,6 +64,7 @@ pub struct Sweep {
     active: bool,
     /// When memory was short last.
     pressed: Option<Duration>,
+    pace: Pace,
     statistics: Statistics,
 }
 
@@ -103,6 +105,7 @@ impl Sweep {
             place: 0,
             active: false,
             pressed: None,
+            pace: Pace::begin(),
             statistics,
         })
     }
@@ -119,8 +122,10 @@ impl Sweep {
         &self.settings
     }
 
-    /// Looks at some objects, at memory, and evicts what must go. `now` never goes back.
+    /// Looks at some objects, at memory, and evicts what must go, in [small pieces](Pace). `now` never
+    /// goes back.
     pub fn tick(&mut self, now: Duration, memory: &Memory) -> Ticked {
+        self.pace = Pace::begin();
         self.learn_of_maps(now);
         self.visit_some(now);
         let held = self.held();
@@ -213,6 +218,7 @@ impl Sweep {
             Grain::Page => cell.visit_pages(pagemap, now, &self.settings),
         };
         self.note(visited);
+        self.pace.step();
     }
 
     fn note(&mut self, result: Result<(), EvictError>) {
@@ -284,6 +290,7 @@ impl Sweep {
         let mut counts = [[0; LEVELS]; Temperature::ALL.len()];
         for cell in &self.cells {
             cell.count_pages(&mut counts[cell.temperature() as usize]);
+            self.pace.step();
         }
         let cut = Cut::of(&counts, &self.settings.law, missing_pages);
         let (mut taken, mut evicted) = (0, 0);
@@ -293,10 +300,11 @@ impl Sweep {
             let cell = &mut self.cells[at];
             let (temperature, before) = (cell.temperature(), cell.resident_pages());
             let more = cut.at(temperature).saturating_sub(taken);
-            let gone = cell.evict_pages(cut.below(temperature), more);
+            let gone = cell.evict_pages(cut.below(temperature), more, &mut self.pace);
             evicted += before.saturating_sub(cell.resident_pages());
             taken += gone.as_ref().map_or(0, |more| *more);
             self.note(gone.map(|_| ()));
+            self.pace.step();
         }
         self.statistics.pages_evicted += evicted;
         evicted
@@ -314,6 +322,7 @@ impl Sweep {
         for (map, objects) in by_map.into_values() {
             let evicted = map.back_end.evict(&objects);
             self.note(evicted);
+            self.pace.step();
         }
         let mut evicted = 0;
         for &at in victims {
