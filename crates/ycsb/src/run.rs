@@ -24,6 +24,8 @@ pub struct Run {
     pub warm_up: Duration,
     /// For how long.
     pub duration: Duration,
+    /// How many requests a second are asked, by all threads together; as many as are answered, without.
+    pub target_per_s: Option<f64>,
     /// Equal seeds ask for the same, thread by thread.
     pub seed: u64,
 }
@@ -115,9 +117,33 @@ impl Measured {
     }
 }
 
+/// When a thread is to ask.
+struct Timetable {
+    due: Instant,
+    interval: Duration,
+}
+
+impl Timetable {
+    /// Waits until the next request is due. When it counts as asked: where the thread is late, because the
+    /// request before took too long, since it was due, as whoever wants an answer sees it (Tene,
+    /// "How not to measure latency": coordinated omission).
+    fn await_next(&mut self) -> Instant {
+        let due = self.due;
+        self.due += self.interval;
+        let pause = due.saturating_duration_since(Instant::now());
+        if pause.is_zero() {
+            return due;
+        }
+        thread::sleep(pause);
+        // That it woke late is not the store's.
+        Instant::now()
+    }
+}
+
 /// One thread that asks.
 struct Asker<'a> {
     store: &'a dyn Store,
+    timetable: Option<Timetable>,
     records: Records,
     requests: Requests,
     /// Told apart from other threads' versions by their lowest bits.
@@ -133,7 +159,12 @@ impl<'a> Asker<'a> {
         let answer = Vec::with_capacity(VALUE_BYTES);
         let (records, threads) = (run.records, run.threads);
         let (version, value) = (thread + 1, [0; VALUE_BYTES]);
-        Self { store, records, requests, version, threads, answer, value }
+        let timetable = run.target_per_s.map(|target_per_s| {
+            let interval = Duration::from_secs_f64(threads as f64 / target_per_s);
+            // Threads take turns.
+            Timetable { due: Instant::now() + interval / threads as u32 * thread as u32, interval }
+        });
+        Self { store, timetable, records, requests, version, threads, answer, value }
     }
 
     fn ask(mut self, begin: Instant, end: Instant) -> Result<Measured, RunError> {
@@ -144,7 +175,7 @@ impl<'a> Asker<'a> {
                 self.version += self.threads;
                 self.records.fill(record, self.version, &mut self.value);
             }
-            let asked = Instant::now();
+            let asked = self.timetable.as_mut().map_or_else(Instant::now, Timetable::await_next);
             let histogram = match request {
                 Operation::Read(record) => {
                     self.read(record)?;
@@ -227,6 +258,7 @@ mod tests {
         threads: 2,
         warm_up: Duration::from_millis(10),
         duration: Duration::from_millis(500),
+        target_per_s: None,
         seed: 1,
     };
 
@@ -245,6 +277,19 @@ mod tests {
         store.entries.write().unwrap().values_mut().for_each(|value| value[500] ^= 1);
         let error = run(&store, Run { workload: Workload::C, ..RUN }).unwrap_err();
         assert!(matches!(error, RunError::Wrong(_)), "{error}");
+    }
+
+    #[test]
+    fn no_more_is_asked_than_the_target_and_who_is_late_counts_since_it_was_due() {
+        let store = Map::default();
+        load(&store, RUN.records).unwrap();
+        let report = run(&store, Run { target_per_s: Some(400.0), ..RUN }).unwrap();
+        let requests = report.reads.requests + report.updates.requests;
+        assert!((1..=202).contains(&requests), "{requests}");
+        // Updates take ten times as long as there is between two requests: those after them wait.
+        let store = Map { update_pause: Duration::from_millis(50), ..store };
+        let report = run(&store, Run { target_per_s: Some(400.0), ..RUN }).unwrap();
+        assert!(report.reads.max_us >= 40_000.0, "{report:?}");
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub struct Task {
     pub warm_up_s: f64,
     /// How long it is measured, in seconds.
     pub duration_s: f64,
+    /// How many requests a second it is asked; as many as it answers, without.
+    #[serde(default)]
+    pub target_per_s: Option<f64>,
     /// Equal seeds ask for the same.
     pub seed: u64,
 }
@@ -45,9 +48,10 @@ impl Task {
         let Some(workload) = self.workload else {
             return load(store, records).map(|()| None);
         };
-        let Self { threads, seed, .. } = *self;
+        let Self { threads, target_per_s, seed, .. } = *self;
         let warm_up = Duration::from_secs_f64(self.warm_up_s);
         let duration = Duration::from_secs_f64(self.duration_s);
-        run(store, Run { records, workload, threads, warm_up, duration, seed }).map(Some)
+        let run_of = Run { records, workload, threads, warm_up, duration, target_per_s, seed };
+        run(store, run_of).map(Some)
     }
 }
