@@ -2,6 +2,7 @@
 
 mod cpu;
 pub mod faults;
+pub mod medium;
 mod one_file;
 pub mod transfers;
 pub mod vma;

@@ -4,11 +4,12 @@ use std::fmt;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bindery_testkit::machine::{BlockDevice, ControlGroup, drop_caches};
+use bindery_testkit::machine::{BlockDevice, ControlGroup, SettingGuard, drop_caches};
 use bindery_ycsb::{Report as Figures, Task, Workload};
 use serde::Serialize;
 
 use super::{Course, Options};
+use crate::pool::medium::Medium;
 
 /// A store under a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -92,24 +93,30 @@ impl fmt::Display for Engine {
 pub(super) struct Stage<'a> {
     engine: Engine,
     options: &'a Options,
+    // Dropped before what it lies on.
     directory: tempfile::TempDir,
+    medium: Option<Medium>,
     device: BlockDevice,
 }
 
 impl<'a> Stage<'a> {
     /// Loads a store; without limits, for that is not measured.
     pub(super) fn load(engine: Engine, options: &'a Options) -> Result<Self> {
-        let directory = tempfile::tempdir_in(&options.directory)
-            .with_context(|| format!("making a directory in {}", options.directory.display()))?;
+        let medium = options.medium()?;
+        let place = medium.as_ref().map_or(&*options.directory, Medium::directory);
+        let directory = tempfile::tempdir_in(place)
+            .with_context(|| format!("making a directory in {}", place.display()))?;
         let device = BlockDevice::below(directory.path())?;
-        let stage = Self { engine, options, directory, device };
+        let stage = Self { engine, options, directory, medium, device };
         stage.perform(None, None).with_context(|| format!("loading {engine}"))?;
         Ok(stage)
     }
 
     /// Runs a workload on it.
     pub(super) fn measure(&self, workload: Workload, round: usize) -> Result<Course> {
-        let Self { engine, options, device, .. } = *self;
+        let Self { engine, options, ref medium, device, .. } = *self;
+        // Files that are opened from now on are read ahead as much.
+        let _read_ahead = SettingGuard::set(device.read_ahead_path(), options.read_ahead_kib)?;
         drop_caches()?;
         let group = ControlGroup::create(&format!("ycsb-{engine}"))
             .context("making a control group, which takes root")?;
@@ -117,10 +124,12 @@ impl<'a> Stage<'a> {
         if let Some(rate) = options.device_rate(device) {
             group.set_device_rate(rate).context("holding the device to a rate")?;
         }
+        medium.iter().for_each(|medium| medium.hold(true));
         let figures = self
             .perform(Some(workload), Some(&group))
             .with_context(|| format!("workload {workload:?} on {engine}"))?
             .context("a workload gives figures")?;
+        medium.iter().for_each(|medium| medium.hold(false));
         Ok(Course { engine, workload, round, figures })
     }
 
@@ -135,6 +144,7 @@ impl<'a> Stage<'a> {
             threads: options.threads,
             warm_up_s: options.warm_up.as_secs_f64(),
             duration_s: options.duration.as_secs_f64(),
+            target_per_s: options.target_per_s,
             seed: round_seed,
         }
     }

@@ -24,14 +24,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use bindery_testkit::machine::{BlockDevice, DeviceRate, SettingGuard};
+use bindery_testkit::machine::{BlockDevice, DeviceRate};
 use bindery_ycsb::{KEY_BYTES, VALUE_BYTES, Workload};
 
 pub use self::contender::Engine;
 use self::contender::Stage;
 pub use self::report::{Course, Report};
 pub use self::store::perform;
+use super::medium::{Medium, Rates};
 use crate::interrupt;
+
+/// A played device's size, in terms of the data.
+const MEDIUM_TO_DATA: u64 = 5;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -50,8 +54,12 @@ pub struct Options {
     pub warm_up: Duration,
     /// How long each workload is measured.
     pub duration: Duration,
+    /// How many requests a second each is asked; as many as it answers, without.
+    pub target_per_s: Option<f64>,
     /// What the device below gives, if it is to be held to a rate: MiB and requests a second.
     pub device_rate: Option<(u64, u64)>,
+    /// Play a device of that rate which answers after this long, instead of holding the one below to it.
+    pub device_latency: Option<Duration>,
     /// How much the kernel reads around a page that is not in memory, unless it is advised otherwise, in
     /// KiB.
     pub read_ahead_kib: u64,
@@ -74,12 +82,29 @@ impl Options {
         (data_bytes / (KEY_BYTES + VALUE_BYTES) as f64) as u64
     }
 
+    /// The rate that the device below is held to.
     fn device_rate(&self, device: BlockDevice) -> Option<DeviceRate> {
-        self.device_rate.map(|(mib_per_s, requests_per_s)| DeviceRate {
+        let rate = self.device_rate.filter(|_| self.device_latency.is_none());
+        rate.map(|(mib_per_s, requests_per_s)| DeviceRate {
             device,
             bytes_per_s: mib_per_s << 20,
             requests_per_s,
         })
+    }
+}
+
+impl Options {
+    /// A played device, if one is asked for, with room for what the stores write beside the data.
+    fn medium(&self) -> Result<Option<Medium>> {
+        let Some(((mib_per_s, requests_per_s), latency)) =
+            self.device_rate.zip(self.device_latency)
+        else {
+            return Ok(None);
+        };
+        let rates = Rates { latency, bytes_per_s: mib_per_s << 20, requests_per_s };
+        let data_bytes = self.records() * (KEY_BYTES + VALUE_BYTES) as u64;
+        let bytes = (MEDIUM_TO_DATA * data_bytes + (2 << 30)).next_multiple_of(1 << 20);
+        Medium::create(&self.directory, bytes, rates).map(Some)
     }
 }
 
@@ -89,8 +114,6 @@ impl Options {
 /// If no control group can be made, a contender fails, answers wrongly, or is not there.
 pub fn run(options: &Options) -> Result<Report> {
     interrupt::catch()?;
-    let device = BlockDevice::below(&options.directory)?;
-    let _read_ahead = SettingGuard::set(device.read_ahead_path(), options.read_ahead_kib)?;
     let mut courses = Vec::new();
     for round in 0..options.rounds {
         for turn in 0..options.engines.len() {

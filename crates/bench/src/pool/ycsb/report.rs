@@ -47,6 +47,10 @@ pub struct Report {
     pub records: u64,
     /// The rate that the device was held to: MiB and requests a second.
     pub device_rate: Option<(u64, u64)>,
+    /// How many requests a second each was asked, if not as many as it answered.
+    pub target_per_s: Option<f64>,
+    /// How long it took to answer, in microseconds, if it was played.
+    pub device_latency_us: Option<u64>,
     /// Medians over the rounds.
     pub lines: Vec<Line>,
     /// Every measurement.
@@ -105,6 +109,8 @@ impl Report {
             memory_mib: options.memory_mib,
             records: options.records(),
             device_rate: options.device_rate,
+            target_per_s: options.target_per_s,
+            device_latency_us: options.device_latency.map(|latency| latency.as_micros() as u64),
             lines: lines.collect(),
             courses,
         }
@@ -120,6 +126,13 @@ impl fmt::Display for Report {
                 formatter,
                 ", a device of {mib_per_s} MiB and {requests_per_s} requests a second"
             )?;
+            match self.device_latency_us {
+                Some(us) => write!(formatter, ", played, that answers after {us} µs")?,
+                None => write!(formatter, ", by a control group")?,
+            }
+        }
+        if let Some(target_per_s) = self.target_per_s {
+            write!(formatter, "; asked {target_per_s} requests a second")?;
         }
         for workload in [Workload::B, Workload::C] {
             writeln!(formatter, "\n\nworkload {workload:?}, latencies in µs")?;

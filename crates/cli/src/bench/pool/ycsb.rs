@@ -69,12 +69,20 @@ pub(crate) struct YcsbArgs {
     /// How long each workload is measured, in seconds
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     duration: u64,
+    /// Ask each for so many requests a second, the same of all, instead of as many as it answers
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    target_ops: Option<u64>,
     /// Hold the device to so many MiB a second, each way
     #[arg(long, requires = "device_requests_per_s")]
     device_mib_per_s: Option<u64>,
     /// Hold the device to so many requests a second, each way
     #[arg(long, requires = "device_mib_per_s")]
     device_requests_per_s: Option<u64>,
+    /// Play a device of that rate, both ways together, that answers after so many microseconds, instead
+    /// of having a control group hold the one below: that lets requests pass in bursts, and then makes
+    /// whoever comes wait for up to 100 ms. A SATA SSD: 80, with 500 MiB and 90000 requests a second
+    #[arg(long, requires = "device_mib_per_s", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    device_latency_us: Option<u64>,
     /// How much the kernel reads around a page that is not in memory, in KiB; put back afterwards
     #[arg(long, default_value_t = 128)]
     read_ahead_kib: u64,
@@ -105,7 +113,9 @@ impl YcsbArgs {
             threads: self.threads,
             warm_up: Duration::from_secs(self.warm_up),
             duration: Duration::from_secs(self.duration),
+            target_per_s: self.target_ops.map(|target| target as f64),
             device_rate: self.device_mib_per_s.zip(self.device_requests_per_s),
+            device_latency: self.device_latency_us.map(Duration::from_micros),
             read_ahead_kib: self.read_ahead_kib,
             directory: self.directory.clone(),
             rivals: self.rivals.clone().or(beside).unwrap_or_default(),
