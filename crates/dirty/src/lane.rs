@@ -14,6 +14,7 @@
 //! fence in either.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bindery_units::ByteCount;
@@ -39,8 +40,17 @@ struct Shared {
 
 /// The marker's end of a lane: one thread's, a vCPU's or a device's.
 pub struct LaneMarker {
+    // What marks need of `shared`, which does not change, where a loop of them keeps it in registers.
+    pages: u64,
+    words: NonNull<AtomicU64>,
+    flags: NonNull<AtomicU8>,
     shared: Arc<Shared>,
 }
+
+// SAFETY: the pointers are into what `shared` keeps, which any thread may use.
+unsafe impl Send for LaneMarker {}
+// SAFETY: as above; and a marker that is only borrowed marks nothing.
+unsafe impl Sync for LaneMarker {}
 
 /// The reader's end of a lane, which is drained into a [`Tree`](crate::Tree) or a [`Feed`](crate::Feed).
 pub struct LaneReader {
@@ -61,14 +71,20 @@ pub fn lane(pages: u64) -> Result<(LaneMarker, LaneReader), SizeError> {
         source,
     })?;
     let shared = Arc::new(Shared { pages, words, flags });
-    Ok((LaneMarker { shared: Arc::clone(&shared) }, LaneReader { shared }))
+    let marker = LaneMarker {
+        pages,
+        words: NonNull::from(&*shared.words).cast(),
+        flags: NonNull::from(&*shared.flags).cast(),
+        shared: Arc::clone(&shared),
+    };
+    Ok((marker, LaneReader { shared }))
 }
 
 impl LaneMarker {
     /// How many pages the lane has, dirty or not.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.shared.pages
+        self.pages
     }
 
     /// Marks a page. Does not block; a load and two stores.
@@ -77,14 +93,14 @@ impl LaneMarker {
     /// If the lane does not have the page.
     #[inline]
     pub fn mark(&mut self, page: impl Into<u64>) -> Result<(), OutOfRange> {
-        let (page, shared) = (page.into(), &*self.shared);
-        if page >= shared.pages {
-            return Err(OutOfRange { page, pages: shared.pages });
+        let page = page.into();
+        if page >= self.pages {
+            return Err(OutOfRange { page, pages: self.pages });
         }
         let word = (page >> WORD_SHIFT) as usize;
-        // SAFETY: there is a word for every 64 of `pages`, and a flag for every block of them; neither changes.
+        // SAFETY: `shared` keeps a word for every 64 of `pages`, and a flag for every block of them.
         let (leaf, flag) = unsafe {
-            (shared.words.get_unchecked(word), shared.flags.get_unchecked(word >> BLOCK_SHIFT))
+            (self.words.add(word).as_ref(), self.flags.add(word >> BLOCK_SHIFT).as_ref())
         };
         add(leaf, 1 << (page % WORD_BITS));
         raise(flag);

@@ -5,8 +5,8 @@
 //! costs, what it costs to list them all, and what the set takes. Every contender is given the same
 //! pages in the same order and must list the same ones. Lists are touched before. What is short is
 //! repeated, each time with other pages (or branches would be predicted that never are), and a
-//! round's figure is the median of its repetitions. Harvests are timed right after the marks, and
-//! again after other memory has been written, as it is when a guest runs between the two.
+//! round's figure is the median of its repetitions. Harvests are timed right after the marks, and then
+//! again, each after other memory has been written, as it is when a guest runs between the two.
 //!
 //! The baselines are favoured where they differ: the mail's list, tree and bitmap are not emptied
 //! within the time, as they were not there.
@@ -129,6 +129,9 @@ const OTHER_MEMORY_BYTES: usize = 8 << 20;
 /// Marks that a round makes at least, so that short runs are repeated.
 const MARKS_A_ROUND: u64 = 20_000;
 
+/// Repetitions of a round at least: the first one finds the caches as the contender before has left them.
+const LEAST_REPETITIONS: u64 = 3;
+
 /// Measures all orders and numbers, marking alone, and compares with the bars.
 ///
 /// # Errors
@@ -156,7 +159,7 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 fn compare(order: Order, dirty: u64, pages: u64, rounds: usize) -> Result<Comparison> {
-    let repetitions = 2 * (MARKS_A_ROUND / dirty).max(1);
+    let repetitions = 2 * (MARKS_A_ROUND / dirty).max(LEAST_REPETITIONS);
     let mut scene = Scene {
         marked: (0..repetitions).map(|seed| pages_in(order, dirty, pages, seed)).collect(),
         lists: Lists::new(dirty as usize),
@@ -199,12 +202,14 @@ struct Scene {
 
 impl Scene {
     fn measure(&mut self, contender: &mut dyn Contender) -> Measured {
-        let [mut marks, mut harvests, mut cold_harvests] = [const { Vec::new() }; 3];
-        let mut bytes = 0;
-        // Warm and cold in turns, never the same pages twice in a row.
-        for (at, marked) in self.marked.iter().enumerate() {
-            let is_cold = at % 2 == 1;
-            let harvests = if is_cold { &mut cold_harvests } else { &mut harvests };
+        let (mut bytes, mut marks) = (0, Vec::new());
+        let [mut harvests, mut cold_harvests] = [const { Vec::new() }; 2];
+        // First all that are warm: what a cold one writes is in the caches where the next one's list was. Each
+        // has pages of its own, or branches would be predicted that never are.
+        let (warm, cold) = self.marked.split_at(self.marked.len() / 2);
+        let each =
+            warm.iter().map(|marked| (marked, false)).chain(cold.iter().map(|it| (it, true)));
+        for (marked, is_cold) in each {
             self.lists.clear();
             let (mark, ()) = timed(|| contender.mark(marked));
             bytes = contender.bytes();
@@ -214,6 +219,7 @@ impl Scene {
                 marks.push(mark.as_nanos() as f64 / marked.len() as f64);
             }
             let (harvest, ()) = timed(|| contender.harvest(&mut self.lists));
+            let harvests = if is_cold { &mut cold_harvests } else { &mut harvests };
             harvests.push(harvest.as_nanos() as f64 / 1e3);
             contender.settle(marked);
         }

@@ -10,6 +10,9 @@ use crate::primitive::{AtomicU64, Ordering, prefetch};
 use crate::take::{Look, Take};
 use crate::tree::Tree;
 
+/// Words of a cache line.
+const LINE_WORDS: usize = 8;
+
 /// How many words before one is taken its cache line is asked for.
 const AHEAD: usize = 8;
 
@@ -103,6 +106,14 @@ impl<'w, T: Take, const WHOLE: bool> Takes<'w, T, WHOLE> {
             && self.words.iter().map(look).fold(!0, |all, bits| all & bits) == !0
     }
 
+    /// Asks for as many words as these behind them: what is written meanwhile would keep anything else from
+    /// fetching them.
+    fn prefetch_next(&self) {
+        let first = self.words[self.words.len() - 1] as usize + 1;
+        let behind = self.all.get(first..).unwrap_or_default();
+        behind.iter().take(self.words.len()).step_by(LINE_WORDS).for_each(prefetch);
+    }
+
     /// Takes and lists words that seemed to be full.
     ///
     /// # Safety
@@ -113,6 +124,7 @@ impl<'w, T: Take, const WHOLE: bool> Takes<'w, T, WHOLE> {
         for (at, bits) in bits[..self.len()].iter_mut().enumerate() {
             all &= *bits.write(self.take(at));
         }
+        self.prefetch_next();
         // SAFETY: all that are asked for were written; the room is the caller's promise.
         unsafe {
             if all == !0 {
