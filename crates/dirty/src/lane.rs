@@ -171,19 +171,29 @@ impl LaneReader {
         ByteCount((size_of_val(&*shared.words) + shared.flags.len()) as u64)
     }
 
-    /// Takes a block's words out, and gives how many pages are marked in them.
-    fn take(&self, block: usize, taken: &mut [u64; BLOCK_WORDS]) -> u64 {
+    /// Takes the words of a block that are not empty out and marks them. Gives how many pages that were.
+    fn drain_block(&self, block: usize, into: &dyn Marks) -> u64 {
         let first = block << BLOCK_SHIFT;
-        let words = &self.shared.words[first..];
-        let mut pages = 0;
-        for (word, taken) in words.iter().zip(taken) {
-            // Relaxed: a word that seems to be empty was so when the flag was cleared, or will have it raised.
-            let is_empty = word.load(Ordering::Relaxed) == 0;
-            // Acquire: pairs with the Release of `add`.
-            *taken = if is_empty { 0 } else { word.swap(0, Ordering::Acquire) };
-            pages += u64::from(taken.count_ones());
-            *taken = taken.to_le();
+        let words = &self.shared.words[first..(first + BLOCK_WORDS).min(self.shared.words.len())];
+        // Relaxed: a word that seems to be empty was so when the flag was cleared, or will have it raised.
+        let is_dirty = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed) != 0);
+        let dirty =
+            words.iter().enumerate().fold(0, |dirty, (at, word)| dirty | is_dirty(word) << at);
+        if dirty == 0 {
+            return 0;
         }
+        let (lowest, highest) = (dirty.trailing_zeros() as usize, dirty.ilog2() as usize);
+        let mut taken = [0; BLOCK_WORDS];
+        let (mut pages, mut rest) = (0, dirty);
+        while rest != 0 {
+            let at = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            // Acquire: pairs with the Release of `add`.
+            let word = words[at].swap(0, Ordering::Acquire);
+            taken[at] = word.to_le();
+            pages += u64::from(word.count_ones());
+        }
+        into.mark_words(first + lowest, &taken[lowest..=highest]);
         pages
     }
 }
@@ -202,13 +212,7 @@ impl Drain for LaneReader {
             if flag.load(Ordering::Relaxed) == 0 || flag.swap(0, Ordering::Acquire) == 0 {
                 continue;
             }
-            let mut taken = [0; BLOCK_WORDS];
-            let pages = self.take(block, &mut taken);
-            if pages > 0 {
-                let words = (self.shared.words.len() - (block << BLOCK_SHIFT)).min(BLOCK_WORDS);
-                into.mark_words(block << BLOCK_SHIFT, &taken[..words]);
-                drained += pages;
-            }
+            drained += self.drain_block(block, into);
         }
         drained
     }
