@@ -32,6 +32,12 @@ struct Notes {
     failed: Option<Arc<StoreError>>,
 }
 
+impl Notes {
+    fn check(&self) -> Result<(), StoreError> {
+        self.failed.as_ref().map_or(Ok(()), |error| Err(StoreError::Stopped(Arc::clone(error))))
+    }
+}
+
 impl Bell {
     fn notes(&self) -> MutexGuard<'_, Notes> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
@@ -63,13 +69,16 @@ impl Bell {
         self.rung.notify_all();
     }
 
+    /// Whether the threads go on.
+    pub(crate) fn has_not_failed(&self) -> Result<(), StoreError> {
+        self.notes().check()
+    }
+
     /// Waits until something holds, or the threads end, which then do nothing for it any more.
     pub(crate) fn await_that(&self, holds: impl Fn() -> bool) -> Result<(), StoreError> {
         let mut notes = self.notes();
         loop {
-            if let Some(error) = &notes.failed {
-                return Err(StoreError::Stopped(Arc::clone(error)));
-            }
+            notes.check()?;
             if notes.has_ended || holds() {
                 return Ok(());
             }

@@ -95,9 +95,11 @@ impl Tables {
     ///
     /// # Errors
     /// If the logs cannot be written: then what was put since the last sync that succeeded may be lost,
-    /// and each sync after it fails, too.
+    /// and each sync after it fails, too. [`StoreError::Stopped`] if the store's threads have failed, even
+    /// if all that was put is in the logs.
     pub fn sync(&self) -> Result<(), StoreError> {
-        self.shared.sync()
+        self.shared.sync()?;
+        self.shared.bell.has_not_failed()
     }
 
     /// Makes tables of everything and merges them, and waits for it.

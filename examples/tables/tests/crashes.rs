@@ -262,6 +262,27 @@ fn what_waits_ends_when_the_store_has_stopped() {
     });
 }
 
+/// Whichever of its threads has failed: here the one that makes tables, while the logs have everything.
+#[test]
+fn each_sync_of_a_store_that_has_stopped_fails() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let device = Arc::new(Failing::new(file(&directory.path().join("pool"))));
+    let store = tables(create(Arc::<Failing<FileDevice>>::clone(&device)), SMALL);
+    store.put(b"key", b"value").unwrap();
+    store.sync().unwrap();
+    let (operation, kind) = (Some(Operation::Write), io::ErrorKind::Other);
+    device.set(Some(Fault { operation, after: 0, lasts: true, kind }));
+    assert!(matches!(store.settle(), Err(StoreError::Stopped(_))));
+    device.set(None);
+    for _ in 0..2 {
+        let error = store.sync().unwrap_err();
+        assert!(matches!(error, StoreError::Stopped(_)), "{error}");
+    }
+    drop(store);
+    let store = tables(open(&directory.path().join("pool")), SMALL);
+    assert_eq!(value_of(&store, b"key"), Some(b"value".to_vec()));
+}
+
 const CHILD: &str = "BINDERY_TABLES_CRASH";
 
 /// How many keys the child puts over and over.

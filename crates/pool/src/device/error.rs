@@ -102,7 +102,8 @@ pub enum OpenError {
         /// The device.
         path: PathBuf,
         /// The processes that have opened it for writing, as far as this user may know. Empty for a
-        /// block device that is mounted, or part of another device.
+        /// block device that is mounted, or part of another device, and for one of which the kernel has
+        /// not let go 10 s after its process was gone.
         holders: Vec<u32>,
     },
     /// It holds no blocks.

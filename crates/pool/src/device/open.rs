@@ -4,6 +4,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bindery_sys::block::{self, How, Kind};
 use bindery_sys::lock::{RangeLock, RangeLocks};
@@ -45,6 +48,14 @@ impl Options {
 /// The byte that whoever writes has locked: behind all that a file can be long.
 const WRITER: std::ops::Range<u64> = i64::MAX as u64 - 1..i64::MAX as u64;
 
+/// How long the kernel may take to let go of a device whose process is gone. It keeps it, and the lock with
+/// it, until transfers that were under way have ended and a worker of io_uring's (`io_ring_exit_work`) has
+/// put them: milliseconds after the process was reaped, half a second was seen on a busy machine.
+const LETTING_GO_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How often it is asked whether it has.
+const LETTING_GO_INTERVAL: Duration = Duration::from_millis(5);
+
 impl FileDevice {
     /// Makes a sparse file of so many bytes, and opens it for writing. It is there after a crash once
     /// this returned, and gone if this failed.
@@ -72,7 +83,8 @@ impl FileDevice {
         opened
     }
 
-    /// Opens a regular file or a block device that is there.
+    /// Opens a regular file or a block device that is there. Waits up to 10 s if it is locked and no process
+    /// is seen that has locked it, as after a kill.
     ///
     /// # Errors
     /// What the kernel says of `path`; [`OpenError::InUse`] if another has opened it for writing and
@@ -85,12 +97,7 @@ impl FileDevice {
         let cached = block::open_cached(path).map_err(failed("open", path))?;
         let kind = Kind::of(&cached).map_err(failed("look at", path))?;
         let kind = kind.ok_or_else(|| OpenError::NoDevice { path: path.into() })?;
-        let (file, buffered_because) = open_for(path, kind, options)?;
-        let locks = RangeLocks::new(file.try_clone().map_err(failed("open", path))?);
-        let writer = match options.access {
-            Access::Write => Some(claim(path, &locks)?),
-            Access::Read => None,
-        };
+        let Opened { file, buffered_because, locks, writer } = open_for(path, kind, options)?;
         let bytes = block::bytes(&file, kind).map_err(failed("measure", path))?;
         if let Some(why) = &buffered_because {
             tracing::info!("{} is read and written through the page cache: {why}", path.display());
@@ -106,14 +113,52 @@ pub(super) struct Parts {
     pub(super) file: File,
     pub(super) cached: File,
     pub(super) kind: Kind,
-    pub(super) locks: std::sync::Arc<RangeLocks>,
+    pub(super) locks: Arc<RangeLocks>,
     /// There if it was opened for writing.
     pub(super) writer: Option<RangeLock>,
     pub(super) buffered_because: Option<String>,
 }
 
+/// A device opened for what was asked, and its lock where that is writing.
+struct Opened {
+    file: File,
+    buffered_because: Option<String>,
+    locks: Arc<RangeLocks>,
+    writer: Option<RangeLock>,
+}
+
+/// Opens for what is asked, as soon as the kernel has let go of it after a process that is gone.
+fn open_for(path: &Path, kind: Kind, options: &Options) -> Result<Opened, OpenError> {
+    let deadline = Instant::now() + LETTING_GO_TIME_MAX;
+    // A block device may be mounted, which does not end by itself: nobody has locked it then.
+    let mut is_let_go = kind == Kind::File;
+    loop {
+        let error = match open_now(path, kind, options) {
+            Err(OpenError::InUse { path, holders }) if holders.is_empty() => {
+                OpenError::InUse { path, holders }
+            }
+            outcome => return outcome,
+        };
+        is_let_go |= is_locked(path);
+        if !is_let_go || Instant::now() >= deadline {
+            return Err(error);
+        }
+        thread::sleep(LETTING_GO_INTERVAL);
+    }
+}
+
+fn open_now(path: &Path, kind: Kind, options: &Options) -> Result<Opened, OpenError> {
+    let (file, buffered_because) = open_direct(path, kind, options)?;
+    let locks = RangeLocks::new(file.try_clone().map_err(failed("open", path))?);
+    let writer = match options.access {
+        Access::Write => Some(claim(path, &locks)?),
+        Access::Read => None,
+    };
+    Ok(Opened { file, buffered_because, locks, writer })
+}
+
 /// Opened with O_DIRECT, or without it and why.
-fn open_for(
+fn open_direct(
     path: &Path,
     kind: Kind,
     options: &Options,
@@ -156,7 +201,13 @@ fn refused(path: &Path, access: Access, error: io::Error) -> OpenError {
     }
 }
 
-fn claim(path: &Path, locks: &std::sync::Arc<RangeLocks>) -> Result<RangeLock, OpenError> {
+/// Whether somebody has locked it for writing.
+fn is_locked(path: &Path) -> bool {
+    let locked = File::open(path).and_then(|file| RangeLocks::new(file).is_held_elsewhere(WRITER));
+    locked.unwrap_or(false)
+}
+
+fn claim(path: &Path, locks: &Arc<RangeLocks>) -> Result<RangeLock, OpenError> {
     match locks.exclude(WRITER).map_err(failed("lock", path))? {
         Some(lock) => Ok(lock),
         None => Err(OpenError::InUse { path: path.into(), holders: locks.holders(WRITER) }),
