@@ -23,7 +23,7 @@ use crate::error::{OutOfRange, SizeError};
 use crate::geometry::{Geometry, WORD_BITS, WORD_SHIFT};
 use crate::marks::{Drain, Marks};
 use crate::primitive::{AtomicU8, AtomicU64, Ordering};
-use crate::storage::Words;
+use crate::storage::{Words, Zeroed};
 
 /// log2 of the words of a block. The models' blocks are short, so that few pages make several.
 const BLOCK_SHIFT: u32 = if cfg!(loom) { 1 } else { 6 };
@@ -35,7 +35,7 @@ struct Shared {
     pages: u64,
     words: Words,
     /// A byte a block: so that it can be set without a look at its neighbours.
-    flags: Box<[AtomicU8]>,
+    flags: Zeroed<AtomicU8>,
 }
 
 /// The marker's end of a lane: one thread's, a vCPU's or a device's.
@@ -63,13 +63,15 @@ pub struct LaneReader {
 /// # Errors
 /// As [`Tree::new`](crate::Tree::new).
 pub fn lane(pages: u64) -> Result<(LaneMarker, LaneReader), SizeError> {
-    let words = Geometry::new(pages)?.leaves();
-    let flags = (0..words.div_ceil(BLOCK_WORDS)).map(|_| AtomicU8::new(0)).collect();
-    let words = Words::zeroed(words).map_err(|source| SizeError::NoRoom {
+    let leaves = Geometry::new(pages)?.leaves();
+    let blocks = leaves.div_ceil(BLOCK_WORDS);
+    let no_room = |source| SizeError::NoRoom {
         pages,
-        bytes: (words as u64).saturating_mul(WORD_BITS / 8),
+        bytes: (leaves as u64).saturating_mul(WORD_BITS / 8) + blocks as u64,
         source,
-    })?;
+    };
+    let words = Words::new(leaves).map_err(no_room)?;
+    let flags = Zeroed::new(blocks).map_err(no_room)?;
     let shared = Arc::new(Shared { pages, words, flags });
     let marker = LaneMarker {
         pages,
@@ -168,7 +170,7 @@ impl LaneReader {
     #[must_use]
     pub fn reserved_bytes(&self) -> ByteCount {
         let shared = &*self.shared;
-        ByteCount((size_of_val(&*shared.words) + shared.flags.len()) as u64)
+        ByteCount((size_of_val(&*shared.words) + size_of_val(&*shared.flags)) as u64)
     }
 
     /// Takes the words of a block that are not empty out and marks them. Gives how many pages that were.
@@ -199,7 +201,8 @@ impl LaneReader {
 }
 
 impl Drain for LaneReader {
-    /// Several may drain at once; each mark goes to one of them. A page whose neighbour is marked at the moment
+    /// Several may drain at once; each mark goes to one of them, and one that began later may then return
+    /// before the other has marked what it took. A page whose neighbour is marked at the moment
     /// at which it is taken may be given away once more the next time.
     ///
     /// A byte is looked at for every 4096 pages of the lane; where there are dirty ones among them, their words

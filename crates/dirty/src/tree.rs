@@ -29,7 +29,7 @@ impl Tree {
     /// If there is no tree of that size (none at all, or more than 2^40), or no room for it.
     pub fn new(pages: u64) -> Result<Self, SizeError> {
         let geometry = Geometry::new(pages)?;
-        let words = Words::zeroed(geometry.words).map_err(|source| SizeError::NoRoom {
+        let words = Words::new(geometry.words).map_err(|source| SizeError::NoRoom {
             pages,
             bytes: (geometry.words as u64).saturating_mul(WORD_BITS / 8),
             source,

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use bindery_dirty::marks::Drain;
 use bindery_dirty::{
@@ -134,13 +134,20 @@ fn a_ring_beside_its_reader_loses_no_page() {
     assert!(found.into_iter().eq(0..PAGES as u32));
 }
 
+const MOST_PAGES: u64 = if cfg!(miri) { 13_000 } else { 40_000 };
+
+/// Pages of every block are looked at: under Miri, few of them.
+fn lane_cases() -> u32 {
+    if cfg!(miri) { 3 } else { ProptestConfig::default().cases / 2 }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: lane_cases(), failure_persistence: None, ..<_>::default() })]
 
     /// A lane is a set that is emptied whenever it is drained.
     #[test]
     fn a_lane_is_a_set(
-        pages in prop_oneof![1..200_u64, 4000..5000_u64, 10_000..40_000_u64],
+        pages in prop_oneof![1..200_u64, 4000..5000_u64, 10_000..MOST_PAGES],
         turns in vec(vec((any::<u64>(), 0..600_u64), 0..20), 1..4),
     ) {
         let (tree, (mut marker, reader)) = (Tree::new(pages).unwrap(), lane(pages).unwrap());
@@ -163,6 +170,99 @@ proptest! {
         }
         prop_assert_eq!(reader.drain(&tree), 0);
     }
+}
+
+/// Nobody reads the feed: whoever joins later sees what was written, and the lane is empty for it.
+#[test]
+fn a_lane_goes_to_every_reader_that_there_is() {
+    let feed = Arc::new(Feed::new(PAGES).unwrap());
+    let (mut marker, reader) = lane(PAGES).unwrap();
+    marker.mark_range(4990_u64, 10).unwrap();
+    assert_eq!(reader.drain(&*feed), 10);
+    let [merge, checkpoint] = [(); 2].map(|()| feed.join(Joining::Clean).unwrap());
+    assert_eq!(reader.drain(&*feed), 0);
+    marker.mark(4999_u64).unwrap();
+    marker.mark(0_u64).unwrap();
+    assert_eq!(reader.drain(&*feed), 2);
+    assert_eq!((harvest(&merge), harvest(&checkpoint)), (vec![0, 4999], vec![0, 4999]));
+}
+
+/// Two readers of a lane beside its marker: each mark goes to one of them, and the last content is read.
+#[test]
+fn two_readers_share_a_lane_beside_its_marker() {
+    let tree = Tree::new(PAGES).unwrap();
+    let (mut marker, reader) = lane(PAGES).unwrap();
+    let content: Vec<_> = (0..PAGES).map(|_| AtomicU32::new(0)).collect();
+    let seen: Vec<_> = (0..PAGES).map(|_| AtomicU32::new(0)).collect();
+    let is_over = AtomicBool::new(false);
+    // Pages 0 to 63 share a word, the others a block with it, but for the last: of a part of a block.
+    let pages = [0, 1, 63, 64, 4095, PAGES - 1];
+    let rounds = if cfg!(miri) { 40 } else { 200_000 };
+    let take = || {
+        reader.drain(&tree);
+        for page in harvest(&tree) {
+            let page = page as usize;
+            seen[page].fetch_max(content[page].load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| {
+        let readers = [(); 2].map(|()| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Acquire) {
+                    take();
+                    std::thread::yield_now();
+                }
+            })
+        });
+        for round in 1..=rounds {
+            for page in pages {
+                content[page as usize].store(round, Ordering::Relaxed);
+                marker.mark(page).unwrap();
+            }
+        }
+        is_over.store(true, Ordering::Release);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+    take();
+    for page in pages {
+        let seen = seen[page as usize].load(Ordering::Relaxed);
+        assert_eq!(seen, rounds, "the last write to page {page} was lost");
+    }
+    assert_eq!(reader.drain(&tree), 0);
+    assert!(tree.is_empty() && tree.is_sound());
+}
+
+/// A lane of any size goes into a tree that is harvested window by window meanwhile.
+#[test]
+#[cfg(not(miri))]
+fn a_lane_of_2_to_the_40_goes_into_windows() {
+    let pages = 1_u64 << 40;
+    let (tree, (mut marker, reader)) = (Tree::new(pages).unwrap(), lane(pages).unwrap());
+    assert_eq!(reader.reserved_bytes().0, (1 << 37) + (1 << 28));
+    let edges = [0, 63, 4095, (1 << 31) - 1, 1 << 31, (1 << 32) + 77, pages - 4096, pages - 1];
+    let windows: Vec<_> = tree.windows().collect();
+    assert_eq!(windows.len(), 1 << 9);
+    for turn in 0..2 {
+        edges.into_iter().for_each(|page| marker.mark(page).unwrap());
+        let mut drained = 0;
+        let (mut found, mut list) = (Vec::new(), Vec::new());
+        for (number, window) in windows.iter().enumerate() {
+            if number == 0 || number == 300 {
+                drained += reader.drain(&tree);
+                // Behind the harvest, and before it: one is left for the next turn.
+                marker.mark_range(50_u64, 1).unwrap();
+            }
+            list.clear();
+            tree.harvest_into(*window, &mut list).unwrap();
+            found.extend(list.iter().map(|page| window.base + u64::from(page.0)));
+        }
+        let late = if turn == 0 { vec![] } else { vec![50] };
+        let mut expected: Vec<u64> = edges.into_iter().chain(late).collect();
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        assert_eq!(drained, expected.len() as u64 + 1);
+    }
+    assert_eq!(tree.iter().collect::<Vec<_>>(), [50]);
 }
 
 #[test]
