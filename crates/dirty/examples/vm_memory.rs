@@ -50,3 +50,8 @@ fn tree_of(memory: &Memory) -> Result<std::sync::Arc<bindery_dirty::Tree>, Box<d
     debug_assert_eq!(bitmap.page_bytes(), TreeBitmap::with_len(1).page_bytes());
     Ok(bitmap.tree().ok_or("the region has pages")?.clone())
 }
+
+#[test]
+fn it_runs() {
+    main().unwrap();
+}

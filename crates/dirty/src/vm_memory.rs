@@ -2,14 +2,14 @@
 //!
 //! Two things differ. What is out of range is refused: `AtomicBitmap` ignores it, and a page that was
 //! written and is not marked is a page that a migration leaves behind. `vm-memory` marks what it has
-//! written and so never goes beyond; who does it by hand is stopped by a panic that says where. And a
-//! page is [`PAGE_BYTES`] where none is named, whatever the host's page is.
+//! written and so never goes beyond; who does it by hand is stopped by a panic that says where, by way of
+//! slices, too, whose offsets `RefSlice` wraps around the address space. And a page is [`PAGE_BYTES`] where none is named, whatever the host's page is.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use bindery_units::PAGE_BYTES;
-use vm_memory::bitmap::{Bitmap, NewBitmap, RefSlice, WithBitmapSlice};
+use vm_memory::bitmap::{Bitmap, BitmapSlice, NewBitmap, WithBitmapSlice};
 
 use crate::error::SizeError;
 use crate::tree::Tree;
@@ -59,7 +59,7 @@ impl Default for TreeBitmap {
 }
 
 impl<'a> WithBitmapSlice<'a> for TreeBitmap {
-    type S = RefSlice<'a, Self>;
+    type S = TreeSlice<'a>;
 }
 
 impl Bitmap for TreeBitmap {
@@ -93,8 +93,44 @@ impl Bitmap for TreeBitmap {
         self.tree.as_ref().is_some_and(is_dirty)
     }
 
-    fn slice_at(&self, offset: usize) -> <Self as WithBitmapSlice<'_>>::S {
-        RefSlice::new(self, offset)
+    fn slice_at(&self, offset: usize) -> TreeSlice<'_> {
+        TreeSlice { bitmap: self, start: offset }
+    }
+}
+
+/// A [`TreeBitmap`] from some byte on.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeSlice<'a> {
+    bitmap: &'a TreeBitmap,
+    start: usize,
+}
+
+impl TreeSlice<'_> {
+    /// The last byte of the address space, which no memory has, stands for all beyond it.
+    const fn offset(self, offset: usize) -> usize {
+        self.start.saturating_add(offset)
+    }
+}
+
+impl WithBitmapSlice<'_> for TreeSlice<'_> {
+    type S = Self;
+}
+
+impl BitmapSlice for TreeSlice<'_> {}
+
+impl Bitmap for TreeSlice<'_> {
+    /// # Panics
+    /// As [`TreeBitmap`]'s.
+    fn mark_dirty(&self, offset: usize, len: usize) {
+        self.bitmap.mark_dirty(self.offset(offset), len);
+    }
+
+    fn dirty_at(&self, offset: usize) -> bool {
+        self.bitmap.dirty_at(self.offset(offset))
+    }
+
+    fn slice_at(&self, offset: usize) -> Self {
+        Self { start: self.offset(offset), ..*self }
     }
 }
 

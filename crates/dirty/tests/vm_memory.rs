@@ -53,6 +53,24 @@ fn guest_memory_marks_what_is_written() {
     assert!(memory.write_slice(&[1; 16], GuestAddress((1 << 20) - 8)).is_err());
 }
 
+/// All the ways in which `vm-memory` writes end in the tree.
+#[test]
+fn every_way_to_write_marks() {
+    let memory = GuestMemoryMmap::<TreeBitmap>::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+    let region = vm_memory::GuestMemoryBackend::iter(&memory).next().unwrap();
+    let tree = vm_memory::GuestMemoryRegion::bitmap(region);
+    let page = |page: u64| GuestAddress(page * 4096 + 8);
+    memory.write_obj(7_u64, page(1)).unwrap();
+    memory.store(7_u32, page(2), std::sync::atomic::Ordering::Release).unwrap();
+    memory.read_volatile_from(page(3), &mut &[1_u8; 8][..], 8).unwrap();
+    let slice = vm_memory::GuestMemoryBackend::get_slice(&memory, page(4), 3 * 4096).unwrap();
+    slice.subslice(4096, 4096).unwrap().write_obj(7_u64, 0).unwrap();
+    slice.offset(2 * 4096).unwrap().copy_from(&[7_u16; 4]);
+    let dirty = tree.slice_at(0);
+    let found: Vec<usize> = (0..256).filter(|page| dirty.dirty_at(page * 4096)).collect();
+    assert_eq!(found, [1, 2, 3, 5, 6]);
+}
+
 #[test]
 fn no_memory_has_no_tree() {
     let none = TreeBitmap::default();
@@ -72,4 +90,22 @@ fn marks_beyond_the_memory_are_refused() {
 #[should_panic(expected = "out of range")]
 fn marks_beyond_the_address_space_are_refused() {
     TreeBitmap::with_len(0x2000).mark_dirty(usize::MAX, 2);
+}
+
+#[test]
+#[should_panic(expected = "bytes 0x2000 + 0x1 are out of range: the memory has 0x2000")]
+fn marks_beyond_the_memory_are_refused_in_slices() {
+    TreeBitmap::with_len(0x2000).slice_at(0x1000).slice_at(0xfff).mark_dirty(1, 1);
+}
+
+#[test]
+#[should_panic(expected = "out of range")]
+fn marks_that_wrap_around_are_refused_in_slices() {
+    TreeBitmap::with_len(0x2000).slice_at(usize::MAX).slice_at(usize::MAX).mark_dirty(1, 1);
+}
+
+#[test]
+#[should_panic(expected = "bytes 0x0 + 0x1 are out of range: the memory has 0x0")]
+fn marks_of_no_memory_are_refused() {
+    TreeBitmap::default().mark_dirty(0, 1);
 }
