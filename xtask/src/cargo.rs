@@ -16,6 +16,17 @@ pub(crate) fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
+/// The toolchain that has what stable ones have not.
+pub(crate) const NIGHTLY: &str = "nightly";
+
+/// What this machine is called by rustc.
+pub(crate) fn host() -> Result<String> {
+    let output = Command::new("rustc").arg("-vV").output().context("starting rustc")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc does not say what it builds for")?.to_owned())
+}
+
 /// One run of cargo in the checkout.
 #[derive(Debug)]
 pub(crate) struct Cargo {
@@ -24,7 +35,20 @@ pub(crate) struct Cargo {
 
 impl Cargo {
     pub(crate) fn new(arguments: &[&str]) -> Self {
-        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        Self::of(
+            Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())),
+            arguments,
+        )
+    }
+
+    /// Cargo of the [`NIGHTLY`] toolchain.
+    pub(crate) fn nightly(arguments: &[&str]) -> Self {
+        let mut command = Command::new("rustup");
+        command.args(["run", NIGHTLY, "cargo"]);
+        Self::of(command, arguments)
+    }
+
+    fn of(mut command: Command, arguments: &[&str]) -> Self {
         command.args(arguments).current_dir(root());
         // Set by the cargo that runs this program, about this program; they would make the build
         // scripts of all packages run anew.

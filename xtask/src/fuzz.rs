@@ -4,12 +4,10 @@
 //! forbids unsafe code or is a parser, so no sanitizer is asked for, which would take a nightly
 //! toolchain (`cargo +nightly fuzz run TARGET` has one).
 
-use std::process::Command;
-
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::cargo::{Cargo, root, target_directory};
+use crate::cargo::{Cargo, host, root, target_directory};
 use crate::steps::Steps;
 
 /// As `cargo fuzz` has them, but for the sanitizer.
@@ -40,6 +38,7 @@ pub(crate) fn run(arguments: &FuzzArgs) -> Result<()> {
         ensure!(targets.contains(wanted), "no target {wanted}; there are {}", targets.join(", "));
         targets = vec![wanted.clone()];
     }
+    // With a target named, what runs while building is built without counters.
     let host = host()?;
     let mut steps = Steps::default();
     for target in targets {
@@ -58,15 +57,6 @@ fn targets() -> Result<Vec<String>> {
     }
     names.sort();
     Ok(names)
-}
-
-/// What this machine is called by rustc. With a target named, what runs while building is built without
-/// counters.
-fn host() -> Result<String> {
-    let output = Command::new("rustc").arg("-vV").output().context("starting rustc")?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc does not say what it builds for")?.to_owned())
 }
 
 /// Runs one target. What it learns stays in `target/fuzz`; the seeds in `fuzz/corpus` are only read.

@@ -5,6 +5,7 @@
 //! cargo xtask test          every test; --long for the long forms
 //! cargo xtask demo          boot guests and watch their memory shrink
 //! cargo xtask fuzz          send nonsense that libFuzzer thinks of to what reads it
+//! cargo xtask sanitize      run the lock-free structures under Miri and ThreadSanitizer
 //! cargo xtask deb           build the programs and a Debian package of them
 //! cargo xtask rivals        build the stores that `bindery bench pool ycsb` compares with
 //! cargo xtask record-advisor   record what the kernel's own KSM advisor does
@@ -17,6 +18,7 @@ mod demo;
 mod fuzz;
 mod record_advisor;
 mod rivals;
+mod sanitize;
 mod setup;
 mod steps;
 mod test;
@@ -44,6 +46,14 @@ Examples:
 
 What is found lies in target/fuzz/artifacts; `cargo xtask fuzz TARGET -- FILE` does it again.")]
     Fuzz(fuzz::FuzzArgs),
+    /// Run the lock-free structures' tests under Miri and ThreadSanitizer; rustup installs a nightly
+    /// toolchain if there is none
+    #[command(after_help = "\
+Examples:
+  cargo xtask sanitize
+  cargo xtask sanitize miri --seeds 64
+  cargo xtask sanitize thread")]
+    Sanitize(sanitize::SanitizeArgs),
     /// Boot guests and watch their memory shrink, under kernel KSM and under Bindery
     Demo(demo::DemoArgs),
     /// Build the programs and a Debian package of them
@@ -70,6 +80,7 @@ fn main() -> Result<()> {
         Task::Setup => setup::run().map(drop),
         Task::Test { long } => test::run(long),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
+        Task::Sanitize(arguments) => sanitize::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Deb(arguments) => deb::run(&arguments),
         Task::Rivals => rivals::build(),
