@@ -36,7 +36,7 @@ impl Store for Fjall {
         Ok(found.is_some())
     }
 
-    fn update(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
+    fn put(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
         Ok(self.records.insert(key, value)?)
     }
 

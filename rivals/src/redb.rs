@@ -48,7 +48,7 @@ impl Store for Redb {
         Ok(found.is_some())
     }
 
-    fn update(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
+    fn put(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
         let mut write = self.0.begin_write()?;
         write.set_durability(Durability::None)?;
         write.open_table(TABLE)?.insert(key, value.as_slice())?;

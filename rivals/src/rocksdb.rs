@@ -42,7 +42,7 @@ impl Store for Rocks {
         Ok(found.is_some())
     }
 
-    fn update(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
+    fn put(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
         Ok(self.0.put(key, value)?)
     }
 

@@ -2,13 +2,17 @@
 //!
 //! Records, proportions and distribution are those of Cooper et al., "Benchmarking cloud serving
 //! systems with YCSB" (SoCC 2010) and of the files `workloadb` and `workloadc` of its repository:
-//! records of 1,000 bytes under hashed keys, asked for by a Zipf law with the exponent 0.99 whose
-//! popular records are scattered over all keys.
+//! records of ten fields of 100 bytes under hashed keys, asked for by a Zipf law with the exponent 0.99
+//! whose popular records are scattered over all keys.
 //!
-//! Every value says whose it is and how often it was written; a store that answers with another
+//! An update writes one field, which is YCSB's default (`writeallfields=false`). A store of keys and values
+//! knows of no fields: it is read, changed and put, all in the update's time.
+//!
+//! Every value says whose it is, and every field who wrote it when; a store that answers with another
 //! record, or with less than it acknowledged to the thread that asks, fails the run.
 #![forbid(unsafe_code)]
 
+mod acknowledged;
 mod record;
 mod report;
 mod run;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use thiserror::Error;
 
+use crate::acknowledged::Acknowledged;
 use crate::record::{Records, VALUE_BYTES, WrongAnswer};
 use crate::report::{Latency, Report};
 use crate::store::{BoxError, Store};
@@ -26,6 +27,9 @@ pub struct Run {
     pub duration: Duration,
     /// How many requests a second are asked, by all threads together; as many as are answered, without.
     pub target_per_s: Option<f64>,
+    /// Whether an update writes all fields of a record at once (YCSB: `writeallfields`). Otherwise it is one
+    /// field, for which the record is read first.
+    pub write_all_fields: bool,
     /// Equal seeds ask for the same, thread by thread.
     pub seed: u64,
 }
@@ -124,19 +128,19 @@ struct Timetable {
 }
 
 impl Timetable {
-    /// Waits until the next request is due. When it counts as asked: where the thread is late, because the
-    /// request before took too long, since it was due, as whoever wants an answer sees it (Tene,
-    /// "How not to measure latency": coordinated omission).
-    fn await_next(&mut self) -> Instant {
+    /// Waits until the next request is due. When that was, and when it counts as asked: where the thread is
+    /// late, because the request before took too long, since it was due, as whoever wants an answer sees it
+    /// (Tene, "How not to measure latency": coordinated omission).
+    fn await_next(&mut self) -> (Instant, Instant) {
         let due = self.due;
         self.due += self.interval;
         let pause = due.saturating_duration_since(Instant::now());
         if pause.is_zero() {
-            return due;
+            return (due, due);
         }
         thread::sleep(pause);
         // That it woke late is not the store's.
-        Instant::now()
+        (due, Instant::now())
     }
 }
 
@@ -146,6 +150,8 @@ struct Asker<'a> {
     timetable: Option<Timetable>,
     records: Records,
     requests: Requests,
+    write_all_fields: bool,
+    acknowledged: Acknowledged,
     /// Told apart from other threads' versions by their lowest bits.
     version: u64,
     threads: u64,
@@ -164,34 +170,43 @@ impl<'a> Asker<'a> {
             // Threads take turns.
             Timetable { due: Instant::now() + interval / threads as u32 * thread as u32, interval }
         });
-        Self { store, timetable, records, requests, version, threads, answer, value }
+        Self {
+            store,
+            timetable,
+            records,
+            requests,
+            write_all_fields: run.write_all_fields,
+            acknowledged: Acknowledged::new(),
+            version,
+            threads,
+            answer,
+            value,
+        }
     }
 
     fn ask(mut self, begin: Instant, end: Instant) -> Result<Measured, RunError> {
         let mut measured = Measured::new();
         loop {
             let request = self.requests.next().expect("requests never end");
-            if let Operation::Update(record) = request {
-                self.version += self.threads;
-                self.records.fill(record, self.version, &mut self.value);
-            }
-            let asked = self.timetable.as_mut().map_or_else(Instant::now, Timetable::await_next);
+            let (due, asked) = match &mut self.timetable {
+                Some(timetable) => timetable.await_next(),
+                None => [Instant::now(); 2].into(),
+            };
             let histogram = match request {
                 Operation::Read(record) => {
                     self.read(record)?;
                     &mut measured.reads
                 }
-                Operation::Update(record) => {
-                    let key = self.records.key(record);
-                    self.store.update(&key, &self.value).map_err(RunError::Store)?;
+                Operation::Update { record, field } => {
+                    self.update(record, field)?;
                     &mut measured.updates
                 }
             };
             let answered = Instant::now();
             if let Operation::Read(record) = request {
-                self.records.check(record, &self.answer)?;
+                self.check(record)?;
             }
-            if asked >= begin {
+            if due >= begin {
                 histogram.saturating_record((answered - asked).as_nanos() as u64);
             }
             if answered >= end {
@@ -207,12 +222,48 @@ impl<'a> Asker<'a> {
         let missing = || WrongAnswer { record, what: "it is not there".into() };
         is_there.then_some(()).ok_or_else(|| RunError::Wrong(missing()))
     }
+
+    /// Writes a field, as YCSB's bindings do for stores that know of none (its `RocksDBClient.update`): reads
+    /// the record, changes it, and puts all of it. Of two threads that do so at once, one may undo the other's
+    /// change, there as here.
+    fn update(&mut self, record: u64, field: usize) -> Result<(), RunError> {
+        self.version += self.threads;
+        if self.write_all_fields {
+            self.records.fill(record, self.version, &mut self.value);
+        } else {
+            self.read(record)?;
+            self.check(record)?;
+            self.value.copy_from_slice(&self.answer);
+            self.records.change(record, field, self.version, &mut self.value);
+        }
+        let key = self.records.key(record);
+        self.store.put(&key, &self.value).map_err(RunError::Store)?;
+        self.acknowledged.put(record, self.version);
+        Ok(())
+    }
+
+    /// Checks what was read: it is the record, and no older than what this thread has put. What another has
+    /// put cannot be told to be older.
+    fn check(&self, record: u64) -> Result<(), WrongAnswer> {
+        let version = self.records.check(record, &self.answer)?;
+        // The store was loaded with version 0.
+        let is_others = version != 0 && version % self.threads != self.version % self.threads;
+        match self.acknowledged.version(record) {
+            Some(newest) if !is_others && version < newest => Err(WrongAnswer {
+                record,
+                what: format!("the answer is version {version}, after {newest} was acknowledged"),
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::RwLock;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::Relaxed;
 
     use super::*;
     use crate::record::KEY_BYTES;
@@ -221,7 +272,9 @@ mod tests {
     struct Map {
         entries: RwLock<BTreeMap<[u8; KEY_BYTES], Vec<u8>>>,
         forgets: bool,
-        update_pause: Duration,
+        loses_updates: bool,
+        put_pause: Duration,
+        reads: AtomicU64,
     }
 
     impl Store for Map {
@@ -235,15 +288,18 @@ mod tests {
         }
 
         fn read(&self, key: &[u8; KEY_BYTES], value: &mut Vec<u8>) -> Result<bool, BoxError> {
+            self.reads.fetch_add(1, Relaxed);
             let entries = self.entries.read().unwrap();
             let found = entries.get(key);
             value.extend_from_slice(found.map_or(&[], Vec::as_slice));
             Ok(found.is_some() && !self.forgets)
         }
 
-        fn update(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
-            thread::sleep(self.update_pause);
-            self.entries.write().unwrap().insert(*key, value.to_vec());
+        fn put(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
+            thread::sleep(self.put_pause);
+            if !self.loses_updates {
+                self.entries.write().unwrap().insert(*key, value.to_vec());
+            }
             Ok(())
         }
 
@@ -259,12 +315,13 @@ mod tests {
         warm_up: Duration::from_millis(10),
         duration: Duration::from_millis(500),
         target_per_s: None,
+        write_all_fields: false,
         seed: 1,
     };
 
     #[test]
     fn every_request_is_counted_and_timed_and_every_answer_checked() {
-        let store = Map { update_pause: Duration::from_millis(5), ..Map::default() };
+        let store = Map { put_pause: Duration::from_millis(5), ..Map::default() };
         load(&store, RUN.records).unwrap();
         let report = run(&store, RUN).unwrap();
         let requests = (report.reads.requests + report.updates.requests) as f64;
@@ -287,9 +344,37 @@ mod tests {
         let requests = report.reads.requests + report.updates.requests;
         assert!((1..=202).contains(&requests), "{requests}");
         // Updates take ten times as long as there is between two requests: those after them wait.
-        let store = Map { update_pause: Duration::from_millis(50), ..store };
+        let store = Map { put_pause: Duration::from_millis(50), ..store };
         let report = run(&store, Run { target_per_s: Some(400.0), ..RUN }).unwrap();
         assert!(report.reads.max_us >= 40_000.0, "{report:?}");
+    }
+
+    #[test]
+    fn a_field_is_written_after_a_read_and_a_record_without() {
+        for (write_all_fields, reads, versions) in [(false, 1, [0, 3, 0]), (true, 0, [3; 3])] {
+            let store = Map::default();
+            load(&store, RUN.records).unwrap();
+            let run = Run { write_all_fields, ..RUN };
+            Asker::new(&store, run, 0).update(7, 1).unwrap();
+            assert_eq!(store.reads.into_inner(), reads);
+            let entries = store.entries.into_inner().unwrap();
+            let value = &entries[&RUN.records.key(7)];
+            assert_eq!(RUN.records.check(7, value).unwrap(), 3);
+            // Where the versions of three fields lie.
+            let found =
+                [16, 100, 200].map(|at| u64::from_le_bytes(value[at..at + 8].try_into().unwrap()));
+            assert_eq!(found, versions);
+        }
+    }
+
+    #[test]
+    fn a_store_that_acknowledges_and_loses_is_told() {
+        for write_all_fields in [false, true] {
+            let store = Map { loses_updates: true, ..Map::default() };
+            load(&store, RUN.records).unwrap();
+            let error = run(&store, Run { write_all_fields, ..RUN }).unwrap_err().to_string();
+            assert!(error.contains("version 0, after"), "{error}");
+        }
     }
 
     #[test]

@@ -24,11 +24,11 @@ pub trait Store: Send + Sync {
     fn read(&self, key: &[u8; KEY_BYTES], value: &mut Vec<u8>) -> Result<bool, BoxError>;
 
     /// Puts a value in place of another. It need not survive a crash of the machine at once, as with
-    /// the defaults of YCSB's bindings.
+    /// the defaults of YCSB's bindings. The thread that put it finds it from now on.
     ///
     /// # Errors
     /// The store's.
-    fn update(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError>;
+    fn put(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError>;
 
     /// Ends what runs in the background and makes everything durable.
     ///

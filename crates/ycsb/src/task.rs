@@ -34,6 +34,9 @@ pub struct Task {
     /// How many requests a second it is asked; as many as it answers, without.
     #[serde(default)]
     pub target_per_s: Option<f64>,
+    /// Whether updates write all fields of a record, without a look at it.
+    #[serde(default)]
+    pub write_all_fields: bool,
     /// Equal seeds ask for the same.
     pub seed: u64,
 }
@@ -48,10 +51,19 @@ impl Task {
         let Some(workload) = self.workload else {
             return load(store, records).map(|()| None);
         };
-        let Self { threads, target_per_s, seed, .. } = *self;
+        let Self { threads, target_per_s, write_all_fields, seed, .. } = *self;
         let warm_up = Duration::from_secs_f64(self.warm_up_s);
         let duration = Duration::from_secs_f64(self.duration_s);
-        let run_of = Run { records, workload, threads, warm_up, duration, target_per_s, seed };
+        let run_of = Run {
+            records,
+            workload,
+            threads,
+            warm_up,
+            duration,
+            target_per_s,
+            write_all_fields,
+            seed,
+        };
         run(store, run_of).map(Some)
     }
 }

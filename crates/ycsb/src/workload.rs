@@ -8,7 +8,7 @@ use rand_distr::{Distribution, Zipf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::record::{Records, scatter};
+use crate::record::{FIELDS, Records, scatter};
 
 /// YCSB's `zipfianconstant`.
 const EXPONENT: f64 = 0.99;
@@ -55,8 +55,13 @@ impl Workload {
 pub enum Operation {
     /// Reads it.
     Read(u64),
-    /// Writes it.
-    Update(u64),
+    /// Writes a field of it, or all of them.
+    Update {
+        /// The record.
+        record: u64,
+        /// The field, if it is one.
+        field: usize,
+    },
 }
 
 /// An endless row of requests; the same for the same seed.
@@ -91,7 +96,11 @@ impl Iterator for Requests {
         let rank = self.popularity.sample(&mut self.random) as u64;
         let record = scatter(rank ^ 0x5eed) % self.records.count;
         match self.random.random_range(0..100) < self.update_percent {
-            true => Some(Operation::Update(record)),
+            // Each field as often as any other (YCSB: `fieldchooser`).
+            true => {
+                let field = self.random.random_range(0..FIELDS);
+                Some(Operation::Update { record, field })
+            }
             false => Some(Operation::Read(record)),
         }
     }
@@ -109,8 +118,8 @@ mod tests {
         let mut asked: HashMap<u64, u32> = HashMap::new();
         let mut updates = 0;
         for request in Requests::new(records, Workload::B, 1).take(100_000) {
-            let (Operation::Read(record) | Operation::Update(record)) = request;
-            updates += u32::from(matches!(request, Operation::Update(_)));
+            let (Operation::Read(record) | Operation::Update { record, .. }) = request;
+            updates += u32::from(matches!(request, Operation::Update { .. }));
             assert!(record < records.count);
             *asked.entry(record).or_default() += 1;
         }

@@ -145,6 +145,7 @@ impl<'a> Stage<'a> {
             warm_up_s: options.warm_up.as_secs_f64(),
             duration_s: options.duration.as_secs_f64(),
             target_per_s: options.target_per_s,
+            write_all_fields: options.write_all_fields,
             seed: round_seed,
         }
     }

@@ -3,7 +3,9 @@
 //!
 //! Every contender is a process of its own in a control group with the same memory, page cache included.
 //! It is loaded, then asked for workload B and for workload C (Cooper et al., SoCC 2010); the page cache is
-//! dropped before each. Five are one store, the pool's example `tables`:
+//! dropped before each. An update writes one field of ten, for which a store of keys and values must read the
+//! record; or all of them at once, as HSE's binding for YCSB does, if so asked. None waits until an update is
+//! durable. Five contenders are one store, the pool's example `tables`:
 //!
 //! * `mmap`: each object mapped by itself, with the kernel's default advice, and the kernel reclaims. A miss
 //!   reads around itself as much as the device is set to: what Linux sets it to where nobody sets more is
@@ -56,6 +58,8 @@ pub struct Options {
     pub duration: Duration,
     /// How many requests a second each is asked; as many as it answers, without.
     pub target_per_s: Option<f64>,
+    /// Whether updates write all fields of a record, without reading it first.
+    pub write_all_fields: bool,
     /// What the device below gives, if it is to be held to a rate: MiB and requests a second.
     pub device_rate: Option<(u64, u64)>,
     /// Play a device of that rate which answers after this long, instead of holding the one below to it.

@@ -49,6 +49,8 @@ pub struct Report {
     pub device_rate: Option<(u64, u64)>,
     /// How many requests a second each was asked, if not as many as it answered.
     pub target_per_s: Option<f64>,
+    /// Whether updates wrote all fields of a record, without reading it first.
+    pub write_all_fields: bool,
     /// How long it took to answer, in microseconds, if it was played.
     pub device_latency_us: Option<u64>,
     /// Medians over the rounds.
@@ -110,6 +112,7 @@ impl Report {
             records: options.records(),
             device_rate: options.device_rate,
             target_per_s: options.target_per_s,
+            write_all_fields: options.write_all_fields,
             device_latency_us: options.device_latency.map(|latency| latency.as_micros() as u64),
             lines: lines.collect(),
             courses,
@@ -133,6 +136,9 @@ impl fmt::Display for Report {
         }
         if let Some(target_per_s) = self.target_per_s {
             write!(formatter, "; asked {target_per_s} requests a second")?;
+        }
+        if self.write_all_fields {
+            write!(formatter, "; updates write all fields")?;
         }
         for workload in [Workload::B, Workload::C] {
             writeln!(formatter, "\n\nworkload {workload:?}, latencies in µs")?;

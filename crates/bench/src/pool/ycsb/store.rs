@@ -99,7 +99,7 @@ impl Store for OnPool {
         Ok(self.tables.get(key, value)?)
     }
 
-    fn update(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
+    fn put(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<(), BoxError> {
         Ok(self.tables.put(key, value)?)
     }
 

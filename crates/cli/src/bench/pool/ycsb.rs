@@ -72,6 +72,10 @@ pub(crate) struct YcsbArgs {
     /// Ask each for so many requests a second, the same of all, instead of as many as it answers
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     target_ops: Option<u64>,
+    /// Updates write all ten fields of a record (YCSB's writeallfields), instead of reading it and writing
+    /// one
+    #[arg(long)]
+    write_all_fields: bool,
     /// Hold the device to so many MiB a second, each way
     #[arg(long, requires = "device_requests_per_s")]
     device_mib_per_s: Option<u64>,
@@ -114,6 +118,7 @@ impl YcsbArgs {
             warm_up: Duration::from_secs(self.warm_up),
             duration: Duration::from_secs(self.duration),
             target_per_s: self.target_ops.map(|target| target as f64),
+            write_all_fields: self.write_all_fields,
             device_rate: self.device_mib_per_s.zip(self.device_requests_per_s),
             device_latency: self.device_latency_us.map(Duration::from_micros),
             read_ahead_kib: self.read_ahead_kib,
