@@ -24,9 +24,9 @@ use crate::epoch::SHARDS;
 use crate::primitive::{AtomicU64, Ordering};
 
 /// Ids that a shard takes from the arena at a time. 64 leaves are a kibibyte.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, miri)))]
 const BLOCK: u32 = 64;
-#[cfg(loom)]
+#[cfg(any(loom, miri))]
 const BLOCK: u32 = 2;
 
 /// Rows that hold slots, each slot with a number and with a word that is unused while it is free.
@@ -153,7 +153,8 @@ impl<S: Slots> Pool<S> {
         let mut start = self.uncut.load(Ordering::Relaxed);
         let end = loop {
             let end = (start + u64::from(BLOCK)).min(self.limit);
-            // Before the cut, so that a block that finds no memory stays where it is.
+            // Before the cut, so that a block that finds no memory stays where it is. Its ends are enough.
+            const { assert!(BLOCK.div_ceil(S::PER_ROW) <= Arena::<S>::CHUNK_ROWS) };
             let rows = [start, end - 1].map(|ordinal| ordinal as u32 / S::PER_ROW);
             if start == end || !rows.iter().all(|row| self.arena.ensure(*row)) {
                 return None;
