@@ -278,7 +278,7 @@ fn each_sync_of_a_store_that_has_stopped_fails() {
         let error = store.sync().unwrap_err();
         assert!(matches!(error, StoreError::Stopped(_)), "{error}");
     }
-    drop(store);
+    drop((store, device));
     let store = tables(open(&directory.path().join("pool")), SMALL);
     assert_eq!(value_of(&store, b"key"), Some(b"value".to_vec()));
 }
