@@ -9,6 +9,9 @@
 //! is still the machine's: some 30 µs a request of one processor.
 
 mod disk;
+mod interrupts;
+mod leftovers;
+mod mounted;
 mod service;
 
 use std::ffi::OsStr;
@@ -20,54 +23,70 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail, ensure};
+use bindery_sys::{cgroup, memory::MachineMemory};
 use fuser::{BackgroundSession, Config, MountOption};
 
 use self::disk::{Disk, FILE};
+use self::interrupts::Interrupts;
+use self::mounted::Mounted;
 pub use self::service::Rates;
 
 /// Of the real-time priorities (sched(7)) the least: before all that share the processors.
-const PRIORITY: &str = "1";
+const PRIORITY: u32 = 1;
+
+/// What the file system in user space is called in a list of mounts.
+const NAME: &str = "bindery-medium";
+
+/// Where it is mounted, and where the file system on its file is, in a directory of their own.
+const BELOW: &str = "device";
+const ABOVE: &str = "mounted";
 
 /// A mounted disk. Gone when dropped, with all that it holds.
 #[derive(Debug)]
 pub struct Medium {
     is_held: Arc<AtomicBool>,
-    // Dropped in this order.
+    // Dropped in this order. Whoever is killed leaves threads raised only beside a mount, which tells.
+    _interrupts: Interrupts,
     mounted: Mounted,
     _looped: Looped,
     _session: Session,
-    _interrupts: Interrupts,
     _places: tempfile::TempDir,
 }
 
 impl Medium {
     /// Makes an empty disk of so many bytes, in memory as far as it is written, and mounts it somewhere
     /// below `directory`. It is fast until it is [held](Self::hold). Takes root, mkfs.ext4, losetup and chrt.
+    /// Clears first what a run has left that was killed.
     ///
     /// # Errors
-    /// If the kernel has no FUSE or no loop device, or one of the programs fails.
+    /// If the kernel has no FUSE or no loop device, one of the programs fails, a rate is 0, or memory for
+    /// all of it may not be had.
     pub fn create(directory: &Path, bytes: u64, rates: Rates) -> Result<Self> {
+        rates.check()?;
+        check_machine()?;
+        leftovers::clear().context("looking for what another run has left")?;
+        check_memory(bytes)?;
         let places = tempfile::tempdir_in(directory)
             .with_context(|| format!("making a directory in {}", directory.display()))?;
-        let [below, above] = ["device", "mounted"].map(|name| places.path().join(name));
+        let [below, above] = [BELOW, ABOVE].map(|name| places.path().join(name));
         for place in [&below, &above] {
             std::fs::create_dir(place)?;
         }
         let is_held = Arc::new(AtomicBool::new(false));
-        let interrupts = Interrupts::before_all()?;
         let session = Session::start(&below, bytes, rates, &is_held)
-            .context("mounting a file system in user space, which takes root and /dev/fuse")?;
+            .context("mounting a file system in user space")?;
         let looped = Looped::on(&below.join(FILE))?;
         // All is written now, and nothing of it in the background while something is measured.
         let at_once = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
         perform("mkfs.ext4", [OsStr::new("-q"), "-E".as_ref(), at_once.as_ref(), looped.as_ref()])?;
-        let mounted = Mounted::at(&looped, above)?;
+        let mounted = Mounted::at(looped.as_ref(), above)?;
+        let interrupts = Interrupts::before_all()?;
         Ok(Self {
             is_held,
+            _interrupts: interrupts,
             mounted,
             _looped: looped,
             _session: session,
-            _interrupts: interrupts,
             _places: places,
         })
     }
@@ -75,13 +94,48 @@ impl Medium {
     /// Where it is mounted.
     #[must_use]
     pub fn directory(&self) -> &Path {
-        &self.mounted.0
+        self.mounted.place()
     }
 
     /// Holds it to its rates from now on, or lets it go.
     pub fn hold(&self, is_held: bool) {
         self.is_held.store(is_held, Ordering::Relaxed);
     }
+}
+
+impl Drop for Medium {
+    fn drop(&mut self) {
+        // What is not written yet is written as fast as it can be.
+        self.hold(false);
+    }
+}
+
+/// Says what is missing on this machine, before anything is changed.
+fn check_machine() -> Result<()> {
+    let is_root = rustix::process::geteuid().is_root();
+    ensure!(is_root, "playing a device takes root: it mounts file systems and raises threads");
+    for (path, module) in [("/dev/fuse", "fuse"), ("/dev/loop-control", "loop")] {
+        ensure!(
+            Path::new(path).exists(),
+            "{path} is not there: `modprobe {module}`, if there is one"
+        );
+    }
+    Ok(())
+}
+
+/// What is written to the disk stays in memory, and may be all of it.
+fn check_memory(bytes: u64) -> Result<()> {
+    let available = MachineMemory::read().context("reading /proc/meminfo")?.available_bytes;
+    let own = cgroup::memory_left_bytes(rustix::process::getpid().as_raw_nonzero().get());
+    let left = available.min(own.unwrap_or(u64::MAX));
+    ensure!(
+        bytes <= left,
+        "a played device of {} MiB is kept in memory, and {} MiB are left of the machine's and of this \
+         control group's: measure less data, or lift the limit",
+        bytes >> 20,
+        left >> 20,
+    );
+    Ok(())
 }
 
 /// Runs a program, and gives what it says.
@@ -117,11 +171,11 @@ impl Session {
         // Threads have the priority of those that start them.
         let starting = thread::spawn(move || -> Result<Self> {
             let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
-            perform("chrt", ["--fifo", "--pid", PRIORITY, &thread])?;
+            perform("chrt", ["--fifo", "--pid", &PRIORITY.to_string(), &thread])?;
             rustix::thread::set_current_timer_slack(NonZeroU64::new(1))?;
             let (disk, thread) = Disk::new(bytes, rates, is_held)?;
             let mut config = Config::default();
-            config.mount_options = vec![MountOption::FSName("bindery-medium".into())];
+            config.mount_options = vec![MountOption::FSName(NAME.into())];
             let session = fuser::spawn_mount(disk, place, &config)?;
             Ok(Self { session: Some(session), thread: Some(thread) })
         });
@@ -141,37 +195,6 @@ impl Drop for Session {
         } else if let Some(thread) = self.thread.take() {
             // A panic there has been reported, and must not become one here.
             let _ = thread.join();
-        }
-    }
-}
-
-/// The kernel's threads that end the requests of a loop device, one a processor, before all others: those
-/// of a disk end in its interrupts. They are bound to their processors, and would wait there for the end of
-/// a time slice while another is idle.
-#[derive(Debug)]
-struct Interrupts(Vec<String>);
-
-impl Interrupts {
-    fn before_all() -> Result<Self> {
-        let mut threads = Self(Vec::new());
-        for process in std::fs::read_dir("/proc")? {
-            let place = process?.path();
-            // Others end meanwhile.
-            let name = std::fs::read_to_string(place.join("comm")).unwrap_or_default();
-            if let Some(pid) = place.file_name().filter(|_| name.starts_with("ksoftirqd/")) {
-                let pid = pid.to_string_lossy().into_owned();
-                perform("chrt", ["--fifo", "--pid", PRIORITY, &pid])?;
-                threads.0.push(pid);
-            }
-        }
-        Ok(threads)
-    }
-}
-
-impl Drop for Interrupts {
-    fn drop(&mut self) {
-        for pid in &self.0 {
-            complain("ksoftirqd's priority", perform("chrt", ["--other", "--pid", "0", pid]));
         }
     }
 }
@@ -201,27 +224,13 @@ impl Drop for Looped {
     }
 }
 
-/// The file system on it.
-#[derive(Debug)]
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn at(device: &Looped, place: PathBuf) -> Result<Self> {
-        perform("mount", ["-t".as_ref(), "ext4".as_ref(), device.as_ref(), place.as_os_str()])?;
-        Ok(Self(place))
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        complain(&self.0.display().to_string(), perform("umount", [self.0.as_os_str()]));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
+    use std::io::{BufRead, BufReader};
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
+    use std::process::Stdio;
+    use std::sync::Mutex;
     use std::time::{Duration, Instant};
 
     use bindery_sys::direct::Buffer;
@@ -244,9 +253,13 @@ mod tests {
         }
     }
 
-    fn mounts() -> usize {
+    /// One at a time: media clear what those before them have left.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    /// How many file systems are mounted below a directory.
+    fn mounts(place: &Path) -> usize {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        mounts.lines().filter(|line| line.contains("bindery-medium")).count()
+        mounts.lines().filter(|line| line.contains(place.to_str().unwrap())).count()
     }
 
     #[test]
@@ -254,9 +267,10 @@ mod tests {
         if let Some(what) = lacks() {
             return bindery_testkit::skipped!("a medium cannot be made: {what} is missing");
         }
-        let (place, before) = (tempfile::tempdir().unwrap(), mounts());
+        let _alone = ALONE.lock();
+        let place = tempfile::tempdir().unwrap();
         let medium = Medium::create(place.path(), 64 << 20, RATES).unwrap();
-        assert_eq!(mounts(), before + 1);
+        assert_eq!(mounts(place.path()), 2);
         let path = medium.directory().join("file");
         fs::write(&path, [7; 1 << 20]).unwrap();
         File::open(&path).unwrap().sync_all().unwrap();
@@ -276,7 +290,63 @@ mod tests {
         medium.hold(false);
 
         drop((file, medium));
-        assert_eq!(mounts(), before);
+        assert_eq!(mounts(place.path()), 0);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    const PLACE: &str = "BINDERY_TEST_MEDIUM";
+
+    /// The child of the test below; alone, it does nothing.
+    #[test]
+    fn a_medium_until_its_process_is_killed() {
+        let Some(place) = std::env::var_os(PLACE) else { return };
+        let medium = Medium::create(place.as_ref(), 64 << 20, RATES).unwrap();
+        fs::write(medium.directory().join("file"), [7; 1 << 20]).unwrap();
+        medium.hold(true);
+        println!("ready");
+        thread::sleep(Duration::from_secs(60));
+    }
+
+    #[test]
+    fn what_a_killed_run_has_left_is_cleared_by_the_next() {
+        if let Some(what) = lacks() {
+            return bindery_testkit::skipped!("a medium cannot be made: {what} is missing");
+        }
+        let _alone = ALONE.lock();
+        let place = tempfile::tempdir().unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["a_medium_until_its_process_is_killed", "--nocapture"])
+            .env(PLACE, place.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let is_ready = lines.any(|line| line.unwrap().contains("ready"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(is_ready, "no medium was made");
+        assert_eq!(mounts(place.path()), 2);
+
+        let elsewhere = tempfile::tempdir().unwrap();
+        let medium = Medium::create(elsewhere.path(), 64 << 20, RATES).unwrap();
+        assert_eq!(mounts(place.path()), 0);
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        let loops =
+            perform("losetup", ["--list", "--noheadings", "--output", "BACK-FILE"]).unwrap();
+        assert!(!loops.contains(place.path().to_str().unwrap()), "{loops}");
+        drop(medium);
+        // Another run on this machine has them raised while it has one mounted.
+        let is_alone = !fs::read_to_string("/proc/self/mounts").unwrap().contains(NAME);
+        assert!(!is_alone || interrupts::are_as_others(), "threads are left raised");
+    }
+
+    #[test]
+    fn a_device_that_never_answers_and_one_that_memory_does_not_hold_are_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let none = Rates { requests_per_s: 0, ..RATES };
+        let refused = Medium::create(place.path(), 64 << 20, none).unwrap_err();
+        assert!(refused.to_string().contains("0 bytes or requests"), "{refused}");
+        let refused = check_memory(1 << 60).unwrap_err();
+        assert!(refused.to_string().contains("MiB are left"), "{refused}");
     }
 }

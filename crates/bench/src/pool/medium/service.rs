@@ -10,22 +10,32 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
+
 /// What a device can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rates {
-    /// From the end of its transfer to its answer.
+    /// From the end of its transfer to its answer; may be 0.
     pub latency: Duration,
-    /// Bytes a second, both ways together.
+    /// Bytes a second, both ways together; at least 1.
     pub bytes_per_s: u64,
-    /// Requests a second, if they are small.
+    /// Requests a second, if they are small; at least 1.
     pub requests_per_s: u64,
 }
 
 impl Rates {
+    /// # Errors
+    /// If nothing would ever be answered.
+    pub(super) fn check(self) -> Result<()> {
+        let is_some = self.bytes_per_s > 0 && self.requests_per_s > 0;
+        ensure!(is_some, "a device of 0 bytes or requests a second never answers: {self:?}");
+        Ok(())
+    }
+
     /// How long a device that does nothing else transfers a request, in nanoseconds.
     fn transfer_ns(self, bytes: u64) -> u64 {
         let of = |amount: u64, per_s: u64| {
-            (u128::from(amount) * 1_000_000_000 / u128::from(per_s.max(1))) as u64
+            (u128::from(amount) * 1_000_000_000 / u128::from(per_s)) as u64
         };
         of(bytes, self.bytes_per_s).max(of(1, self.requests_per_s))
     }
@@ -139,6 +149,16 @@ mod tests {
         // 10 µs is the least, by the number of requests a second.
         assert_eq!(answers(&[(0, 512)]), [90_000]);
         assert_eq!(answers(&[(5_000, 100_000)]), [5_000 + 200_000 + 80_000]);
+    }
+
+    #[test]
+    fn without_latency_an_answer_comes_with_the_end_of_its_transfer() {
+        let mut service = Service::new(Rates { latency: Duration::ZERO, ..RATES });
+        service.admit(Duration::ZERO, 512, ());
+        let next = service.next().unwrap();
+        assert_eq!(next, Duration::from_micros(10));
+        assert!(service.answered(next - Duration::from_nanos(1)).is_empty());
+        assert_eq!((service.answered(next).len(), service.next()), (1, None));
     }
 
     #[test]

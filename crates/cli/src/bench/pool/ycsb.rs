@@ -77,10 +77,18 @@ pub(crate) struct YcsbArgs {
     #[arg(long)]
     write_all_fields: bool,
     /// Hold the device to so many MiB a second, each way
-    #[arg(long, requires = "device_requests_per_s")]
+    #[arg(
+        long,
+        requires = "device_requests_per_s",
+        value_parser = clap::value_parser!(u64).range(1..=1 << 24),
+    )]
     device_mib_per_s: Option<u64>,
     /// Hold the device to so many requests a second, each way
-    #[arg(long, requires = "device_mib_per_s")]
+    #[arg(
+        long,
+        requires = "device_mib_per_s",
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000_000),
+    )]
     device_requests_per_s: Option<u64>,
     /// Play a device of that rate, both ways together, that answers after so many microseconds, instead
     /// of having a control group hold the one below: that lets requests pass in bursts, and then makes
