@@ -1,6 +1,6 @@
 //! A slow disk on a machine that has a fast one.
 //!
-//! A file system ([`disk`]) of one file that answers when the device that is played would, the kernel's
+//! A file system (`disk`) of one file that answers when the device that is played would, the kernel's
 //! loop device on that file, and ext4 on that: who uses it meets a disk like any other, with its own queue,
 //! read-ahead and accounts of what was read. The rates are the medium's own and not a control group's, so
 //! writeback and the journal's thread pay, too.
