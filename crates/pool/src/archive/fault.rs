@@ -130,7 +130,7 @@ pub enum Fault {
         attempts: u32,
         /// For how long.
         waited: Duration,
-        /// What the last attempt met.
+        /// What the last attempt met that was not cut off by the end of the time, if there was one.
         last: Box<Fault>,
     },
     /// Something else, which repeating does not help.

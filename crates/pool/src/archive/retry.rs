@@ -43,14 +43,17 @@ impl Patience {
     {
         let start = Instant::now();
         let mut attempts = 0;
+        let mut met = None;
         loop {
             attempts += 1;
             let left = self.deadline.saturating_sub(start.elapsed());
             let limit = self.request.min(left);
-            let outcome = timeout(limit, request()).await;
-            let fault = match outcome.unwrap_or_else(|_| Err(subject.late(limit))) {
-                Err(fault) if fault.is_transient() => fault,
-                final_outcome => return final_outcome,
+            let fault = match timeout(limit, request()).await {
+                Ok(Err(fault)) if fault.is_transient() => fault,
+                Ok(final_outcome) => return final_outcome,
+                // Of an attempt that was cut off by the deadline, the one before it says more.
+                Err(_) if limit < self.request => met.take().unwrap_or_else(|| subject.late(limit)),
+                Err(_) => subject.late(limit),
             };
             let delay = self.delay(attempts);
             if start.elapsed() + delay >= self.deadline {
@@ -58,6 +61,7 @@ impl Patience {
                 return Err(Fault::Deadline { key, attempts, waited, last: Box::new(fault) });
             }
             tracing::debug!(attempts, ?delay, "repeating: {fault}");
+            met = Some(fault);
             sleep(delay).await;
         }
     }

@@ -21,6 +21,13 @@ fn busy() -> Fault {
 fn outcome(
     answers: impl Fn(u32) -> Option<Result<u32, Fault>>,
 ) -> (Result<u32, Fault>, u32, Duration) {
+    outcome_with(PATIENCE, answers)
+}
+
+fn outcome_with(
+    patience: Patience,
+    answers: impl Fn(u32) -> Option<Result<u32, Fault>>,
+) -> (Result<u32, Fault>, u32, Duration) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -35,7 +42,7 @@ fn outcome(
                 None => std::future::pending().await,
             }
         };
-        let result = PATIENCE.attempt(&subject(), attempt).await;
+        let result = patience.attempt(&subject(), attempt).await;
         (result, attempts.get(), start.elapsed())
     })
 }
@@ -71,6 +78,19 @@ fn attempts_that_hang_are_given_up_and_repeated() {
     let (result, _, took) = outcome(|_| None);
     assert!(matches!(result, Err(Fault::Deadline { .. })));
     assert!(took <= PATIENCE.deadline);
+}
+
+#[test]
+fn an_attempt_that_the_deadline_cuts_off_hides_nothing() {
+    let patience = Patience { request: PATIENCE.deadline, ..PATIENCE };
+    let (result, attempts, took) =
+        outcome_with(patience, |attempt| (attempt == 1).then(|| Err(busy())));
+    let Err(Fault::Deadline { attempts: told, last, .. }) = result else { panic!() };
+    assert_eq!((told, attempts, took), (2, 2, PATIENCE.deadline));
+    assert!(matches!(*last, Fault::Busy { .. }), "{last}");
+    let (result, ..) = outcome_with(patience, |_| None);
+    let Err(Fault::Deadline { last, .. }) = result else { panic!() };
+    assert!(last.to_string().contains("none within 20s"), "{last}");
 }
 
 #[test]
