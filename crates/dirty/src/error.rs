@@ -48,6 +48,17 @@ pub struct OutOfRange {
     pub pages: u64,
 }
 
+impl OutOfRange {
+    /// The error if not all of `count` pages from `first` on are below `pages`.
+    #[inline]
+    pub(crate) fn check(first: u64, count: u64, pages: u64) -> Result<(), Self> {
+        match first.checked_add(count) {
+            Some(end) if end <= pages => Ok(()),
+            end => Err(Self { page: end.map_or(u64::MAX, |end| end - 1), pages }),
+        }
+    }
+}
+
 /// A bitmap or a tree of another size. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MismatchError {

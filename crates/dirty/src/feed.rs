@@ -153,13 +153,7 @@ impl Feed {
     }
 
     fn check(&self, first: u64, count: u64) -> Result<(), OutOfRange> {
-        match first.checked_add(count) {
-            Some(end) if end <= self.pages => Ok(()),
-            end => {
-                let page = end.map_or(u64::MAX, |end| end - 1);
-                Err(OutOfRange { page, pages: self.pages })
-            }
-        }
+        OutOfRange::check(first, count, self.pages)
     }
 
     /// Takes the first free seat.

@@ -19,7 +19,7 @@ pub(crate) const MAX_LEVELS: usize = MAX_PAGES_SHIFT.div_ceil(WORD_SHIFT) as usi
 
 /// Words of a cache line. The summaries begin a new one: words of the bitmap are written all the
 /// time, and those of the summaries hardly ever.
-const LINE_WORDS: usize = if cfg!(loom) { 1 } else { 8 };
+pub(crate) const LINE_WORDS: usize = if cfg!(loom) { 1 } else { 8 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {

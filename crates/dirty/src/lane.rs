@@ -115,13 +115,8 @@ impl LaneMarker {
     /// If the lane does not have all of them; then none is marked.
     pub fn mark_range(&mut self, first: impl Into<u64>, count: u64) -> Result<(), OutOfRange> {
         let (first, shared) = (first.into(), &*self.shared);
-        let end = match first.checked_add(count) {
-            Some(end) if end <= shared.pages => end,
-            end => {
-                let page = end.map_or(u64::MAX, |end| end - 1);
-                return Err(OutOfRange { page, pages: shared.pages });
-            }
-        };
+        OutOfRange::check(first, count, shared.pages)?;
+        let end = first + count;
         let mut at = first;
         while at < end {
             let word = (at >> WORD_SHIFT) as usize;

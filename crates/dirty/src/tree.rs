@@ -93,10 +93,7 @@ impl Tree {
     /// The error if `count` pages from `first` on are not all the tree's.
     #[inline]
     pub(crate) fn check(&self, first: u64, count: u64) -> Result<(), OutOfRange> {
-        match first.checked_add(count) {
-            Some(end) if end <= self.pages() => Ok(()),
-            end => Err(self.out_of_range(end.map_or(u64::MAX, |end| end - 1))),
-        }
+        OutOfRange::check(first, count, self.pages())
     }
 
     #[cold]

@@ -5,13 +5,10 @@ use std::mem::MaybeUninit;
 
 use super::cover::Cover;
 use crate::decode::{Decoder, LIST, Words};
-use crate::geometry::{WORD_BITS, WORD_SHIFT};
+use crate::geometry::{LINE_WORDS, WORD_BITS, WORD_SHIFT};
 use crate::primitive::{AtomicU64, Ordering, prefetch};
 use crate::take::{Look, Take};
 use crate::tree::Tree;
-
-/// Words of a cache line.
-const LINE_WORDS: usize = 8;
 
 /// How many words before one is taken its cache line is asked for.
 const AHEAD: usize = 8;
