@@ -5,7 +5,9 @@ mod common;
 #[path = "common/guest.rs"]
 mod guest;
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use bindery_host::client::{Client, ClientError};
@@ -168,4 +170,34 @@ fn a_guest_that_leaves_is_an_error_and_the_operator_may_go_on() {
     let start = operator.begin("staying");
     staying.write(3);
     assert_eq!(operator.runs("staying"), [(start, 3)]);
+}
+
+#[test]
+fn who_watches_a_guest_that_leaves_is_told_so() {
+    if !can_manage("who_watches_a_guest_that_leaves_is_told_so") {
+        return;
+    }
+    let daemon = TestDaemon::start(&QUIET);
+    let leaving = TestGuest::start(&daemon.socket(), "leaving", "web");
+    Operator::connect(&daemon.socket()).begin("leaving");
+    let watch = ["dirty", "leaving", "--watch", "--interval", "50ms", "--json"];
+    let mut command = common::bindery(watch);
+    command.arg("--socket").arg(daemon.socket());
+    let mut watch = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let rates = BufReader::new(watch.stdout.take().unwrap());
+    let mut leaving = Some(leaving);
+    // Each line is a rate, until the guest is gone; then it ends by itself.
+    for (at, rate) in rates.lines().enumerate() {
+        let rate: serde_json::Value = serde_json::from_str(&rate.unwrap()).unwrap();
+        assert!(rate["dirty_pages"].is_u64(), "{rate}");
+        if at == 2 {
+            drop(leaving.take());
+        }
+    }
+    let mut message = String::new();
+    watch.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    let code = watch.wait().unwrap().code();
+    assert!(leaving.is_none(), "it ended before the guest did: {message}");
+    assert!(message.contains("guest") && message.contains("leaving"), "{message}");
+    assert_eq!(code, Some(4), "{message}");
 }

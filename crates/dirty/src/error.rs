@@ -10,13 +10,13 @@ use crate::geometry::MAX_PAGES_SHIFT;
 #[derive(Debug, Error)]
 pub enum SizeError {
     /// No tree has so many pages.
-    #[error("a dirty tree has from 1 to 2^{MAX_PAGES_SHIFT} pages, not {pages}")]
+    #[error("a dirty set has from 1 to 2^{MAX_PAGES_SHIFT} pages, not {pages}")]
     Unsupported {
         /// What was asked for.
         pages: u64,
     },
     /// The address space or the memory has no room for it.
-    #[error("no room for a dirty tree of {pages} pages ({bytes} bytes): {source}")]
+    #[error("no room for a dirty set of {pages} pages ({bytes} bytes): {source}")]
     NoRoom {
         /// What was asked for.
         pages: u64,
@@ -40,7 +40,7 @@ impl PartialEq for SizeError {
 
 /// Pages that a tree does not have. Nothing was marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("page {page} is out of range: the dirty tree has {pages} pages")]
+#[error("page {page} is out of range: the dirty set has {pages} pages")]
 pub struct OutOfRange {
     /// The page, or the last one of the range.
     pub page: u64,

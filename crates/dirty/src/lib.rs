@@ -51,6 +51,9 @@
 //! | [`Tree::harvest_into`] | yes | yes | where the list grows |
 //! | [`Tree::harvest_some`] | yes | yes | no: as much as a buffer holds, and then the rest |
 //! | [`Tree::harvest_alone`] | yes | no (`&mut`) | where the list grows |
+//! | [`Tree::harvest_runs_into`] | yes | yes | where the list grows |
+//! | [`Tree::harvest_runs`] | yes | yes | no: through a buffer |
+//! | [`Tree::harvest_runs_alone`] | yes | no (`&mut`) | where the list grows |
 //! | [`Tree::list_into`] | no | yes | where the list grows |
 //! | [`Tree::iter`], [`Tree::runs`] | no | yes | no |
 //!
@@ -75,7 +78,6 @@ mod iterate;
 mod lane;
 mod mark;
 pub mod marks;
-mod output;
 mod primitive;
 mod ring;
 #[cfg(not(any(loom, miri)))]

@@ -62,7 +62,7 @@ impl Drain for Tree {
     /// If the tree has more pages than a [`PageIndex`] can name: 2^32.
     fn drain(&self, into: &dyn Marks) -> u64 {
         assert!(self.pages() <= 1 << 32, "{} pages have no 32-bit numbers", self.pages());
-        let mut buffer = [PageIndex(0); DRAINED_TOGETHER];
+        let mut buffer = [PageRange::default(); DRAINED_TOGETHER];
         let mut drained = 0;
         for window in self.windows() {
             let harvested = self.harvest_runs(window, &mut buffer, |run| {
@@ -76,8 +76,8 @@ impl Drain for Tree {
     }
 }
 
-/// Pages taken out of a tree at a time: the lists of a node's pages are on the stack.
-const DRAINED_TOGETHER: usize = 4096;
+/// Runs taken out of a tree at a time, on the stack.
+const DRAINED_TOGETHER: usize = 1024;
 
 impl<D: Drain + ?Sized> Drain for &D {
     fn drain(&self, into: &dyn Marks) -> u64 {

@@ -72,6 +72,7 @@ fn a_harvest_into_a_buffer_allocates_nothing() {
     for room in [64, 700, 10_000] {
         let tree = Tree::new(PAGES).unwrap();
         let mut buffer = vec![PageIndex(0); room];
+        let mut runs = vec![PageRange::default(); room];
         let allocated = allocations(|| {
             (0..PAGES).step_by(997).for_each(|page| tree.mark(page).unwrap());
             tree.mark_range(PAGES / 2, 9000).unwrap();
@@ -85,7 +86,7 @@ fn a_harvest_into_a_buffer_allocates_nothing() {
             }
             assert_eq!(found, marked);
             tree.mark_pages(0, &buffer[..1]).unwrap();
-            tree.harvest_runs(WHOLE, &mut buffer, |run| assert_eq!(run.count, 1)).unwrap();
+            tree.harvest_runs(WHOLE, &mut runs, |run| assert_eq!(run.count, 1)).unwrap();
             assert!(tree.is_empty());
         });
         assert_eq!(allocated, 0, "a buffer of {room} pages");
@@ -96,7 +97,7 @@ fn a_harvest_into_a_buffer_allocates_nothing() {
 #[test]
 fn a_list_with_room_is_not_allocated_again() {
     let mut tree = Tree::new(PAGES).unwrap();
-    let mut pages = Vec::with_capacity(20_000);
+    let (mut pages, mut runs) = (Vec::with_capacity(20_000), Vec::with_capacity(3000));
     let allocated = allocations(|| {
         for turn in 0..3_u64 {
             pages.clear();
@@ -107,6 +108,13 @@ fn a_list_with_room_is_not_allocated_again() {
                 _ => tree.list_into(WHOLE, &mut pages).unwrap(),
             }
             assert_eq!(pages.len(), 3000);
+            runs.clear();
+            tree.mark_range(turn * 100, 3000).unwrap();
+            match turn {
+                0 => tree.harvest_runs_into(WHOLE, &mut runs).unwrap(),
+                _ => tree.harvest_runs_alone(WHOLE, &mut runs).unwrap(),
+            }
+            assert_eq!(runs, [PageRange::new(PageIndex(turn as u32 * 100), 3000)]);
         }
     });
     assert_eq!(allocated, 0);

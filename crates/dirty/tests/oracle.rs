@@ -38,6 +38,8 @@ enum Operation {
     HarvestAll,
     HarvestAlone,
     HarvestSome(u32, u32, u16),
+    HarvestRuns(u32, u32, u16),
+    HarvestRunsAlone,
     PutBack(Vec<u32>),
     Unite(Vec<u32>),
     Subtract(Vec<u32>),
@@ -55,6 +57,8 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         1 => Just(HarvestAll),
         1 => Just(HarvestAlone),
         3 => (any::<u32>(), any::<u32>(), any::<u16>()).prop_map(|(a, b, n)| HarvestSome(a, b, n)),
+        3 => (any::<u32>(), any::<u32>(), any::<u16>()).prop_map(|(a, b, n)| HarvestRuns(a, b, n)),
+        1 => Just(HarvestRunsAlone),
         1 => pages().prop_map(PutBack),
         1 => pages().prop_map(Unite),
         1 => pages().prop_map(Subtract),
@@ -135,6 +139,16 @@ impl Pair {
                 assert_eq!(found, self.take(0..u64::MAX, usize::MAX));
             }
             Operation::HarvestSome(a, b, room) => self.harvest_some(a, b, room.into()),
+            Operation::HarvestRuns(a, b, room) => self.harvest_runs(a, b, room.into()),
+            Operation::HarvestRunsAlone => {
+                let mut found = Vec::new();
+                for window in self.tree.windows() {
+                    let mut runs = Vec::new();
+                    self.tree.harvest_runs_alone(window, &mut runs).unwrap();
+                    found.extend(runs.iter().flat_map(|run| named_run(*run, window.base)));
+                }
+                assert_eq!(found, self.take(0..u64::MAX, usize::MAX));
+            }
             Operation::PutBack(numbers) => {
                 let Some(window) = self.tree.windows().last() else { unreachable!() };
                 let most = (self.tree.pages() - window.base) as u32;
@@ -207,6 +221,27 @@ impl Pair {
         }
     }
 
+    /// Takes a window as runs, through a buffer of any size or into a list of other runs.
+    fn harvest_runs(&mut self, a: u32, b: u32, room: usize) {
+        let range = self.range(a, b);
+        let base = range.start - range.start % 100;
+        let window = Self::window(&range, base);
+        let expected = runs(&self.take(range, usize::MAX).into_iter().collect());
+        let before = PageRange::new(PageIndex(0), window.range.first.0);
+        let mut found = vec![before];
+        if room.is_multiple_of(2) {
+            self.tree.harvest_runs_into(window, &mut found).unwrap();
+            let found: Vec<_> = found[1..].iter().map(|run| named_run(*run, base)).collect();
+            assert_eq!((found, before.count), (expected, window.range.first.0));
+        } else {
+            let mut buffer = vec![PageRange::default(); (room % 300) | 1];
+            self.tree.harvest_runs(window, &mut buffer, |run| found.push(run)).unwrap();
+            let pages = found[1..].iter().flat_map(|run| named_run(*run, base));
+            assert!(pages.eq(expected.into_iter().flatten()));
+            assert!(found[1..].iter().all(|run| run.count > 0));
+        }
+    }
+
     fn check(&self) {
         assert!(self.tree.iter().eq(self.oracle.iter().copied()));
         assert_eq!(self.tree.count(), self.oracle.len() as u64);
@@ -254,6 +289,10 @@ impl Sound for Tree {
 
 fn named(pages: &[PageIndex], base: u64) -> Vec<u64> {
     pages.iter().map(|page| base + u64::from(page.0)).collect()
+}
+
+fn named_run(run: PageRange, base: u64) -> Range<u64> {
+    base + u64::from(run.first.0)..base + u64::from(run.end().0)
 }
 
 fn runs(pages: &BTreeSet<u64>) -> Vec<Range<u64>> {
@@ -378,7 +417,7 @@ fn what_is_out_of_range_is_refused_with_the_numbers() {
     assert!(tree.harvest_into(beyond, &mut Vec::new()).is_err());
     assert_eq!(tree.iter().collect::<Vec<_>>(), [3]);
     let message = tree.mark(PageIndex(117)).unwrap_err().to_string();
-    assert_eq!(message, "page 117 is out of range: the dirty tree has 100 pages");
+    assert_eq!(message, "page 117 is out of range: the dirty set has 100 pages");
 }
 
 #[test]

@@ -39,11 +39,11 @@ fn a_page_out_of_range_is_told_by_every_way_to_mark() {
         lane_marker.mark_range(90_u64, 11),
     ];
     for (way, refused) in refused.into_iter().enumerate() {
-        let expected = "page 100 is out of range: the dirty tree has 100 pages";
+        let expected = "page 100 is out of range: the dirty set has 100 pages";
         assert_eq!(said(refused), expected, "way {way}");
     }
     assert!(tree.is_empty() && reader.is_empty());
-    let far = "page 18446744073709551615 is out of range: the dirty tree has 100 pages";
+    let far = "page 18446744073709551615 is out of range: the dirty set has 100 pages";
     assert_eq!(said(tree.mark(u64::MAX)), far);
     assert_eq!(said(feed.mark_range(u64::MAX, 1)), far);
 }
@@ -55,7 +55,7 @@ fn a_harvest_out_of_range_is_told_and_takes_nothing() {
     let mut pages = Vec::new();
     let beyond = PageRange::new(PageIndex(50), 51);
     let refused = said(tree.harvest_into(beyond, &mut pages));
-    assert_eq!(refused, "page 100 is out of range: the dirty tree has 100 pages");
+    assert_eq!(refused, "page 100 is out of range: the dirty set has 100 pages");
     assert!(pages.is_empty() && tree.is_marked(99_u64));
 }
 
@@ -71,7 +71,7 @@ fn a_bitmap_of_the_wrong_length_is_told() {
         assert!(bitmap.iter().all(|word| *word == 0));
     }
     // Of the right length, with a page in it that the tree has not.
-    let stray = "page 127 is out of range: the dirty tree has 100 pages";
+    let stray = "page 127 is out of range: the dirty set has 100 pages";
     assert_eq!(said(tree.import(&[1, 1 << 63])), stray);
     assert_eq!(tree.iter().collect::<Vec<_>>(), [7]);
 }
@@ -85,7 +85,7 @@ fn a_tree_of_another_size_is_told() {
     assert_eq!(said(tree.subtract(&other)), expected);
     assert!(tree.is_empty());
     for pages in [0, (1 << 40) + 1, u64::MAX] {
-        let expected = format!("a dirty tree has from 1 to 2^40 pages, not {pages}");
+        let expected = format!("a dirty set has from 1 to 2^40 pages, not {pages}");
         assert_eq!(said(Tree::new(pages)), expected);
         assert_eq!(said(Feed::new(pages)), expected);
     }
@@ -129,7 +129,7 @@ fn tell_that_there_is_no_room() {
     let pages = 1_u64 << 36;
     let shown = said(Tree::new(pages));
     let (begin, end) = shown.split_once(" bytes): ").unwrap();
-    let bytes = begin.strip_prefix("no room for a dirty tree of 68719476736 pages (").unwrap();
+    let bytes = begin.strip_prefix("no room for a dirty set of 68719476736 pages (").unwrap();
     let bytes: u64 = bytes.parse().unwrap();
     assert!(bytes > pages / 8 && bytes < pages / 8 * 102 / 100, "{shown}");
     assert_eq!(end, "Cannot allocate memory (os error 12)");
@@ -138,7 +138,7 @@ fn tell_that_there_is_no_room() {
     assert_eq!(feed.readers(), 0);
     // A bit a page and a byte for 4096 of them.
     let expected =
-        "no room for a dirty tree of 68719476736 pages (8606711808 bytes): Cannot allocate";
+        "no room for a dirty set of 68719476736 pages (8606711808 bytes): Cannot allocate";
     let refused = said(lane(pages));
     assert!(refused.starts_with(expected), "{refused}");
     println!("there was no room");

@@ -15,7 +15,8 @@ use crate::links::Link;
 use crate::member::{Member, State};
 use crate::resync::resynchronise;
 use crate::settings::{
-    HARVEST_PAGES, MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES, REHOME_PAGES, REHOME_PERIODS,
+    HARVEST_PAGES, HARVEST_RUNS, MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES, REHOME_PAGES,
+    REHOME_PERIODS,
 };
 use crate::workers::Workers;
 
@@ -27,7 +28,7 @@ const DISCARDED: u32 = 2;
 #[derive(Default)]
 pub(crate) struct Scratch {
     lost: Vec<Lost>,
-    pages: Vec<PageIndex>,
+    runs: Vec<PageRange>,
     handles: Vec<Handle>,
 }
 
@@ -265,11 +266,12 @@ fn take_written(
     written: &Reader,
     scratch: &mut Scratch,
 ) {
-    let Scratch { pages, handles, .. } = scratch;
-    pages.resize(HARVEST_PAGES, PageIndex(0));
+    let Scratch { runs, handles, .. } = scratch;
+    runs.resize(HARVEST_RUNS, PageRange::default());
     for region in state.managed.clone() {
-        let harvested = written.harvest_runs(region, pages, |run| {
-            note_written(domain, member, state, run, handles);
+        let harvested = written.harvest_runs(region, runs, |run| {
+            run.pieces(HARVEST_PAGES)
+                .for_each(|piece| note_written(domain, member, state, piece, handles));
         });
         harvested.expect("regions lie within the pages that a guest may have");
     }

@@ -62,8 +62,11 @@ impl Default for Settings {
 /// Pages of one request for what is merged: 16 GiB.
 pub(crate) const REPORT_PAGES: u32 = 1 << 22;
 
-/// Written pages taken in at a time.
-pub(crate) const HARVEST_PAGES: usize = 1 << 14;
+/// Runs of written pages taken in at a time.
+pub(crate) const HARVEST_RUNS: usize = 1 << 12;
+
+/// Written pages whose links are looked at together: bounds the leaves that are deleted at a time.
+pub(crate) const HARVEST_PAGES: u32 = 1 << 14;
 
 /// Pages of one digest request: some 3 ms.
 pub(crate) const DIGEST_PAGES: usize = 4096;

@@ -26,8 +26,9 @@ pub struct PageIndex(pub u32);
 #[repr(transparent)]
 pub struct PageCount(pub u64);
 
-/// A run of consecutive pages: `first`, and `count` of them. May be empty.
+/// A run of consecutive pages: `first`, and `count` of them. May be empty. Eight bytes, in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(C)]
 pub struct PageRange {
     /// The first page of the run.
     pub first: PageIndex,

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::marks::{Marks, ONE, RANGE, TWO};
 use super::{
-    ATOMIC_BITMAP, COLD_HARVEST, Comparison, FLAT, HARVEST, LANE, LIST, Order, SEED_TREE, TREE,
-    TREE_ALONE, random_pages,
+    ATOMIC_BITMAP, COLD_HARVEST, Comparison, FLAT, HARVEST, LANE, LIST, Order, RUNS, RUNS_ALONE,
+    SEED_TREE, TREE, TREE_ALONE, random_pages,
 };
 use crate::harness::{Table, median, significant, timed};
 
@@ -44,9 +44,8 @@ pub(super) fn of(comparisons: &[Comparison], marks: &Marks, rounds: usize) -> Re
     };
     let full = comparisons.iter().map(|comparison| comparison.dirty).max().unwrap_or(0);
     let mut bars = Vec::new();
-    for (tree, figure) in
-        [(TREE, HARVEST), (TREE, COLD_HARVEST), (TREE_ALONE, HARVEST), (TREE_ALONE, COLD_HARVEST)]
-    {
+    let columns = [TREE, TREE_ALONE, RUNS, RUNS_ALONE];
+    for (tree, figure) in columns.iter().flat_map(|of| [(*of, HARVEST), (*of, COLD_HARVEST)]) {
         let ratio = |order, dirty, contender| find(order, dirty)?.ratio(figure, contender, tree);
         let beside_flat = comparisons.iter().filter_map(|found| found.ratio(figure, tree, FLAT));
         let list = [

@@ -13,17 +13,20 @@ use super::seed::RadixTree;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Where pages are listed: both kinds, touched before anything is measured.
+/// Where pages are listed: all kinds, touched before anything is measured.
 pub(super) struct Lists {
     pub(super) wide: Vec<u64>,
     pub(super) narrow: Vec<PageIndex>,
+    pub(super) runs: Vec<PageRange>,
 }
 
 impl Lists {
     /// Room for so many pages, and for what a harvest asks for beyond.
     pub(super) fn new(pages: usize) -> Self {
         let room = pages + 8192;
-        let mut lists = Self { wide: vec![1; room], narrow: vec![PageIndex(1); room] };
+        let run = PageRange::new(PageIndex(1), 1);
+        let mut lists =
+            Self { wide: vec![1; room], narrow: vec![PageIndex(1); room], runs: vec![run; room] };
         lists.clear();
         lists
     }
@@ -31,12 +34,15 @@ impl Lists {
     pub(super) fn clear(&mut self) {
         self.wide.clear();
         self.narrow.clear();
+        self.runs.clear();
     }
 
     /// A value that depends on which pages were listed, not on their order or on how often.
     pub(super) fn digest(&self) -> u64 {
         let narrow = self.narrow.iter().map(|page| u64::from(page.0));
-        let mut pages: Vec<u64> = self.wide.iter().copied().chain(narrow).collect();
+        let of_run = |run: &PageRange| u64::from(run.first.0)..u64::from(run.end().0);
+        let listed = self.wide.iter().copied().chain(narrow);
+        let mut pages: Vec<u64> = listed.chain(self.runs.iter().flat_map(of_run)).collect();
         pages.sort_unstable();
         pages.dedup();
         pages.iter().fold(pages.len() as u64, |digest, page| {
@@ -211,6 +217,42 @@ impl Contender for Alone {
     fn harvest(&mut self, lists: &mut Lists) {
         let whole = PageRange::new(PageIndex(0), self.0.pages() as u32);
         self.0.harvest_alone(whole, &mut lists.narrow).expect("the pages are the tree's");
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.reserved_bytes().0
+    }
+}
+
+/// [`Shared`], harvested as runs of pages.
+pub(super) struct SharedRuns(pub(super) Tree);
+
+impl Contender for SharedRuns {
+    fn mark(&mut self, pages: &[u32]) {
+        pages.iter().for_each(|page| self.0.mark(*page).expect("the page is the tree's"));
+    }
+
+    fn harvest(&mut self, lists: &mut Lists) {
+        let whole = PageRange::new(PageIndex(0), self.0.pages() as u32);
+        self.0.harvest_runs_into(whole, &mut lists.runs).expect("the pages are the tree's");
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.reserved_bytes().0
+    }
+}
+
+/// [`Alone`], harvested as runs of pages.
+pub(super) struct AloneRuns(pub(super) Tree);
+
+impl Contender for AloneRuns {
+    fn mark(&mut self, pages: &[u32]) {
+        pages.iter().for_each(|page| self.0.mark(*page).expect("the page is the tree's"));
+    }
+
+    fn harvest(&mut self, lists: &mut Lists) {
+        let whole = PageRange::new(PageIndex(0), self.0.pages() as u32);
+        self.0.harvest_runs_alone(whole, &mut lists.runs).expect("the pages are the tree's");
     }
 
     fn bytes(&self) -> u64 {

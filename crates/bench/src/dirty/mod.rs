@@ -28,8 +28,8 @@ use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns
 
 pub use self::bars::Bar;
 use self::contender::{
-    Alone, Contender, Flat, HiSparse, Laned, List, Lists, Roaring, SeedBitmap, SeedTree, Shared,
-    VmMemory,
+    Alone, AloneRuns, Contender, Flat, HiSparse, Laned, List, Lists, Roaring, SeedBitmap, SeedTree,
+    Shared, SharedRuns, VmMemory,
 };
 pub use self::marks::Marks;
 use self::seed::RadixTree;
@@ -104,19 +104,23 @@ const SEED_BITMAP: &str = "seed's bitmap";
 const FLAT: &str = "flat 64-bit";
 const TREE: &str = "tree";
 const TREE_ALONE: &str = "tree, alone";
+const RUNS: &str = "tree, runs";
+const RUNS_ALONE: &str = "tree, runs, alone";
 const LANE_TREE: &str = "lane, tree";
 const LANE: &str = "lane";
 const ATOMIC_BITMAP: &str = "AtomicBitmap";
 const ROARING: &str = "roaring";
 const HI_SPARSE: &str = "hi_sparse_bitset";
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 12] = [
     LIST,
     SEED_TREE,
     SEED_BITMAP,
     FLAT,
     TREE,
     TREE_ALONE,
+    RUNS,
+    RUNS_ALONE,
     LANE_TREE,
     ATOMIC_BITMAP,
     ROARING,
@@ -185,6 +189,8 @@ fn contenders(pages: u64) -> Result<[Box<dyn Contender>; NAMES.len()]> {
         Box::new(Flat::new(count)),
         Box::new(Shared(Tree::new(pages)?)),
         Box::new(Alone(Tree::new(pages)?)),
+        Box::new(SharedRuns(Tree::new(pages)?)),
+        Box::new(AloneRuns(Tree::new(pages)?)),
         Box::new(Laned::new(pages)?),
         Box::new(VmMemory::new(count)),
         Box::new(Roaring::default()),

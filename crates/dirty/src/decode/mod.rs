@@ -281,6 +281,32 @@ mod tests {
         }
     }
 
+    /// Words that went through vectors, of those given.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn by_many(bits: &[u64]) -> Vec<usize> {
+        let firsts: Vec<u32> = (0..bits.len() as u32).map(|at| at * 64).collect();
+        let mut list = vec![0_u32; bits.len() * 64];
+        let by_many = std::cell::RefCell::new(Vec::new());
+        let many = |_: u64, first: u32, _: *mut u32| by_many.borrow_mut().push(first as usize / 64);
+        // SAFETY: there is room for each word, and `many` writes nothing.
+        unsafe {
+            few_or_many(Some { bits, firsts: &firsts }, usize::MAX, list.as_mut_ptr(), many);
+        }
+        by_many.into_inner()
+    }
+
+    #[test]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn vectors_are_for_words_that_are_not_sparse() {
+        assert_eq!(by_many(&[0b1111; 100]), Vec::<usize>::new());
+        // One that is full by itself, and the sparse ones around it.
+        assert_eq!(by_many(&[1, 1, 0x1_ffff, 1, 1]), [2]);
+        // Dense, with sparse words among them: from the second dense one on all are alike.
+        let dense: Vec<u64> = (0..20).map(|at| if at % 3 == 0 { !0 } else { 1 }).collect();
+        assert_eq!(by_many(&dense), [0].into_iter().chain(1..20).collect::<Vec<_>>());
+        assert_eq!(by_many(&[0b11111; 2]), [0, 1]);
+    }
+
     #[test]
     fn runs_are_written_at_any_alignment() {
         for decoder in Decoder::available() {

@@ -1,19 +1,27 @@
 //! Harvesting: what is offered. `walk` goes through the levels, `takes` takes their words, `cover` says
-//! what of them a window is.
+//! what of them a window is; `pages` and `runs` list what was taken.
 
 mod cover;
+mod output;
+mod pages;
+mod runs;
 mod takes;
 mod walk;
 
 use bindery_units::{PageIndex, PageRange};
 
+use self::output::Output;
+use self::pages::Pages;
+use self::runs::Runs;
 use self::walk::Walk;
 use crate::error::OutOfRange;
-use crate::output::{Buffer, NODE_PAGES, Output};
 use crate::primitive::{Ordering, fence};
 use crate::take::{Look, Store, Swap, Take};
 use crate::tree::Tree;
 use crate::window::Window;
+
+/// Runs that are listed at a time where all is cleared.
+const CLEARED_RUNS: usize = 1024;
 
 /// How a harvest into a buffer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +49,7 @@ impl Tree {
         window: impl Into<Window>,
         pages: &mut Vec<PageIndex>,
     ) -> Result<(), OutOfRange> {
-        self.walk::<Swap, _>(window.into(), pages).map(drop)
+        self.walk::<Swap, _>(window.into(), &mut Pages(pages)).map(drop)
     }
 
     /// As [`harvest_into`](Self::harvest_into), into a buffer that does not grow: nothing is
@@ -54,9 +62,9 @@ impl Tree {
         window: impl Into<Window>,
         buffer: &mut [PageIndex],
     ) -> Result<Harvest, OutOfRange> {
-        let mut output = Buffer::new(buffer);
-        let rest = self.walk::<Swap, _>(window.into(), &mut output)?;
-        Ok(Harvest { pages: output.len(), rest })
+        let mut pages = pages::Buffer::new(buffer);
+        let rest = self.walk::<Swap, _>(window.into(), &mut Pages(&mut pages))?;
+        Ok(Harvest { pages: pages.len(), rest })
     }
 
     /// As [`harvest_into`](Self::harvest_into), for whoever has the tree alone, as when all vCPUs
@@ -69,11 +77,39 @@ impl Tree {
         window: impl Into<Window>,
         pages: &mut Vec<PageIndex>,
     ) -> Result<(), OutOfRange> {
-        self.walk::<Store, _>(window.into(), pages).map(drop)
+        self.walk::<Store, _>(window.into(), &mut Pages(pages)).map(drop)
     }
 
-    /// Clears the dirty pages of a window and calls `each` with them as runs of consecutive ones, in
-    /// order, through a buffer that does not grow. Where it is full, a run may be cut in two.
+    /// As [`harvest_into`](Self::harvest_into), as runs of consecutive pages, none of which is next to
+    /// another: far less to write where pages are dirty in numbers.
+    ///
+    /// # Errors
+    /// If the tree does not have all pages of the window; then nothing is cleared.
+    ///
+    /// # Panics
+    /// As [`Vec::reserve`], which is asked for 2049 runs whenever there is room for fewer.
+    pub fn harvest_runs_into(
+        &self,
+        window: impl Into<Window>,
+        runs: &mut Vec<PageRange>,
+    ) -> Result<(), OutOfRange> {
+        self.walk_runs::<Swap, _>(window.into(), runs).map(drop)
+    }
+
+    /// As [`harvest_runs_into`](Self::harvest_runs_into), for whoever has the tree alone.
+    ///
+    /// # Errors
+    /// If the tree does not have all pages of the window; then nothing is cleared.
+    pub fn harvest_runs_alone(
+        &mut self,
+        window: impl Into<Window>,
+        runs: &mut Vec<PageRange>,
+    ) -> Result<(), OutOfRange> {
+        self.walk_runs::<Store, _>(window.into(), runs).map(drop)
+    }
+
+    /// As [`harvest_runs_into`](Self::harvest_runs_into), through a buffer that does not grow, and calls
+    /// `each` with them. Where the buffer is full, a run may be cut in two.
     ///
     /// # Errors
     /// If the tree does not have all pages of the window; then nothing is cleared.
@@ -83,39 +119,26 @@ impl Tree {
     pub fn harvest_runs(
         &self,
         window: impl Into<Window>,
-        buffer: &mut [PageIndex],
+        buffer: &mut [PageRange],
         mut each: impl FnMut(PageRange),
     ) -> Result<(), OutOfRange> {
-        self.harvest_through(window.into(), buffer, |pages| {
-            for run in pages.chunk_by(|page, next| page.plus(1) == *next) {
-                each(PageRange::new(run[0], run.len() as u32));
-            }
-        })
+        assert!(!buffer.is_empty(), "a harvest needs room for a run");
+        let mut rest = Some(window.into());
+        while let Some(window) = rest {
+            let (runs, stopped) = self.walk_runs::<Swap, _>(window, runs::Buffer::new(buffer))?;
+            runs.into_runs().iter().for_each(|run| each(*run));
+            rest = stopped;
+        }
+        Ok(())
     }
 
     /// Clears every page, as a harvest does whose list is thrown away.
     pub fn clear(&self) {
-        let mut buffer = vec![PageIndex(0); NODE_PAGES];
+        let mut buffer = [PageRange::default(); CLEARED_RUNS];
         for window in self.windows() {
-            let harvested = self.harvest_through(window, &mut buffer, |_| ());
-            harvested.expect("a tree has its own pages");
+            let cleared = self.harvest_runs(window, &mut buffer, |_| ());
+            cleared.expect("a tree has its own pages");
         }
-    }
-
-    fn harvest_through(
-        &self,
-        window: Window,
-        buffer: &mut [PageIndex],
-        mut each: impl FnMut(&[PageIndex]),
-    ) -> Result<(), OutOfRange> {
-        assert!(!buffer.is_empty(), "a harvest needs room for a page");
-        let mut rest = Some(window);
-        while let Some(window) = rest {
-            let harvest = self.harvest_some(window, buffer)?;
-            each(&buffer[..harvest.pages]);
-            rest = harvest.rest;
-        }
-        Ok(())
     }
 
     /// Appends the dirty pages of a window to `pages`, in order, and leaves them dirty.
@@ -127,7 +150,17 @@ impl Tree {
         window: impl Into<Window>,
         pages: &mut Vec<PageIndex>,
     ) -> Result<(), OutOfRange> {
-        self.walk::<Look, _>(window.into(), pages).map(drop)
+        self.walk::<Look, _>(window.into(), &mut Pages(pages)).map(drop)
+    }
+
+    fn walk_runs<T: Take, L: runs::List>(
+        &self,
+        window: Window,
+        list: L,
+    ) -> Result<(L, Option<Window>), OutOfRange> {
+        let mut runs = Runs::new(list);
+        let rest = self.walk::<T, _>(window, &mut runs)?;
+        Ok((runs.finish(), rest))
     }
 
     fn walk<T: Take, O: Output>(

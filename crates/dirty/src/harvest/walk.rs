@@ -17,10 +17,10 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use super::cover::{Cover, covers};
+use super::output::Output;
 use super::takes::Takes;
 use crate::decode::{Decoder, LIST, Words};
 use crate::geometry::{MAX_LEVELS, WORD_BITS, WORD_SHIFT};
-use crate::output::Output;
 use crate::primitive::{AtomicU64, Ordering};
 use crate::take::Take;
 use crate::tree::Tree;
@@ -29,9 +29,9 @@ use crate::window::Window;
 /// Words of a level that are listed before they are gone through, and up to 63 more.
 const REACH: usize = LIST - WORD_BITS as usize;
 
-/// The fewest, and pages of room for each: what leads to words beyond the room is put back.
+/// The fewest, and words of room for each: what leads to words beyond the room is put back.
 const LEAST_REACH: usize = 16;
-const ROOM_PER_REACH: usize = 256;
+const ROOM_PER_REACH: usize = 4;
 
 /// A walk over a window; with `WHOLE`, over the whole tree.
 ///
@@ -57,7 +57,7 @@ impl<'t, T: Take, O: Output, const WHOLE: bool> Walk<'t, T, O, WHOLE> {
         let reach = if O::GROWS {
             REACH
         } else {
-            (output.prepare() / ROOM_PER_REACH).clamp(LEAST_REACH, REACH)
+            (output.room_words() / ROOM_PER_REACH).clamp(LEAST_REACH, REACH)
         };
         Self {
             tree,
@@ -104,9 +104,14 @@ impl<'t, T: Take, O: Output, const WHOLE: bool> Walk<'t, T, O, WHOLE> {
     fn leaves(&mut self, words: &[u32]) -> bool {
         let mut rest = words;
         while let [first, later @ ..] = rest {
-            let fitting = rest.len().min(self.output.prepare() / WORD_BITS as usize);
+            let fitting = rest.len().min(self.output.room_words());
             if fitting > 0 {
-                self.list_leaves(&rest[..fitting]);
+                let (first, cover) = (self.first_word(0), self.covers[0]);
+                let words = &rest[..fitting];
+                let origin = self.origin_of_pages();
+                let takes: Takes<'_, T, WHOLE> =
+                    Takes::new(self.tree, 0, words, origin, first, cover);
+                self.output.list(takes, self.decoder);
                 rest = &rest[fitting..];
                 continue;
             }
@@ -119,39 +124,12 @@ impl<'t, T: Take, O: Output, const WHOLE: bool> Walk<'t, T, O, WHOLE> {
         true
     }
 
-    /// The same. There is room for all of their pages.
-    fn list_leaves(&mut self, words: &[u32]) {
-        let end = self.output.end();
-        let takes = self.takes(0, words, self.origin_of_pages());
-        // SAFETY: the caller has room for all pages, and nothing is listed but what was decoded.
-        unsafe {
-            let count = if takes.are_full() {
-                takes.list_run(self.decoder, end)
-            } else {
-                self.decoder.list_pages(takes, end)
-            };
-            self.output.advance(count);
-        }
-    }
-
-    /// The pages of a word of the bitmap that there is room for: fewer than it might have. False if it
-    /// has more than that.
+    /// The pages of a word of the bitmap that there is room for. False if it has more than that.
     #[cold]
     fn part_of_leaf(&mut self, word: u32) -> bool {
         let pages = self.takes(0, &[word], 0).bits(0);
-        let fitting = lowest(pages, self.output.prepare());
         let first = (word << WORD_SHIFT).wrapping_add(self.origin_of_pages());
-        let end = self.output.end();
-        let (mut rest, mut count) = (fitting, 0);
-        while rest != 0 {
-            // SAFETY: there is room for those that fit.
-            unsafe { end.add(count).write(first.wrapping_add(rest.trailing_zeros())) };
-            count += 1;
-            rest &= rest - 1;
-        }
-        // SAFETY: written above.
-        unsafe { self.output.advance(count) };
-        let too_many = pages & !fitting;
+        let too_many = self.output.list_part(first, pages);
         if too_many == 0 {
             return true;
         }
@@ -203,27 +181,5 @@ impl<'t, T: Take, O: Output, const WHOLE: bool> Walk<'t, T, O, WHOLE> {
             let first = self.first_word(level);
             words.iter().for_each(|word| self.tree.lead_to(level, first + *word as usize));
         }
-    }
-}
-
-/// The lowest `count` bits of those that are set.
-fn lowest(bits: u64, count: usize) -> u64 {
-    let mut rest = bits;
-    for _ in 0..count.min(bits.count_ones() as usize) {
-        rest &= rest - 1;
-    }
-    bits & !rest
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_lowest_bits_are_those_of_the_first_pages() {
-        assert_eq!(lowest(0b1011_0100, 2), 0b0001_0100);
-        assert_eq!(lowest(!0, 64), !0);
-        assert_eq!(lowest(0b101, 5), 0b101);
-        assert_eq!(lowest(0b101, 0), 0);
     }
 }

@@ -9,8 +9,8 @@ use bindery_units::{PageIndex, PageRange};
 
 use crate::protocol::{Epoch, RUNS_MAX};
 
-/// Pages taken from the guest's written ones at a time.
-const HARVEST_PAGES: usize = 1 << 14;
+/// Runs of pages taken from the guest's written ones at a time.
+const HARVEST_RUNS: usize = 1 << 12;
 
 /// A guest that is watched, epoch after epoch. Merging goes on beside it: both are told of every
 /// write.
@@ -93,9 +93,9 @@ impl Watch {
     }
 
     fn take_written(&self, regions: &[PageRange], runs: &mut Runs) {
-        let mut pages = vec![PageIndex(0); HARVEST_PAGES];
+        let mut buffer = vec![PageRange::default(); HARVEST_RUNS];
         for range in regions {
-            let harvested = self.written.harvest_runs(*range, &mut pages, |run| runs.add(run));
+            let harvested = self.written.harvest_runs(*range, &mut buffer, |run| runs.add(run));
             harvested.expect("regions lie within the pages that a guest may have");
         }
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bindery_dirty::Reader;
 use bindery_merge::Connected;
 use bindery_space::wire::control::Region;
-use bindery_units::{PageIndex, PageRange};
+use bindery_units::PageRange;
 
 /// How long a window is.
 pub(super) const WINDOW: Duration = Duration::from_secs(5);
@@ -26,8 +26,8 @@ const GUESTS_MAX: usize = 64;
 /// Bits of one window of one guest at most: 128 KiB. Beyond 4 GiB a bit is for several pages.
 const BITS_MAX: u32 = 1 << 20;
 
-/// Pages taken from a reader at a time.
-const HARVEST_PAGES: usize = 1 << 14;
+/// Runs of pages taken from a reader at a time.
+const HARVEST_RUNS: usize = 1 << 12;
 
 /// The guests that are looked at.
 #[derive(Default)]
@@ -111,11 +111,11 @@ impl Heat {
 
 impl Listener {
     fn take(&mut self, regions: &[Region]) {
-        let mut pages = vec![PageIndex(0); HARVEST_PAGES];
+        let mut buffer = vec![PageRange::default(); HARVEST_RUNS];
         let windows = &mut self.windows;
         for region in regions {
             let taken =
-                self.written.harvest_runs(region.pages, &mut pages, |run| windows.mark(run));
+                self.written.harvest_runs(region.pages, &mut buffer, |run| windows.mark(run));
             taken.expect("regions lie within the pages that a guest may have");
         }
     }
@@ -164,6 +164,8 @@ impl Windows {
 
 #[cfg(test)]
 mod tests {
+    use bindery_units::PageIndex;
+
     use super::*;
 
     const fn range(first: u32, count: u32) -> PageRange {

@@ -1,0 +1,290 @@
+//! Harvests that list runs of consecutive pages.
+//!
+//! Where a page differs from the one before it, a run begins or ends: those places are the bits of
+//! `word ^ word << 1`, which decoders list as they list pages, without a branch on each. Every other
+//! number begins a run and the next one ends it, which is how a [`PageRange`] lies in memory, but that it
+//! has a count where its end was listed.
+
+use std::mem::MaybeUninit;
+
+use bindery_units::PageRange;
+
+use super::output::Output;
+use super::takes::Takes;
+use crate::decode::{Decoder, LIST, Words};
+use crate::geometry::WORD_BITS;
+use crate::take::Take;
+
+/// Most runs that begin in a word: every other page.
+const WORD_RUNS: usize = WORD_BITS as usize / 2;
+
+/// Room that no word has: for the run before it, and for what decoders write beyond the last number.
+const SPARE_RUNS: usize = 1 + WORD_RUNS;
+
+/// How many runs a list that grows has room for at least whenever it is asked.
+const NODE_RUNS: usize = WORD_BITS as usize * WORD_RUNS + SPARE_RUNS;
+
+const _: () = assert!(
+    size_of::<PageRange>() == 8
+        && std::mem::offset_of!(PageRange, first) == 0
+        && std::mem::offset_of!(PageRange, count) == 4
+);
+
+/// A list that grows, or does not.
+pub(super) trait List {
+    /// Whether it grows.
+    const GROWS: bool;
+
+    /// How many more runs there is room for: at least [`NODE_RUNS`] if the list grows.
+    fn prepare(&mut self) -> usize;
+
+    /// Where the next run goes. As many as `prepare` said may be written from there on.
+    fn end(&mut self) -> *mut u32;
+
+    /// Adds the `count` runs that were written at the end.
+    ///
+    /// # Safety
+    /// They were, and there was room.
+    unsafe fn advance(&mut self, count: usize);
+}
+
+/// Runs, to the end of a list. None of them is next to another, within one walk.
+pub(super) struct Runs<L> {
+    list: L,
+    /// Whether the last run may go on: its first page was written behind the list then, and has room there.
+    is_open: bool,
+    /// The page that it would go on with.
+    next: u32,
+}
+
+impl<L: List> Runs<L> {
+    pub(super) fn new(list: L) -> Self {
+        Self { list, is_open: false, next: 0 }
+    }
+
+    /// Adds the last run, and gives the list back.
+    pub(super) fn finish(mut self) -> L {
+        if self.is_open {
+            self.close();
+        }
+        self.list
+    }
+
+    /// Ends the open run before page `next`.
+    fn close(&mut self) {
+        let end = self.list.end();
+        // SAFETY: an open run has room, and its first page was written.
+        unsafe {
+            end.add(1).write(self.next - *end);
+            self.list.advance(1);
+        }
+        self.is_open = false;
+    }
+
+    /// Where runs begin and end in words that follow the ones before.
+    #[inline(always)]
+    fn ends_of(&mut self, words: impl Words) -> Ends {
+        let mut ends = Ends { numbers: [const { MaybeUninit::uninit() }; 2 * LIST], len: 0 };
+        assert!(words.len() <= LIST, "{} words are too many at a time", words.len());
+        let (mut is_open, mut next, mut len) = (self.is_open, self.next, 0);
+        for at in 0..words.len() {
+            let (bits, first) = (words.bits(at), words.first(at));
+            let goes_on = is_open & (first == next);
+            let changes = bits ^ (bits << 1 | u64::from(goes_on));
+            // What is put and not counted is written over.
+            ends.numbers[len].write((next, 1));
+            len += usize::from(is_open & !goes_on);
+            ends.numbers[len].write((first, changes));
+            len += usize::from(changes != 0);
+            is_open = bits >> (WORD_BITS - 1) == 1;
+            next = first.wrapping_add(WORD_BITS as u32);
+        }
+        ends.len = len;
+        (self.is_open, self.next) = (is_open, next);
+        ends
+    }
+}
+
+impl<L: List> Output for Runs<L> {
+    const GROWS: bool = L::GROWS;
+
+    #[inline]
+    fn room_words(&mut self) -> usize {
+        self.list.prepare().saturating_sub(SPARE_RUNS) / WORD_RUNS
+    }
+
+    #[inline]
+    fn list<T: Take, const WHOLE: bool>(&mut self, takes: Takes<'_, T, WHOLE>, decoder: Decoder) {
+        let was_open = usize::from(self.is_open);
+        let ends = self.ends_of(takes);
+        let end = self.list.end();
+        // SAFETY: as many words as there is room for begin 32 runs each at most, and end as many and the
+        // open one; the decoder writes no further than a word beyond. What it counts it has written.
+        unsafe {
+            let numbers = was_open + decoder.list_pages(&ends, end.add(was_open));
+            debug_assert_eq!(numbers % 2 == 1, self.is_open, "what does not end is open");
+            for run in 0..numbers / 2 {
+                let (first, end) = (end.add(2 * run), end.add(2 * run + 1));
+                *end -= *first;
+            }
+            self.list.advance(numbers / 2);
+        }
+    }
+
+    fn list_part(&mut self, first: u32, bits: u64) -> u64 {
+        let follows = self.is_open && first == self.next;
+        let mut rest = bits;
+        while rest != 0 {
+            let start = rest.trailing_zeros();
+            let end = start + (rest >> start).trailing_ones();
+            if self.is_open && !(follows && start == 0) {
+                self.close();
+            }
+            if !self.is_open {
+                if self.list.prepare() == 0 {
+                    break;
+                }
+                // SAFETY: there is room for a run.
+                unsafe { self.list.end().write(first.wrapping_add(start)) };
+                self.is_open = true;
+            }
+            self.next = first.wrapping_add(end);
+            if end < WORD_BITS as u32 {
+                self.close();
+            }
+            // What is added is carried through the run.
+            rest &= rest.wrapping_add(1 << start);
+        }
+        rest
+    }
+}
+
+/// Words of which each bit is the first page of a run or the one behind its last.
+struct Ends {
+    /// What the lowest bit of a word is called, and the word.
+    numbers: [MaybeUninit<(u32, u64)>; 2 * LIST],
+    /// How many of them were written.
+    len: usize,
+}
+
+impl Ends {
+    #[inline(always)]
+    fn get(&self, at: usize) -> (u32, u64) {
+        assert!(at < self.len, "only what was put can be had");
+        // SAFETY: `len` counts what was written.
+        unsafe { self.numbers[at].assume_init() }
+    }
+}
+
+impl Words for &Ends {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    fn first(&self, at: usize) -> u32 {
+        self.get(at).0
+    }
+
+    #[inline(always)]
+    fn bits(&self, at: usize) -> u64 {
+        self.get(at).1
+    }
+}
+
+impl List for &mut Vec<PageRange> {
+    const GROWS: bool = true;
+
+    #[inline]
+    fn prepare(&mut self) -> usize {
+        if self.capacity() - self.len() < NODE_RUNS {
+            self.reserve(NODE_RUNS);
+        }
+        self.capacity() - self.len()
+    }
+
+    #[inline]
+    fn end(&mut self) -> *mut u32 {
+        self.spare_capacity_mut().as_mut_ptr().cast()
+    }
+
+    #[inline]
+    unsafe fn advance(&mut self, count: usize) {
+        // SAFETY: the caller says that so many were written within the capacity.
+        unsafe { self.set_len(self.len() + count) };
+    }
+}
+
+/// A caller's buffer, filled from its start.
+pub(super) struct Buffer<'b> {
+    runs: &'b mut [PageRange],
+    len: usize,
+}
+
+impl<'b> Buffer<'b> {
+    pub(super) fn new(runs: &'b mut [PageRange]) -> Self {
+        Self { runs, len: 0 }
+    }
+
+    /// The runs that there are.
+    pub(super) fn into_runs(self) -> &'b [PageRange] {
+        &self.runs[..self.len]
+    }
+}
+
+impl List for Buffer<'_> {
+    const GROWS: bool = false;
+
+    #[inline]
+    fn prepare(&mut self) -> usize {
+        self.runs.len() - self.len
+    }
+
+    #[inline]
+    fn end(&mut self) -> *mut u32 {
+        self.runs[self.len..].as_mut_ptr().cast()
+    }
+
+    #[inline]
+    unsafe fn advance(&mut self, count: usize) {
+        self.len += count;
+        debug_assert!(self.len <= self.runs.len());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use bindery_units::PageIndex;
+
+    use super::*;
+
+    fn runs_of(words: &[(u32, u64)]) -> Vec<(u32, u32)> {
+        let mut buffer = [PageRange::default(); 100];
+        let mut runs = Runs::new(Buffer::new(&mut buffer));
+        words.iter().for_each(|(first, bits)| assert_eq!(runs.list_part(*first, *bits), 0));
+        runs.finish().into_runs().iter().map(|run| (run.first.0, run.count)).collect()
+    }
+
+    #[test]
+    fn runs_go_on_from_word_to_word() {
+        assert_eq!(runs_of(&[(0, !0), (64, !0), (128, 0b111)]), [(0, 131)]);
+        assert_eq!(runs_of(&[(0, 1 << 63), (64, 1)]), [(63, 2)]);
+        assert_eq!(runs_of(&[(0, 1 << 63), (128, 1)]), [(63, 1), (128, 1)]);
+        assert_eq!(runs_of(&[(64, 0b1011_0110)]), [(65, 2), (68, 2), (71, 1)]);
+        assert_eq!(runs_of(&[(64, 0), (128, 0)]), []);
+        // A window whose base is bit 3 of its first word.
+        assert_eq!(runs_of(&[(3_u32.wrapping_neg(), !0 << 3), (61, 1)]), [(0, 62)]);
+    }
+
+    #[test]
+    fn a_word_that_does_not_fit_is_listed_in_part() {
+        let mut buffer = [PageRange::default(); 2];
+        let mut runs = Runs::new(Buffer::new(&mut buffer));
+        assert_eq!(runs.list_part(64, 1 << 63 | 0b110), 0);
+        // The last one goes on, for which there is room.
+        assert_eq!(runs.list_part(128, 0b1011), 0b1000);
+        let listed = runs.finish().into_runs();
+        assert_eq!(listed, [(65, 2), (127, 3)].map(|(at, n)| PageRange::new(PageIndex(at), n)));
+    }
+}
