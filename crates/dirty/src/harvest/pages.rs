@@ -45,10 +45,9 @@ impl<L: List> Output for Pages<'_, L> {
         let end = self.0.end();
         // SAFETY: there is room for all pages of all words, and nothing is listed but what was decoded.
         unsafe {
-            let count = if takes.are_full() {
-                takes.list_run(decoder, end)
-            } else {
-                decoder.list_pages(takes, end)
+            let count = match takes.full() {
+                Some(words) => takes.list_run(words, decoder, end),
+                None => decoder.list_pages(takes, end),
             };
             self.0.advance(count);
         }

@@ -94,13 +94,16 @@ impl<'w, T: Take, const WHOLE: bool> Takes<'w, T, WHOLE> {
         prefetch(&self.all[word as usize]);
     }
 
-    /// Whether no word is missing between them and every bit is set, as it seems.
+    /// The words, if every bit of them is set, as it seems, and none is missing between them.
     #[inline]
-    pub(super) fn are_full(&self) -> bool {
-        let distance = self.words[self.words.len() - 1] - self.words[0];
-        let look = |word: &u32| self.all[*word as usize].load(Ordering::Relaxed);
-        distance as usize == self.words.len() - 1
-            && self.words.iter().map(look).fold(!0, |all, bits| all & bits) == !0
+    pub(super) fn full(&self) -> Option<&'w [AtomicU64]> {
+        let (first, last) = (self.words[0] as usize, self.words[self.words.len() - 1] as usize);
+        if last - first != self.words.len() - 1 {
+            return None;
+        }
+        let words = &self.all[first..=last];
+        let look = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        (words.iter().map(look).fold(!0, |all, bits| all & bits) == !0).then_some(words)
     }
 
     /// Asks for as many words as these behind them: what is written meanwhile would keep anything else from
@@ -111,15 +114,20 @@ impl<'w, T: Take, const WHOLE: bool> Takes<'w, T, WHOLE> {
         behind.iter().take(self.words.len()).step_by(LINE_WORDS).for_each(prefetch);
     }
 
-    /// Takes and lists words that seemed to be full.
+    /// Takes and lists these words, which seemed to be full.
     ///
     /// # Safety
     /// `end` is writable for all pages of all words.
-    pub(super) unsafe fn list_run(&self, decoder: Decoder, end: *mut u32) -> usize {
+    pub(super) unsafe fn list_run(
+        &self,
+        words: &[AtomicU64],
+        decoder: Decoder,
+        end: *mut u32,
+    ) -> usize {
         let mut bits = [const { MaybeUninit::uninit() }; LIST];
         let mut all = !0;
-        for (at, bits) in bits[..self.len()].iter_mut().enumerate() {
-            all &= *bits.write(self.take(at));
+        for ((at, word), bits) in words.iter().enumerate().zip(&mut bits) {
+            all &= *bits.write(if WHOLE { T::take(word, !0) } else { self.take(at) });
         }
         self.prefetch_next();
         // SAFETY: all that are asked for were written; the room is the caller's promise.
