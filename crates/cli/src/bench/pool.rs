@@ -1,5 +1,6 @@
 //! `bindery bench pool`.
 
+mod device;
 mod faults;
 mod transfers;
 mod vma;
@@ -22,7 +23,9 @@ pub(crate) enum PoolCommand {
     #[command(after_help = "\
 Examples:
   bindery bench pool write --directory /srv/pool
-  bindery bench pool write --file-mib 4096 --depths 8,32 --json")]
+  bindery bench pool write --file-mib 4096 --depths 8,32 --json
+  bindery bench pool write --file-mib 256 --device-latency-us 80 --device-mib-per-s 500 \
+    --device-requests-per-s 90000")]
     Write(PoolWriteArgs),
     /// Random reads of 4 KiB, of devices and of objects, beside the bare file
     #[command(after_help = "\
@@ -38,6 +41,8 @@ Examples:
   bindery bench pool faults --directory /srv/pool
   bindery bench pool faults --threads 1,2,4,16 --faults 100000 --json
   bindery bench pool faults --objects 100 --object-kib 128 --rounds 1
+  bindery bench pool faults --device-latency-us 80 --device-mib-per-s 500 \
+    --device-requests-per-s 90000
 
 Evicts the pages of its own file only. Takes three times --hits-mib of memory.")]
     Faults(PoolFaultsArgs),

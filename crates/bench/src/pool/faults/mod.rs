@@ -26,6 +26,7 @@ use serde::Serialize;
 
 use self::scene::{Place, Scene, Way};
 use super::cpu::with_cpu;
+use super::medium::{Medium, Rates};
 use crate::harness::{Measured, SampleSet, Table, take_turns, timed};
 
 /// What to measure, and how often.
@@ -33,6 +34,8 @@ use crate::harness::{Measured, SampleSet, Table, take_turns, timed};
 pub struct Options {
     /// Where the pool's file is made; it is removed at the end.
     pub directory: PathBuf,
+    /// A device to play, instead of the one below that directory.
+    pub device: Option<Rates>,
     /// How many objects there are.
     pub objects: usize,
     /// How long each is, in KiB.
@@ -54,6 +57,8 @@ pub struct Options {
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
 pub struct Report {
+    /// The device that was played, if one was.
+    pub device: Option<Rates>,
     /// How many objects there are.
     pub objects: usize,
     /// How long each is, in KiB.
@@ -87,6 +92,10 @@ pub struct Cold {
 pub fn run(options: &Options) -> Result<Report> {
     let Options { directory, objects, object_kib, collection, threads, faults, .. } = options;
     check(options)?;
+    // Twice what is written to the pool, and the file system's own.
+    let device_bytes = ((*objects as u64 * object_kib) << 11) + (1 << 30);
+    let medium = Medium::create_for(directory, device_bytes, options.device)?;
+    let directory = medium.as_ref().map_or(&**directory, Medium::directory);
     let place = tempfile::tempdir_in(directory)
         .with_context(|| format!("cannot make files in {}", directory.display()))?;
     let scene = Scene::new(place.path(), *objects, object_kib << 10, *collection)?;
@@ -94,6 +103,7 @@ pub fn run(options: &Options) -> Result<Report> {
     places.shuffle(&mut SmallRng::seed_from_u64(6));
     places.truncate(*faults);
     let names: Vec<String> = Way::ALL.iter().map(|way| way.name().to_owned()).collect();
+    medium.iter().for_each(|medium| medium.hold(true));
     let compare = |&threads: &usize| {
         for way in Way::ALL {
             // A round that is thrown away: page tables and the device's own cache are made in it.
@@ -106,9 +116,11 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     let cold = threads.iter().map(compare).collect::<Result<_>>()?;
     scene.evict()?;
+    medium.iter().for_each(|medium| medium.hold(false));
     let hits = hits::run(&scene, options.hits, options.hits_mib << 20, options.rounds)?;
     let (objects, object_kib, collection) = (*objects, *object_kib, *collection);
-    Ok(Report { objects, object_kib, collection, faults: places.len(), cold, hits })
+    let device = options.device;
+    Ok(Report { device, objects, object_kib, collection, faults: places.len(), cold, hits })
 }
 
 fn check(options: &Options) -> Result<()> {
@@ -187,6 +199,9 @@ fn touch_all(scene: &Scene, way: Way, places: &[Place]) -> Result<Touched> {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { objects, object_kib, collection, faults, .. } = self;
+        if let Some(device) = self.device {
+            writeln!(f, "on a device that is played: {device}\n")?;
+        }
         for Cold { threads, contenders, mixed } in &self.cold {
             let title = format!(
                 "{faults} cold pages of {objects} objects of {object_kib} KiB, maps of {collection} \
@@ -211,6 +226,7 @@ mod tests {
         let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let options = Options {
             directory: directory.path().into(),
+            device: None,
             objects: 7,
             object_kib: 36,
             collection: 3,

@@ -91,6 +91,14 @@ impl Medium {
         })
     }
 
+    /// The same, if there are rates to hold it to.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_for(directory: &Path, bytes: u64, rates: Option<Rates>) -> Result<Option<Self>> {
+        rates.map(|rates| Self::create(directory, bytes, rates)).transpose()
+    }
+
     /// Where it is mounted.
     #[must_use]
     pub fn directory(&self) -> &Path {

@@ -8,12 +8,14 @@
 //! makes whoever is next wait for the rest of a slice of 100 ms.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use serde::Serialize;
 
 /// What a device can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Rates {
     /// From the end of its transfer to its answer; may be 0.
     pub latency: Duration,
@@ -38,6 +40,14 @@ impl Rates {
             (u128::from(amount) * 1_000_000_000 / u128::from(per_s)) as u64
         };
         of(bytes, self.bytes_per_s).max(of(1, self.requests_per_s))
+    }
+}
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { latency, bytes_per_s, requests_per_s } = self;
+        let (latency_us, mib_per_s) = (latency.as_micros(), bytes_per_s >> 20);
+        write!(f, "{mib_per_s} MiB/s, {requests_per_s} requests/s, {latency_us} µs")
     }
 }
 

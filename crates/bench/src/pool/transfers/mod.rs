@@ -27,6 +27,7 @@ use self::contender::{Contender, Pooled};
 use self::mblocks::{How, Mblocks};
 use self::raw::Raw;
 use super::cpu::with_cpu;
+use super::medium::{Medium, Rates};
 use crate::harness::{Measured, SampleSet, Table, take_turns};
 
 /// Bytes of one sequential write: a huge page.
@@ -51,6 +52,8 @@ pub struct Options {
     pub work: Work,
     /// Where the files are made; they are removed at the end.
     pub directory: PathBuf,
+    /// A device to play, instead of the one below that directory.
+    pub device: Option<Rates>,
     /// Length of each file, in MiB.
     pub file_mib: u64,
     /// Lengths of objects, in MiB. The first one's are read.
@@ -68,6 +71,8 @@ pub struct Options {
 pub struct Report {
     /// Which way.
     pub work: Work,
+    /// The device that was played, if one was.
+    pub device: Option<Rates>,
     /// Length of each file, in MiB.
     pub file_mib: u64,
     /// Lengths of objects, in MiB.
@@ -95,7 +100,7 @@ pub struct Comparison {
 /// # Errors
 /// If an option is zero, empty or too large, if the directory has no room, or has no direct I/O.
 pub fn run(options: &Options) -> Result<Report> {
-    let Options { work, directory, file_mib, object_mib, depths, reads, rounds } = options;
+    let Options { work, directory, device, file_mib, object_mib, depths, reads, rounds } = options;
     ensure!(*rounds > 0, "--rounds must be at least 1");
     ensure!(*reads > 0, "--reads must be at least 1");
     ensure!((1..=1 << 20).contains(file_mib), "--file-mib must be from 1 to {}", 1 << 20);
@@ -109,6 +114,11 @@ pub fn run(options: &Options) -> Result<Report> {
         !depths.is_empty() && depths.iter().all(|depth| (1..=4096).contains(depth)),
         "--depths must be from 1 to 4096"
     );
+    let contenders = (depths.len() + Engine::ALL.len() + 3 * object_mib.len()) as u64;
+    let medium =
+        Medium::create_for(directory, ((contenders * file_mib) << 20) + (1 << 30), *device)?;
+    medium.iter().for_each(|medium| medium.hold(true));
+    let directory = medium.as_ref().map_or(&**directory, Medium::directory);
     let place = tempfile::tempdir_in(directory)
         .with_context(|| format!("cannot make files in {}", directory.display()))?;
     let file = &Files { directory: place.path(), bytes: file_mib << 20 };
@@ -119,8 +129,9 @@ pub fn run(options: &Options) -> Result<Report> {
             depths.iter().map(compare).collect::<Result<_>>()?
         }
     };
-    let (work, file_mib, object_mib, reads) = (*work, *file_mib, object_mib.clone(), *reads);
-    Ok(Report { work, file_mib, object_mib, reads, comparisons })
+    let (work, device, file_mib, reads) = (*work, *device, *file_mib, *reads);
+    let object_mib = object_mib.clone();
+    Ok(Report { work, device, file_mib, object_mib, reads, comparisons })
 }
 
 /// Where contenders make files, and of how many bytes.
@@ -241,6 +252,9 @@ fn read(
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(device) = self.device {
+            writeln!(f, "on a device that is played: {device}\n")?;
+        }
         for Comparison { depth, base, contenders } in &self.comparisons {
             let title = match self.work {
                 Work::Write => format!("{} MiB written by 2 MiB and synced", self.file_mib),
@@ -263,6 +277,7 @@ mod tests {
         let options = Options {
             work: Work::Read,
             directory: directory.path().into(),
+            device: None,
             file_mib: 6,
             object_mib: vec![4, 1],
             depths: vec![1, 4],

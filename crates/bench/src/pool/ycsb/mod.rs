@@ -100,15 +100,16 @@ impl Options {
 impl Options {
     /// A played device, if one is asked for, with room for what the stores write beside the data.
     fn medium(&self) -> Result<Option<Medium>> {
-        let Some(((mib_per_s, requests_per_s), latency)) =
-            self.device_rate.zip(self.device_latency)
-        else {
-            return Ok(None);
-        };
-        let rates = Rates { latency, bytes_per_s: mib_per_s << 20, requests_per_s };
+        let rates = self.device_rate.zip(self.device_latency).map(
+            |((mib_per_s, requests_per_s), latency)| Rates {
+                latency,
+                bytes_per_s: mib_per_s << 20,
+                requests_per_s,
+            },
+        );
         let data_bytes = self.records() * (KEY_BYTES + VALUE_BYTES) as u64;
         let bytes = (MEDIUM_TO_DATA * data_bytes + (2 << 30)).next_multiple_of(1 << 20);
-        Medium::create(&self.directory, bytes, rates).map(Some)
+        Medium::create_for(&self.directory, bytes, rates)
     }
 }
 

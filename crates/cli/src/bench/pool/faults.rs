@@ -5,11 +5,15 @@ use std::path::PathBuf;
 use bindery_bench::pool::faults::Options;
 use clap::Args;
 
+use super::device::DeviceArgs;
+
 #[derive(Debug, Args)]
 pub(crate) struct PoolFaultsArgs {
     /// Where the pool's file is made; it is removed at the end
     #[arg(long, default_value = ".")]
     directory: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// How many objects there are
     #[arg(long, default_value_t = 512)]
     objects: usize,
@@ -40,6 +44,7 @@ impl PoolFaultsArgs {
     pub(super) fn options(&self) -> Options {
         Options {
             directory: self.directory.clone(),
+            device: self.device.rates(),
             objects: self.objects,
             object_kib: self.object_kib,
             collection: self.collection,

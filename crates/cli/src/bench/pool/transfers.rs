@@ -5,11 +5,15 @@ use std::path::PathBuf;
 use bindery_bench::pool::transfers::{self, Options, Report, Work};
 use clap::Args;
 
+use super::device::DeviceArgs;
+
 #[derive(Debug, Args)]
 pub(crate) struct PoolArgs {
     /// Where files are made, one for each contender; they are removed at the end
     #[arg(long, default_value = ".")]
     directory: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Length of each file, in MiB
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     file_mib: u64,
@@ -68,6 +72,7 @@ impl PoolArgs {
         let options = Options {
             work,
             directory: self.directory.clone(),
+            device: self.device.rates(),
             file_mib: self.file_mib,
             object_mib: object_mib.to_vec(),
             depths: depths.to_vec(),
