@@ -1,4 +1,5 @@
-//! The store's two threads: one makes what was put durable, the other makes tables and merges them.
+//! The store's threads: one makes what was put durable, one makes tables of it, and one merges them. A merge
+//! takes seconds, in which memory tables must not wait to become tables.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,10 @@ use crate::table::Table;
 
 /// How long what was put may wait in memory.
 const JOURNAL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How many times as many root tables there may be as are merged together. Then whoever fills a memory table
+/// waits for a merge.
+const ROOT_TABLES_BEHIND: usize = 4;
 
 /// What threads wait for, and what they tell each other.
 #[derive(Default)]
@@ -74,6 +79,13 @@ impl Bell {
         self.notes().check()
     }
 
+    /// Waits until there is something to do; false once threads are to end.
+    fn await_work(&self, has_work: impl Fn(&Notes) -> bool) -> bool {
+        let is_idle = |notes: &mut Notes| !notes.has_ended && !has_work(notes);
+        let notes = self.rung.wait_while(self.notes(), is_idle);
+        !notes.unwrap_or_else(PoisonError::into_inner).has_ended
+    }
+
     /// Waits until something holds, or the threads end, which then do nothing for it any more.
     pub(crate) fn await_that(&self, holds: impl Fn() -> bool) -> Result<(), StoreError> {
         let mut notes = self.notes();
@@ -98,9 +110,9 @@ impl Drop for Settling<'_> {
 
 type Body = fn(&Shared) -> Result<(), StoreError>;
 
-/// Starts both.
+/// Starts them.
 pub(crate) fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
-    let bodies: [Body; 2] = [keep_journal, keep_tables];
+    let bodies: [Body; 3] = [keep_journal, keep_flushed, keep_merged];
     bodies
         .map(|body| {
             let shared = Arc::clone(shared);
@@ -128,28 +140,29 @@ fn keep_journal(shared: &Shared) -> Result<(), StoreError> {
     }
 }
 
-fn keep_tables(shared: &Shared) -> Result<(), StoreError> {
-    loop {
-        let has_work = |must_merge: bool| {
-            let state = shared.state();
-            state.frozen.is_some()
-                || state.root.len() >= shared.options.root_tables_max
-                || must_merge && !state.root.is_empty()
-        };
-        let is_idle = |notes: &mut Notes| !notes.has_ended && !has_work(notes.settling > 0);
-        let notes = shared.bell.rung.wait_while(shared.bell.notes(), is_idle);
-        let notes = notes.unwrap_or_else(PoisonError::into_inner);
-        let (must_merge, has_ended) = (notes.settling > 0, notes.has_ended);
-        drop(notes);
-        if has_ended {
-            return Ok(());
-        }
+fn keep_flushed(shared: &Shared) -> Result<(), StoreError> {
+    let root_tables_most = shared.options.root_tables_max * ROOT_TABLES_BEHIND;
+    let has_work = |_: &Notes| {
+        let state = shared.state();
+        state.frozen.is_some() && state.root.len() < root_tables_most
+    };
+    while shared.bell.await_work(has_work) {
         flush(shared)?;
-        if must_merge || shared.state().root.len() >= shared.options.root_tables_max {
-            merge(shared)?;
-        }
+    }
+    Ok(())
+}
+
+fn keep_merged(shared: &Shared) -> Result<(), StoreError> {
+    let has_work = |notes: &Notes| {
+        let root_tables = shared.state().root.len();
+        let least = if notes.settling > 0 { 1 } else { shared.options.root_tables_max };
+        root_tables >= least
+    };
+    while shared.bell.await_work(has_work) {
+        merge(shared)?;
         shared.bell.ring();
     }
+    Ok(())
 }
 
 /// Makes a root table of the frozen memory table.

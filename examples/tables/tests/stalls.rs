@@ -9,9 +9,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindery_example_tables::{Options, Tables};
+use bindery_example_tables::{Mapped, Mapper, Options, StoreError, Tables};
 use bindery_pool::device::{Access, Device, FileDevice, Options as DeviceOptions};
-use bindery_pool::map::Maps;
+use bindery_pool::map::{Maps, Temperature};
+use bindery_pool::object::Object;
 use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
 use bindery_pool::{MediaClass, Pool};
 use bindery_sys::direct::Buffer;
@@ -101,7 +102,24 @@ impl Device for Gated {
     }
 }
 
-fn store(gate: &Arc<Gate>) -> (tempfile::TempDir, Tables) {
+/// Shows nothing of what was merged before it may.
+struct Late(Maps, Mutex<mpsc::Receiver<()>>);
+
+impl Mapper for Late {
+    fn map(
+        &self,
+        objects: &[Arc<dyn Object>],
+        temperature: Temperature,
+    ) -> Result<Box<dyn Mapped>, StoreError> {
+        if temperature == Options::default().temperature {
+            // Its other end is dropped when it may.
+            let _ = self.1.lock().unwrap().recv();
+        }
+        Mapper::map(&self.0, objects, temperature)
+    }
+}
+
+fn store(gate: &Arc<Gate>, mapper: Arc<dyn Mapper>) -> (tempfile::TempDir, Tables) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("device");
     let file = FileDevice::create(&path, 64 << 20, &DeviceOptions::new(Access::Write)).unwrap();
@@ -111,7 +129,7 @@ fn store(gate: &Arc<Gate>) -> (tempfile::TempDir, Tables) {
     let options = CreateOptions::default();
     let pool = Pool::create_on("tables".parse().unwrap(), vec![device], &options).unwrap();
     let options = Options { memory_table_bytes: MEMORY_TABLE_BYTES, ..Options::default() };
-    (directory, Tables::open(Arc::new(pool), Arc::new(Maps::default()), options).unwrap())
+    (directory, Tables::open(Arc::new(pool), mapper, options).unwrap())
 }
 
 /// Puts a little, which fills no memory table however often; whether that ended in time.
@@ -132,7 +150,7 @@ fn can_put(tables: &Arc<Tables>) -> bool {
 #[test]
 fn puts_go_on_while_a_table_is_made_durable() {
     let gate = Arc::new(Gate::default());
-    let (_directory, tables) = store(&gate);
+    let (_directory, tables) = store(&gate, Arc::new(Maps::default()));
     let tables = Arc::new(tables);
     gate.close();
     for key in 0..=MEMORY_TABLE_BYTES / 512 {
@@ -158,4 +176,31 @@ fn puts_go_on_while_a_table_is_made_durable() {
     gate.open();
     settling.join().unwrap().unwrap();
     assert!(held > 0, "nothing was made durable");
+}
+
+/// A merge of the whole store takes many times as long as a memory table is filled.
+#[test]
+fn puts_go_on_while_tables_are_merged() {
+    let (may_merge, late) = mpsc::channel();
+    let late = Arc::new(Late(Maps::default(), Mutex::new(late)));
+    let (_directory, tables) = store(&Arc::default(), late);
+    let tables = Arc::new(tables);
+    let (done, is_done) = mpsc::channel();
+    let theirs = Arc::clone(&tables);
+    // Three times what is merged together.
+    let entries = Options::default().root_tables_max * 3 * MEMORY_TABLE_BYTES / 512;
+    let putting = thread::spawn(move || {
+        (0..entries).for_each(|key| theirs.put(&key.to_be_bytes(), &[1; 512]).unwrap());
+        let _ = done.send(());
+    });
+    let went_on = is_done.recv_timeout(DEADLINE).is_ok();
+    drop(may_merge);
+    assert!(went_on, "puts wait for a merge");
+    putting.join().unwrap();
+    tables.settle().unwrap();
+    let mut value = Vec::new();
+    for key in 0..entries {
+        assert!(tables.get(&key.to_be_bytes(), &mut value).unwrap(), "{key} is lost");
+    }
+    assert_eq!(value.len(), entries * 512);
 }
