@@ -1,8 +1,9 @@
 //! What was synced is there after whatever ended the store, and nobody is told that it is when it is not.
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
+mod common;
+
 use std::io::{self, BufRead, BufReader, Write as _};
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use bindery_pool::device::{
 use bindery_pool::map::{Maps, Temperature};
 use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
 use bindery_pool::{MediaClass, Pool};
-use bindery_sys::direct::Buffer;
+use common::{Await, Syncing};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -35,38 +36,13 @@ const DEVICE_BYTES: u64 = 256 << 20;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A device whose syncs take their time, so that what must wait for them is seen not to.
+/// A sync takes its time, so that what must wait for it is seen not to.
 #[derive(Debug)]
-struct Slow(FileDevice);
+struct Slowly;
 
-impl Device for Slow {
-    fn bytes(&self) -> u64 {
-        self.0.bytes()
-    }
-
-    fn read(&self, offset_bytes: u64, into: &mut Buffer) -> io::Result<()> {
-        self.0.read(offset_bytes, into)
-    }
-
-    fn write(&self, offset_bytes: u64, from: &Buffer) -> io::Result<()> {
-        self.0.write(offset_bytes, from)
-    }
-
-    fn sync(&self) -> io::Result<()> {
+impl Await for Slowly {
+    fn await_it(&self) {
         thread::sleep(Duration::from_millis(3));
-        Ok(())
-    }
-
-    fn discard(&self, offset_bytes: u64, bytes: u64) -> io::Result<()> {
-        self.0.discard(offset_bytes, bytes)
-    }
-
-    fn grow(&self, bytes: u64) -> io::Result<u64> {
-        self.0.grow(bytes)
-    }
-
-    fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.0.file()
     }
 }
 
@@ -119,7 +95,7 @@ fn in_time(what: &str, work: impl FnOnce() + Send + 'static) {
 fn tables_that_are_frozen_while_the_one_before_is_written_keep_their_logs() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().join("pool");
-    let mut pool = create(Arc::new(Slow(file(&path))));
+    let mut pool = create(Arc::new(Syncing(file(&path), Slowly)));
     for round in 0..8_u64 {
         let store = tables(pool, SMALL);
         let newest: Vec<u64> = thread::scope(|scope| {
@@ -153,7 +129,9 @@ fn tables_that_are_frozen_while_the_one_before_is_written_keep_their_logs() {
             }
         }
         drop(store);
-        pool = Arc::new(Pool::open_on(vec![attached(Arc::new(Slow(file(&path))))]).unwrap());
+        pool = Arc::new(
+            Pool::open_on(vec![attached(Arc::new(Syncing(file(&path), Slowly)))]).unwrap(),
+        );
     }
 }
 
@@ -181,7 +159,8 @@ fn no_sync_succeeds_after_one_that_lost_entries() {
 #[test]
 fn a_log_does_not_overflow_by_one_key() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let store = tables(create(Arc::new(Slow(file(&directory.path().join("pool"))))), SMALL);
+    let store =
+        tables(create(Arc::new(Syncing(file(&directory.path().join("pool")), Slowly))), SMALL);
     for number in 0..20_000_u64 {
         store.put(b"the only key", &number.to_be_bytes().repeat(12)).unwrap();
     }
@@ -220,7 +199,7 @@ fn a_table_of_the_smallest_entries_has_all_of_them() {
 fn settling_ends_when_others_put_meanwhile() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = Arc::new(tables(
-        create(Arc::new(Slow(file(&directory.path().join("pool"))))),
+        create(Arc::new(Syncing(file(&directory.path().join("pool")), Slowly))),
         Options { root_tables_max: 100, ..SMALL },
     ));
     for round in 0..5_u64 {

@@ -1,21 +1,21 @@
 //! Who puts does not wait for the device.
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
+mod common;
+
 use std::collections::BTreeSet;
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_example_tables::{Mapped, Mapper, Options, StoreError, Tables};
-use bindery_pool::device::{Access, Device, FileDevice, Options as DeviceOptions};
+use bindery_pool::device::{Access, FileDevice, Options as DeviceOptions};
 use bindery_pool::map::{Maps, Temperature};
 use bindery_pool::object::Object;
 use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
 use bindery_pool::{MediaClass, Pool};
-use bindery_sys::direct::Buffer;
+use common::{Await, Syncing};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -68,37 +68,9 @@ impl Gate {
     }
 }
 
-#[derive(Debug)]
-struct Gated(FileDevice, Arc<Gate>);
-
-impl Device for Gated {
-    fn bytes(&self) -> u64 {
-        self.0.bytes()
-    }
-
-    fn read(&self, offset_bytes: u64, into: &mut Buffer) -> io::Result<()> {
-        self.0.read(offset_bytes, into)
-    }
-
-    fn write(&self, offset_bytes: u64, from: &Buffer) -> io::Result<()> {
-        self.0.write(offset_bytes, from)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.1.pass();
-        Ok(())
-    }
-
-    fn discard(&self, offset_bytes: u64, bytes: u64) -> io::Result<()> {
-        self.0.discard(offset_bytes, bytes)
-    }
-
-    fn grow(&self, bytes: u64) -> io::Result<u64> {
-        self.0.grow(bytes)
-    }
-
-    fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.0.file()
+impl Await for Arc<Gate> {
+    fn await_it(&self) {
+        self.pass();
     }
 }
 
@@ -123,7 +95,7 @@ fn store(gate: &Arc<Gate>, mapper: Arc<dyn Mapper>) -> (tempfile::TempDir, Table
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("device");
     let file = FileDevice::create(&path, 64 << 20, &DeviceOptions::new(Access::Write)).unwrap();
-    let device = Arc::new(Gated(file, Arc::clone(gate)));
+    let device = Arc::new(Syncing(file, Arc::clone(gate)));
     let attached = Attached { label: "the device".into(), device };
     let device = NewDevice { attached, class: MediaClass::Capacity };
     let options = CreateOptions::default();
