@@ -13,16 +13,18 @@ mod contender;
 mod hashed;
 mod ordered;
 mod pages;
+mod processors;
 mod sd;
 mod workload;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::{Result, ensure};
 use bindery_page::DigestKey;
 use serde::Serialize;
 
-use crate::harness::{Measured, SampleSet, Table, significant, take_turns};
+use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns};
 
 use self::contender::Setting;
 use self::hashed::{Congee, Hashed, PassState};
@@ -84,6 +86,9 @@ pub struct Comparison {
 pub struct Threads {
     /// How many threads.
     pub threads: u64,
+    /// Nanoseconds that a cache line takes from the first thread's processor to the second's and
+    /// back: the median over the runs, if there are two.
+    pub line_round_trip_ns: Option<f64>,
     /// Rates of each contender, in the order of the tables.
     pub contenders: Vec<SampleSet>,
 }
@@ -148,14 +153,20 @@ fn compete(
     let turns: Vec<(u64, Who, &str)> =
         threads.iter().flat_map(|threads| ALL.map(|(who, name)| (*threads, who, name))).collect();
     let names: Vec<String> = turns.iter().map(|(_, _, name)| (*name).to_owned()).collect();
+    let mut lines: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     let mut sets = take_turns(rounds, &names, |turn| {
         let (threads, who, _) = turns[turn];
+        if threads > 1 {
+            lines.entry(threads).or_default().extend(processors::line_round_trip_ns());
+        }
         Ok(take_part(who, plan, setting, threads))
     })?
     .into_iter();
     let runs = threads.iter().map(|threads| {
         let contenders = sets.by_ref().take(ALL.len()).collect();
-        Threads { threads: *threads, contenders }
+        let lines = lines.get(threads).filter(|lines| !lines.is_empty());
+        let line_round_trip_ns = lines.map(|lines| median(lines));
+        Threads { threads: *threads, line_round_trip_ns, contenders }
     });
     Ok(runs.collect())
 }
@@ -192,7 +203,10 @@ impl fmt::Display for Comparison {
         for (at, run) in runs.iter().enumerate() {
             let plural = if run.threads == 1 { "" } else { "s" };
             let name = content.name();
-            let title = format!("{name}, {keys} keys, {} thread{plural}", run.threads);
+            let mut title = format!("{name}, {keys} keys, {} thread{plural}", run.threads);
+            if let Some(line) = run.line_round_trip_ns {
+                title += &format!(" (a line takes {line:.0} ns there and back)");
+            }
             // Rates beside the same contender's with the fewest threads.
             let base = (at > 0).then(|| &runs[0]);
             write!(f, "\n{}", table(title, run, base))?;

@@ -4,7 +4,12 @@
 //! thread has the groups of its own rows, so that what a run computes does not depend on how
 //! threads interleave: pages that are queried are never deleted beside it, nor inserted. Which ids
 //! a group has is scattered, so that pages asked about together are neighbours neither in any
-//! index nor in the caller's tables.
+//! index nor in the caller's tables. But all are of one *part* of the rows, and a part is one
+//! thread's: what a caller keeps of each page lies in lines that no two threads write in a phase,
+//! as with workers of which each has pages that follow one another.
+//!
+//! Each thread stays on one processor. A phase may take 20 ms, which is less than the kernel takes
+//! to see that it has woken two threads on one.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -13,39 +18,51 @@ use crate::harness::Measured;
 
 use super::contender::{Contender, Group, LANES, Setting};
 use super::pages::{CLASSES, Page, Pages, scramble};
+use super::processors;
+
+const GROUPS_A_ROW: u64 = (CLASSES / LANES) as u64;
+
+/// Parts that the rows of a span are dealt into, one by one.
+const PARTS: u64 = 64;
 
 /// Ids of one kind: `rows` rows from `first_row` on.
 #[derive(Clone, Copy)]
 struct Span {
     first_row: u64,
     rows: u64,
-    /// Has no factor in common with `rows`.
-    stride: u64,
+    /// For a part with the fewest rows, and for one with one more: a number that has no factor in
+    /// common with that.
+    strides: [u64; 2],
 }
 
 impl Span {
     fn new(first_row: u64, rows: u64) -> Self {
-        // About the golden ratio of the rows, so that neighbours in time are far apart.
-        let start = (rows as f64 * 0.618) as u64 | 1;
-        let stride = (start..).find(|stride| gcd(*stride, rows) == 1).unwrap_or(1);
-        Self { first_row, rows, stride }
+        let stride = |rows: u64| {
+            // About the golden ratio of the rows, so that neighbours in time are far apart.
+            let start = (rows as f64 * 0.618) as u64 | 1;
+            (start..).find(|stride| gcd(*stride, rows) == 1).unwrap_or(1)
+        };
+        let fewest = rows / PARTS;
+        Self { first_row, rows, strides: [stride(fewest), stride(fewest + 1)] }
     }
 
     /// The `number`-th group of the span in a scattered order without repetition, if `number` is
-    /// below the span's groups.
+    /// below the span's groups. Its rows are of the part `number / GROUPS_A_ROW % PARTS`.
     fn group(self, number: u64) -> [u64; LANES] {
-        const GROUPS_A_ROW: u64 = (CLASSES / LANES) as u64;
-        let (row, part) = (number / GROUPS_A_ROW, number % GROUPS_A_ROW);
+        let (turn, half) = (number / GROUPS_A_ROW, number % GROUPS_A_ROW);
+        let (part, turn) = (turn % PARTS, turn / PARTS);
+        let longer = u64::from(part < self.rows % PARTS);
+        let (rows, stride) = (self.rows / PARTS + longer, self.strides[longer as usize]);
         std::array::from_fn(|lane| {
-            let class = part * LANES as u64 + lane as u64;
+            let class = half * LANES as u64 + lane as u64;
             // Each class visits each row once, in an order of its own.
-            let row = (row * self.stride + (scramble(class) >> 32)) % self.rows;
+            let row = part + PARTS * ((turn * stride + (scramble(class) >> 32)) % rows);
             (self.first_row + row) * CLASSES as u64 + class
         })
     }
 
     fn groups(self) -> u64 {
-        self.rows * (CLASSES / LANES) as u64
+        self.rows * GROUPS_A_ROW
     }
 }
 
@@ -121,27 +138,29 @@ pub(super) fn run<C: Contender>(
 ) -> Measured {
     let (filled, fleeting, staying) = (plan.filled(), plan.fleeting(), plan.staying());
     let (strange, added) = (plan.strange(), plan.added());
-    let phase = |name, groups: u64, step: &(dyn Fn(&mut Hand<'_>, u64) -> u64 + Sync)| {
-        let (rate, check) = on_threads(setting.pages, threads, groups, step);
+    let phase = |name, steps: Steps, step: &(dyn Fn(&mut Hand<'_>, u64) -> u64 + Sync)| {
+        let (rate, check) = on_threads(setting.pages, threads, steps, step);
         (name, rate, check)
     };
     let phases = [
-        phase("insert", filled.groups(), &|hand, number| {
+        phase("insert", Steps { all: filled.groups(), kinds: 1 }, &|hand, number| {
             index.insert(&hand.take(filled.group(number)))
         }),
         // Half of them are there.
-        phase("query", plan.groups, &|hand, number| {
+        phase("query", Steps { all: plan.groups, kinds: 2 }, &|hand, number| {
             let span = if number % 2 == 0 { staying } else { strange };
             index.query(&hand.take(span.group(number / 2 % span.groups())))
         }),
         // A quarter each: there, not there, new, gone.
-        phase("mixed", plan.groups, &|hand, number| match number % 4 {
+        phase("mixed", Steps { all: plan.groups, kinds: 4 }, &|hand, number| match number % 4 {
             0 => index.query(&hand.take(staying.group(number / 4))),
             1 => index.query(&hand.take(strange.group(number / 4))),
             2 => index.insert(&hand.take(added.group(number / 4))),
             _ => index.delete(&fleeting.group(number / 4)),
         }),
-        phase("delete", plan.groups, &|_, number| index.delete(&staying.group(number))),
+        phase("delete", Steps { all: plan.groups, kinds: 1 }, &|_, number| {
+            index.delete(&staying.group(number))
+        }),
     ];
     let measured = phases
         .iter()
@@ -165,28 +184,43 @@ impl Hand<'_> {
     }
 }
 
-/// Takes `step` for each of the numbers up to `groups`, dealt out to threads, and gives millions of
+/// How many steps a phase has, over all threads, and how many kinds of them take turns: step
+/// `number` is about group `number / kinds` of the span of its kind.
+#[derive(Clone, Copy)]
+struct Steps {
+    all: u64,
+    kinds: u64,
+}
+
+impl Steps {
+    /// The steps that are `thread`'s: those of all kinds in its parts of the spans.
+    fn of(self, thread: u64, threads: u64) -> impl Iterator<Item = u64> {
+        let part = move |number: u64| number / self.kinds / GROUPS_A_ROW % PARTS;
+        (0..self.all).filter(move |number| part(*number) % threads == thread)
+    }
+}
+
+/// Takes `step` for each of the numbers of `steps`, dealt out to threads, and gives millions of
 /// operations a second and the sum of what the steps returned. Each thread is timed by itself: the
 /// rate is the sum of the threads' rates, so that one that ends early does not count as idle.
 fn on_threads(
     pages: &Pages,
     threads: u64,
-    groups: u64,
+    steps: Steps,
     step: &(dyn Fn(&mut Hand<'_>, u64) -> u64 + Sync),
 ) -> (f64, u64) {
     let barrier = Barrier::new(threads as usize);
     let work = |thread: u64| {
         let mut hand = Hand { pages, buffers: pages.buffers() };
+        processors::stay(thread);
         barrier.wait();
         let start = Instant::now();
-        // Blocks of eight groups, so that each thread gets of every kind.
-        let own = (0..groups).filter(|number| number / 8 % threads == thread);
-        let (mut steps, mut sum) = (0_u64, 0_u64);
-        for number in own {
+        let (mut taken, mut sum) = (0_u64, 0_u64);
+        for number in steps.of(thread, threads) {
             sum = sum.wrapping_add(step(&mut hand, number));
-            steps += 1;
+            taken += 1;
         }
-        (start.elapsed(), steps * LANES as u64, sum)
+        (start.elapsed(), taken * LANES as u64, sum)
     };
     let done: Vec<(Duration, u64, u64)> = std::thread::scope(|scope| {
         let workers: Vec<_> =
