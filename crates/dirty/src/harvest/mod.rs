@@ -87,7 +87,7 @@ impl Tree {
     /// If the tree does not have all pages of the window; then nothing is cleared.
     ///
     /// # Panics
-    /// As [`Vec::reserve`], which is asked for 2049 runs whenever there is room for fewer.
+    /// As [`Vec::reserve`], which is asked for 2081 runs whenever there is room for fewer.
     pub fn harvest_runs_into(
         &self,
         window: impl Into<Window>,
