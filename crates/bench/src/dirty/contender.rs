@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use bindery_dirty::marks::Drain;
-use bindery_dirty::{LaneMarker, LaneReader, SizeError, Tree, lane};
+use bindery_dirty::{LaneMarker, LaneReader, OutOfRange, SizeError, Tree, lane};
 use bindery_units::{PageIndex, PageRange};
 use hi_sparse_bitset::{BitSet, config};
 use roaring::RoaringBitmap;
@@ -188,75 +188,49 @@ fn list_bits(at: usize, bits: &mut u64, list: &mut Vec<PageIndex>) {
     unsafe { list.set_len(len + count) };
 }
 
-/// This project's tree, harvested as if others marked.
-pub(super) struct Shared(pub(super) Tree);
+/// A way to harvest the pages of a range.
+type Harvest = fn(&mut Tree, PageRange, &mut Lists) -> Result<(), OutOfRange>;
 
-impl Contender for Shared {
-    fn mark(&mut self, pages: &[u32]) {
-        pages.iter().for_each(|page| self.0.mark(*page).expect("the page is the tree's"));
-    }
+/// This project's tree.
+pub(super) struct Own {
+    tree: Tree,
+    harvest: Harvest,
+}
 
-    fn harvest(&mut self, lists: &mut Lists) {
-        let whole = PageRange::new(PageIndex(0), self.0.pages() as u32);
-        self.0.harvest_into(whole, &mut lists.narrow).expect("the pages are the tree's");
-    }
+impl Own {
+    /// Harvested as if others marked.
+    pub(super) const SHARED: Harvest =
+        |tree, pages, lists| tree.harvest_into(pages, &mut lists.narrow);
 
-    fn bytes(&self) -> u64 {
-        self.0.reserved_bytes().0
+    /// Harvested by whoever has it alone.
+    pub(super) const ALONE: Harvest =
+        |tree, pages, lists| tree.harvest_alone(pages, &mut lists.narrow);
+
+    /// As runs of pages, as if others marked.
+    pub(super) const RUNS: Harvest =
+        |tree, pages, lists| tree.harvest_runs_into(pages, &mut lists.runs);
+
+    /// As runs of pages, by whoever has it alone.
+    pub(super) const RUNS_ALONE: Harvest =
+        |tree, pages, lists| tree.harvest_runs_alone(pages, &mut lists.runs);
+
+    pub(super) fn new(pages: u64, harvest: Harvest) -> Result<Self, SizeError> {
+        Ok(Self { tree: Tree::new(pages)?, harvest })
     }
 }
 
-/// This project's tree, harvested by whoever has it alone.
-pub(super) struct Alone(pub(super) Tree);
-
-impl Contender for Alone {
+impl Contender for Own {
     fn mark(&mut self, pages: &[u32]) {
-        pages.iter().for_each(|page| self.0.mark(*page).expect("the page is the tree's"));
+        pages.iter().for_each(|page| self.tree.mark(*page).expect("the page is the tree's"));
     }
 
     fn harvest(&mut self, lists: &mut Lists) {
-        let whole = PageRange::new(PageIndex(0), self.0.pages() as u32);
-        self.0.harvest_alone(whole, &mut lists.narrow).expect("the pages are the tree's");
+        let whole = PageRange::new(PageIndex(0), self.tree.pages() as u32);
+        (self.harvest)(&mut self.tree, whole, lists).expect("the pages are the tree's");
     }
 
     fn bytes(&self) -> u64 {
-        self.0.reserved_bytes().0
-    }
-}
-
-/// [`Shared`], harvested as runs of pages.
-pub(super) struct SharedRuns(pub(super) Tree);
-
-impl Contender for SharedRuns {
-    fn mark(&mut self, pages: &[u32]) {
-        pages.iter().for_each(|page| self.0.mark(*page).expect("the page is the tree's"));
-    }
-
-    fn harvest(&mut self, lists: &mut Lists) {
-        let whole = PageRange::new(PageIndex(0), self.0.pages() as u32);
-        self.0.harvest_runs_into(whole, &mut lists.runs).expect("the pages are the tree's");
-    }
-
-    fn bytes(&self) -> u64 {
-        self.0.reserved_bytes().0
-    }
-}
-
-/// [`Alone`], harvested as runs of pages.
-pub(super) struct AloneRuns(pub(super) Tree);
-
-impl Contender for AloneRuns {
-    fn mark(&mut self, pages: &[u32]) {
-        pages.iter().for_each(|page| self.0.mark(*page).expect("the page is the tree's"));
-    }
-
-    fn harvest(&mut self, lists: &mut Lists) {
-        let whole = PageRange::new(PageIndex(0), self.0.pages() as u32);
-        self.0.harvest_runs_alone(whole, &mut lists.runs).expect("the pages are the tree's");
-    }
-
-    fn bytes(&self) -> u64 {
-        self.0.reserved_bytes().0
+        self.tree.reserved_bytes().0
     }
 }
 

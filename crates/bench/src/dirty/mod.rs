@@ -21,15 +21,13 @@ mod seed;
 use std::fmt;
 
 use anyhow::{Result, ensure};
-use bindery_dirty::Tree;
 use serde::Serialize;
 
 use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns, timed};
 
 pub use self::bars::Bar;
 use self::contender::{
-    Alone, AloneRuns, Contender, Flat, HiSparse, Laned, List, Lists, Roaring, SeedBitmap, SeedTree,
-    Shared, SharedRuns, VmMemory,
+    Contender, Flat, HiSparse, Laned, List, Lists, Own, Roaring, SeedBitmap, SeedTree, VmMemory,
 };
 pub use self::marks::Marks;
 use self::seed::RadixTree;
@@ -187,10 +185,10 @@ fn contenders(pages: u64) -> Result<[Box<dyn Contender>; NAMES.len()]> {
         Box::new(SeedTree(RadixTree::new(pages))),
         Box::new(SeedBitmap(RadixTree::new(pages))),
         Box::new(Flat::new(count)),
-        Box::new(Shared(Tree::new(pages)?)),
-        Box::new(Alone(Tree::new(pages)?)),
-        Box::new(SharedRuns(Tree::new(pages)?)),
-        Box::new(AloneRuns(Tree::new(pages)?)),
+        Box::new(Own::new(pages, Own::SHARED)?),
+        Box::new(Own::new(pages, Own::ALONE)?),
+        Box::new(Own::new(pages, Own::RUNS)?),
+        Box::new(Own::new(pages, Own::RUNS_ALONE)?),
         Box::new(Laned::new(pages)?),
         Box::new(VmMemory::new(count)),
         Box::new(Roaring::default()),

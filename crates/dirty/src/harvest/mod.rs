@@ -1,7 +1,8 @@
 //! Harvesting: what is offered. `walk` goes through the levels, `takes` takes their words, `cover` says
-//! what of them a window is; `pages` and `runs` list what was taken.
+//! what of them a window is; `pages` and `runs` list what was taken, in a `list`.
 
 mod cover;
+mod list;
 mod output;
 mod pages;
 mod runs;
@@ -10,6 +11,7 @@ mod walk;
 
 use bindery_units::{PageIndex, PageRange};
 
+use self::list::{Buffer, List};
 use self::output::Output;
 use self::pages::Pages;
 use self::runs::Runs;
@@ -62,9 +64,9 @@ impl Tree {
         window: impl Into<Window>,
         buffer: &mut [PageIndex],
     ) -> Result<Harvest, OutOfRange> {
-        let mut pages = pages::Buffer::new(buffer);
+        let mut pages = Buffer::new(buffer);
         let rest = self.walk::<Swap, _>(window.into(), &mut Pages(&mut pages))?;
-        Ok(Harvest { pages: pages.len(), rest })
+        Ok(Harvest { pages: pages.listed().len(), rest })
     }
 
     /// As [`harvest_into`](Self::harvest_into), for whoever has the tree alone, as when all vCPUs
@@ -125,9 +127,9 @@ impl Tree {
         assert!(!buffer.is_empty(), "a harvest needs room for a run");
         let mut rest = Some(window.into());
         while let Some(window) = rest {
-            let (runs, stopped) = self.walk_runs::<Swap, _>(window, runs::Buffer::new(buffer))?;
-            runs.into_runs().iter().for_each(|run| each(*run));
-            rest = stopped;
+            let mut runs = Buffer::new(buffer);
+            rest = self.walk_runs::<Swap, _>(window, &mut runs)?;
+            runs.listed().iter().for_each(|run| each(*run));
         }
         Ok(())
     }
@@ -153,14 +155,15 @@ impl Tree {
         self.walk::<Look, _>(window.into(), &mut Pages(pages)).map(drop)
     }
 
-    fn walk_runs<T: Take, L: runs::List>(
+    fn walk_runs<T: Take, L: List<Entry = PageRange>>(
         &self,
         window: Window,
-        list: L,
-    ) -> Result<(L, Option<Window>), OutOfRange> {
+        list: &mut L,
+    ) -> Result<Option<Window>, OutOfRange> {
         let mut runs = Runs::new(list);
         let rest = self.walk::<T, _>(window, &mut runs)?;
-        Ok((runs.finish(), rest))
+        runs.finish();
+        Ok(rest)
     }
 
     fn walk<T: Take, O: Output>(

@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 
 use bindery_units::PageRange;
 
+use super::list::List;
 use super::output::Output;
 use super::takes::Takes;
 use crate::decode::{Decoder, LIST, Words};
@@ -19,10 +20,7 @@ use crate::take::Take;
 const WORD_RUNS: usize = WORD_BITS as usize / 2;
 
 /// Room that no word has: for the run before it, and for what decoders write beyond the last number.
-const SPARE_RUNS: usize = 1 + WORD_RUNS;
-
-/// How many runs a list that grows has room for at least whenever it is asked.
-const NODE_RUNS: usize = WORD_BITS as usize * WORD_RUNS + SPARE_RUNS;
+pub(super) const SPARE_RUNS: usize = 1 + WORD_RUNS;
 
 const _: () = assert!(
     size_of::<PageRange>() == 8
@@ -30,44 +28,25 @@ const _: () = assert!(
         && std::mem::offset_of!(PageRange, count) == 4
 );
 
-/// A list that grows, or does not.
-pub(super) trait List {
-    /// Whether it grows.
-    const GROWS: bool;
-
-    /// How many more runs there is room for: at least [`NODE_RUNS`] if the list grows.
-    fn prepare(&mut self) -> usize;
-
-    /// Where the next run goes. As many as `prepare` said may be written from there on.
-    fn end(&mut self) -> *mut u32;
-
-    /// Adds the `count` runs that were written at the end.
-    ///
-    /// # Safety
-    /// They were, and there was room.
-    unsafe fn advance(&mut self, count: usize);
-}
-
 /// Runs, to the end of a list. None of them is next to another, within one walk.
-pub(super) struct Runs<L> {
-    list: L,
+pub(super) struct Runs<'l, L> {
+    list: &'l mut L,
     /// Whether the last run may go on: its first page was written behind the list then, and has room there.
     is_open: bool,
     /// The page that it would go on with.
     next: u32,
 }
 
-impl<L: List> Runs<L> {
-    pub(super) fn new(list: L) -> Self {
+impl<'l, L: List<Entry = PageRange>> Runs<'l, L> {
+    pub(super) fn new(list: &'l mut L) -> Self {
         Self { list, is_open: false, next: 0 }
     }
 
-    /// Adds the last run, and gives the list back.
-    pub(super) fn finish(mut self) -> L {
+    /// Adds the last run.
+    pub(super) fn finish(mut self) {
         if self.is_open {
             self.close();
         }
-        self.list
     }
 
     /// Ends the open run before page `next`.
@@ -105,7 +84,7 @@ impl<L: List> Runs<L> {
     }
 }
 
-impl<L: List> Output for Runs<L> {
+impl<L: List<Entry = PageRange>> Output for Runs<'_, L> {
     const GROWS: bool = L::GROWS;
 
     #[inline]
@@ -193,77 +172,20 @@ impl Words for &Ends {
     }
 }
 
-impl List for &mut Vec<PageRange> {
-    const GROWS: bool = true;
-
-    #[inline]
-    fn prepare(&mut self) -> usize {
-        if self.capacity() - self.len() < NODE_RUNS {
-            self.reserve(NODE_RUNS);
-        }
-        self.capacity() - self.len()
-    }
-
-    #[inline]
-    fn end(&mut self) -> *mut u32 {
-        self.spare_capacity_mut().as_mut_ptr().cast()
-    }
-
-    #[inline]
-    unsafe fn advance(&mut self, count: usize) {
-        // SAFETY: the caller says that so many were written within the capacity.
-        unsafe { self.set_len(self.len() + count) };
-    }
-}
-
-/// A caller's buffer, filled from its start.
-pub(super) struct Buffer<'b> {
-    runs: &'b mut [PageRange],
-    len: usize,
-}
-
-impl<'b> Buffer<'b> {
-    pub(super) fn new(runs: &'b mut [PageRange]) -> Self {
-        Self { runs, len: 0 }
-    }
-
-    /// The runs that there are.
-    pub(super) fn into_runs(self) -> &'b [PageRange] {
-        &self.runs[..self.len]
-    }
-}
-
-impl List for Buffer<'_> {
-    const GROWS: bool = false;
-
-    #[inline]
-    fn prepare(&mut self) -> usize {
-        self.runs.len() - self.len
-    }
-
-    #[inline]
-    fn end(&mut self) -> *mut u32 {
-        self.runs[self.len..].as_mut_ptr().cast()
-    }
-
-    #[inline]
-    unsafe fn advance(&mut self, count: usize) {
-        self.len += count;
-        debug_assert!(self.len <= self.runs.len());
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use bindery_units::PageIndex;
 
+    use super::super::list::Buffer;
     use super::*;
 
     fn runs_of(words: &[(u32, u64)]) -> Vec<(u32, u32)> {
         let mut buffer = [PageRange::default(); 100];
-        let mut runs = Runs::new(Buffer::new(&mut buffer));
+        let mut list = Buffer::new(&mut buffer);
+        let mut runs = Runs::new(&mut list);
         words.iter().for_each(|(first, bits)| assert_eq!(runs.list_part(*first, *bits), 0));
-        runs.finish().into_runs().iter().map(|run| (run.first.0, run.count)).collect()
+        runs.finish();
+        list.listed().iter().map(|run| (run.first.0, run.count)).collect()
     }
 
     #[test]
@@ -280,11 +202,15 @@ mod tests {
     #[test]
     fn a_word_that_does_not_fit_is_listed_in_part() {
         let mut buffer = [PageRange::default(); 2];
-        let mut runs = Runs::new(Buffer::new(&mut buffer));
+        let mut list = Buffer::new(&mut buffer);
+        let mut runs = Runs::new(&mut list);
         assert_eq!(runs.list_part(64, 1 << 63 | 0b110), 0);
         // The last one goes on, for which there is room.
         assert_eq!(runs.list_part(128, 0b1011), 0b1000);
-        let listed = runs.finish().into_runs();
-        assert_eq!(listed, [(65, 2), (127, 3)].map(|(at, n)| PageRange::new(PageIndex(at), n)));
+        runs.finish();
+        assert_eq!(
+            list.listed(),
+            [(65, 2), (127, 3)].map(|(at, n)| PageRange::new(PageIndex(at), n))
+        );
     }
 }
