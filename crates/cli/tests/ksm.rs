@@ -55,8 +55,11 @@ struct Pilot {
 
 impl Pilot {
     fn start(state: &Path, arguments: &[&str]) -> Self {
-        let mut command = bindery(["ksm", "run", "--json", "--state"]);
-        command.arg(state).args(arguments).stdout(Stdio::piped());
+        // Whoever runs the tests may ignore hangups, as under nohup(1): then children do, too.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_bindery")]);
+        command.args(["ksm", "run", "--json", "--state"]).arg(state).args(arguments);
+        command.env_remove("BINDERY_SOCKET").stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         let mut pilot = Self { child, lines };
