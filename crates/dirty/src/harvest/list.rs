@@ -15,6 +15,12 @@ impl Entry for PageIndex {
     const ROOM_LEAST: usize = (WORD_BITS * WORD_BITS) as usize;
 }
 
+const _: () = assert!(
+    size_of::<PageRange>() == 8
+        && std::mem::offset_of!(PageRange, first) == 0
+        && std::mem::offset_of!(PageRange, count) == 4
+);
+
 impl Entry for PageRange {
     /// Every other one of those pages, and what no word has room for.
     const ROOM_LEAST: usize = PageIndex::ROOM_LEAST / 2 + super::runs::SPARE_RUNS;
@@ -99,6 +105,6 @@ impl<E: Entry> List for Buffer<'_, E> {
     #[inline]
     unsafe fn advance(&mut self, count: usize) {
         self.len += count;
-        debug_assert!(self.len <= self.entries.len());
+        assert!(self.len <= self.entries.len(), "more was listed than there was room for");
     }
 }

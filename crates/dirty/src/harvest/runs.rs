@@ -22,12 +22,6 @@ const WORD_RUNS: usize = WORD_BITS as usize / 2;
 /// Room that no word has: for the run before it, and for what decoders write beyond the last number.
 pub(super) const SPARE_RUNS: usize = 1 + WORD_RUNS;
 
-const _: () = assert!(
-    size_of::<PageRange>() == 8
-        && std::mem::offset_of!(PageRange, first) == 0
-        && std::mem::offset_of!(PageRange, count) == 4
-);
-
 /// Runs, to the end of a list. None of them is next to another, within one walk.
 pub(super) struct Runs<'l, L> {
     list: &'l mut L,
@@ -101,7 +95,7 @@ impl<L: List<Entry = PageRange>> Output for Runs<'_, L> {
         // open one; the decoder writes no further than a word beyond. What it counts it has written.
         unsafe {
             let numbers = was_open + decoder.list_pages(&ends, end.add(was_open));
-            debug_assert_eq!(numbers % 2 == 1, self.is_open, "what does not end is open");
+            assert_eq!(numbers % 2 == 1, self.is_open, "a run that does not end is open");
             for run in 0..numbers / 2 {
                 let (first, end) = (end.add(2 * run), end.add(2 * run + 1));
                 *end -= *first;
