@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// Its sync panics as soon as somebody waits for the next one.
+    /// Its syncs panic after a while.
     #[derive(Debug, Default)]
     struct Panicking {
         syncs: AtomicBool,
