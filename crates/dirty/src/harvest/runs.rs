@@ -25,15 +25,16 @@ pub(super) const SPARE_RUNS: usize = 1 + WORD_RUNS;
 /// Runs, to the end of a list. None of them is next to another, within one walk.
 pub(super) struct Runs<'l, L> {
     list: &'l mut L,
-    /// Whether the last run may go on: its first page was written behind the list then, and has room there.
+    /// Whether the last run may go on. It is not in the list then, which has room for it.
     is_open: bool,
-    /// The page that it would go on with.
+    /// The page that it began with, and the one that it would go on with.
+    first: u32,
     next: u32,
 }
 
 impl<'l, L: List<Entry = PageRange>> Runs<'l, L> {
     pub(super) fn new(list: &'l mut L) -> Self {
-        Self { list, is_open: false, next: 0 }
+        Self { list, is_open: false, first: 0, next: 0 }
     }
 
     /// Adds the last run.
@@ -46,9 +47,10 @@ impl<'l, L: List<Entry = PageRange>> Runs<'l, L> {
     /// Ends the open run before page `next`.
     fn close(&mut self) {
         let end = self.list.end();
-        // SAFETY: an open run has room, and its first page was written.
+        // SAFETY: an open run has room.
         unsafe {
-            end.add(1).write(self.next - *end);
+            end.write(self.first);
+            end.add(1).write(self.next - self.first);
             self.list.advance(1);
         }
         self.is_open = false;
@@ -92,13 +94,18 @@ impl<L: List<Entry = PageRange>> Output for Runs<'_, L> {
         let ends = self.ends_of(takes);
         let end = self.list.end();
         // SAFETY: as many words as there is room for begin 32 runs each at most, and end as many and the
-        // open one; the decoder writes no further than a word beyond. What it counts it has written.
+        // open one, which comes first; the decoder writes no further than a word beyond. What it counts it
+        // has written.
         unsafe {
+            end.write(self.first);
             let numbers = was_open + decoder.list_pages(&ends, end.add(was_open));
             assert_eq!(numbers % 2 == 1, self.is_open, "a run that does not end is open");
             for run in 0..numbers / 2 {
                 let (first, end) = (end.add(2 * run), end.add(2 * run + 1));
                 *end -= *first;
+            }
+            if self.is_open {
+                self.first = *end.add(numbers - 1);
             }
             self.list.advance(numbers / 2);
         }
@@ -117,9 +124,7 @@ impl<L: List<Entry = PageRange>> Output for Runs<'_, L> {
                 if self.list.prepare() == 0 {
                     break;
                 }
-                // SAFETY: there is room for a run.
-                unsafe { self.list.end().write(first.wrapping_add(start)) };
-                self.is_open = true;
+                (self.is_open, self.first) = (true, first.wrapping_add(start));
             }
             self.next = first.wrapping_add(end);
             if end < WORD_BITS as u32 {
