@@ -8,7 +8,11 @@
 //!
 //! Bindery takes part three times: by digest, one call a page; by digest with calls that take many
 //! pages; and by content alone, PageONE's own case, which has nothing to digest.
+//!
+//! Beside them stands what none of them can save ([`bound`]): how near an index comes to it, and how
+//! far the machine itself lets rates grow with threads.
 
+mod bound;
 mod contender;
 mod hashed;
 mod ordered;
@@ -26,6 +30,7 @@ use serde::Serialize;
 
 use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns};
 
+use self::bound::Bound;
 use self::contender::Setting;
 use self::hashed::{Congee, Hashed, PassState};
 pub use self::pages::Content;
@@ -91,6 +96,8 @@ pub struct Threads {
     pub line_round_trip_ns: Option<f64>,
     /// Rates of each contender, in the order of the tables.
     pub contenders: Vec<SampleSet>,
+    /// Rates of what no index can save: digesting pages and comparing them.
+    pub bounds: Vec<SampleSet>,
 }
 
 /// Who takes part.
@@ -104,9 +111,11 @@ enum Who {
     DashMap,
     Congee,
     Ordered,
+    BoundByDigest,
+    BoundByContent,
 }
 
-const ALL: [(Who, &str); 8] = [
+const CONTENDERS: [(Who, &str); 8] = [
     (Who::Digest, "SD by digest"),
     (Who::DigestMany, "SD by digest, many"),
     (Who::Content, "SD by content"),
@@ -116,6 +125,9 @@ const ALL: [(Who, &str); 8] = [
     (Who::Congee, "congee"),
     (Who::Ordered, "BTreeMap by memcmp"),
 ];
+
+const BOUNDS: [(Who, &str); 2] =
+    [(Who::BoundByDigest, "no index, by digest"), (Who::BoundByContent, "no index, by content")];
 
 /// Measures every data set with every number of keys.
 ///
@@ -150,8 +162,9 @@ fn compete(
     threads: &[u64],
     rounds: usize,
 ) -> Result<Vec<Threads>> {
+    let all = || CONTENDERS.into_iter().chain(BOUNDS);
     let turns: Vec<(u64, Who, &str)> =
-        threads.iter().flat_map(|threads| ALL.map(|(who, name)| (*threads, who, name))).collect();
+        threads.iter().flat_map(|threads| all().map(|(who, name)| (*threads, who, name))).collect();
     let names: Vec<String> = turns.iter().map(|(_, _, name)| (*name).to_owned()).collect();
     let mut lines: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     let mut sets = take_turns(rounds, &names, |turn| {
@@ -163,10 +176,11 @@ fn compete(
     })?
     .into_iter();
     let runs = threads.iter().map(|threads| {
-        let contenders = sets.by_ref().take(ALL.len()).collect();
+        let contenders = sets.by_ref().take(CONTENDERS.len()).collect();
+        let bounds = sets.by_ref().take(BOUNDS.len()).collect();
         let lines = lines.get(threads).filter(|lines| !lines.is_empty());
         let line_round_trip_ns = lines.map(|lines| median(lines));
-        Threads { threads: *threads, line_round_trip_ns, contenders }
+        Threads { threads: *threads, line_round_trip_ns, contenders, bounds }
     });
     Ok(runs.collect())
 }
@@ -187,12 +201,18 @@ fn take_part(who: Who, plan: Plan, setting: Setting<'_>, threads: u64) -> Measur
         Who::DashMap => workload::run(plan, &setting, threads, &Hashed::<DashMap>::new(setting)),
         Who::Congee => workload::run(plan, &setting, threads, &Hashed::<Congee>::new(setting)),
         Who::Ordered => workload::run(plan, &setting, threads, &ordered::Ordered::new(setting)),
+        Who::BoundByDigest => workload::run(plan, &setting, threads, &Bound::new(setting, true)),
+        Who::BoundByContent => workload::run(plan, &setting, threads, &Bound::new(setting, false)),
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Millions of operations a second; the best of each column has a star.")?;
+        writeln!(
+            f,
+            "\"No index\" is what none can save: digests, and comparing with what is found."
+        )?;
         self.comparisons.iter().try_for_each(|comparison| write!(f, "{comparison}"))
     }
 }
@@ -227,12 +247,14 @@ fn table(title: String, run: &Threads, base: Option<&Threads>) -> Table {
     let best: Vec<f64> = (0..figures.len())
         .map(|at| run.contenders.iter().map(|set| set.figures[at].median).fold(0.0, f64::max))
         .collect();
-    for (who, set) in run.contenders.iter().enumerate() {
+    let bases = base.map(|base| base.contenders.iter().chain(&base.bounds).collect::<Vec<_>>());
+    for (who, set) in run.contenders.iter().chain(&run.bounds).enumerate() {
+        let takes_part = who < run.contenders.len();
         let mut row = vec![set.name.clone()];
         for (at, figure) in set.figures.iter().enumerate() {
-            let star = if figure.median >= best[at] { "*" } else { "" };
+            let star = if takes_part && figure.median >= best[at] { "*" } else { "" };
             row.push(format!("{star}{}", significant(figure.median)));
-            let scaled = base.map(|base| figure.ratio_to(&base.contenders[who].figures[at]));
+            let scaled = bases.as_ref().map(|bases| figure.ratio_to(&bases[who].figures[at]));
             row.extend(scaled.map(|scaled| format!("{scaled:.2}")));
         }
         table.push(row);
