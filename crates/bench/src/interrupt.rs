@@ -6,38 +6,51 @@
 use std::{
     io,
     sync::{
-        Arc, OnceLock,
+        OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+    low_level::emulate_default_handler,
+};
 
-static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+static CATCHING: OnceLock<()> = OnceLock::new();
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Takes `SIGINT` and `SIGTERM` from now on. A second one kills, should a wait not end.
+/// Signals that come so soon after the first are the same request: timeout(1) sends two, one to the
+/// process and one to its group.
+const ONE_REQUEST: Duration = Duration::from_secs(1);
+
+/// Takes `SIGINT` and `SIGTERM` from now on. A later one kills, should a wait not end.
 pub(crate) fn catch() -> io::Result<()> {
-    if INTERRUPTED.get().is_some() {
+    if CATCHING.set(()).is_err() {
         return Ok(());
     }
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // In this order: the first signal finds the flag unset, and the second set.
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
-        signal_hook::flag::register(signal, Arc::clone(&flag))?;
-    }
-    // Of two threads that come here at once, one flag is set for nothing; there is one caller.
-    let _ = INTERRUPTED.set(flag);
-    Ok(())
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let take = move || {
+        let mut first = None;
+        for signal in signals.forever() {
+            // Relaxed, here and below: the flag stands for itself.
+            INTERRUPTED.store(true, Ordering::Relaxed);
+            let first: &mut Instant = first.get_or_insert_with(Instant::now);
+            if first.elapsed() > ONE_REQUEST {
+                // It fails for signals that nobody may take, which these are not.
+                let _ = emulate_default_handler(signal);
+            }
+        }
+    };
+    thread::Builder::new().name("signals".into()).spawn(take).map(drop)
 }
 
 /// Fails once a signal has come.
 pub(crate) fn check() -> Result<()> {
-    // Relaxed: the flag stands for itself.
-    let interrupted = INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed));
+    let interrupted = INTERRUPTED.load(Ordering::Relaxed);
     ensure!(!interrupted, "interrupted; all that was started has ended");
     Ok(())
 }
