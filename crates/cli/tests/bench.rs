@@ -9,7 +9,8 @@ use std::time::Duration;
 use bindery_testkit::machine::KsmGuard;
 use bindery_testkit::skipped;
 
-const SETTINGS: [&str; 4] = ["run", "pages_to_scan", "sleep_millisecs", "smart_scan"];
+const SETTINGS: [&str; 5] =
+    ["run", "pages_to_scan", "sleep_millisecs", "smart_scan", "use_zero_pages"];
 
 fn ksm() -> Vec<Option<String>> {
     let read = |name| fs::read_to_string(format!("/sys/kernel/mm/ksm/{name}")).ok();
