@@ -1,5 +1,4 @@
 //! `bindery bench`: what was changed for a measurement is put back, however it ends.
-#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 use std::fs;
 use std::process::{Command, Stdio};

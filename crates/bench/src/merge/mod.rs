@@ -84,8 +84,8 @@ pub fn run(options: &Options) -> Result<Report> {
 /// Touches as much memory as a round needs, and gives it back. On a machine that is a guest itself, what
 /// was never touched before costs faults in its host, and whoever allocates first pays for them.
 fn back_free_memory(options: &Options) {
-    let bytes = (options.processes as usize + 1) * (options.process_mib as usize) << 20;
-    drop(std::hint::black_box(vec![1_u8; bytes]));
+    let mib = (options.processes as usize + 1) * options.process_mib as usize;
+    drop(std::hint::black_box(vec![1_u8; mib << 20]));
 }
 
 /// All data sets with runs of one length. An engine has its turns with all of them one after the
