@@ -9,7 +9,7 @@
 //! Bindery takes part three times: by digest, one call a page; by digest with calls that take many
 //! pages; and by content alone, PageONE's own case, which has nothing to digest.
 //!
-//! Beside them stands what none of them can save ([`bound`]): how near an index comes to it, and how
+//! Beside them stands what none of them can save (`bound`): how near an index comes to it, and how
 //! far the machine itself lets rates grow with threads.
 
 mod bound;
