@@ -108,8 +108,8 @@ impl WrittenPages {
         };
         let extents = Box::new([Extent::default(); EXTENTS_PER_CALL_MAX]);
         let mut source = Self { pagemap, maps: Some(maps), process, regions, query, extents };
-        source.probe()?;
-        Ok(source)
+        let probed = source.probe();
+        source.check_alive().and(probed).map(|()| source)
     }
 
     /// The same source for regions of which parts are mapped otherwise: those count as not written,
@@ -136,8 +136,7 @@ impl WrittenPages {
         {
             self.maps = None;
         }
-        self.regions.iter().try_for_each(|region| self.check_mapped(*region))?;
-        self.check_alive()
+        self.regions.iter().try_for_each(|region| self.check_mapped(*region))
     }
 
     /// Nothing of a region may have been unmapped: that would look as if nobody wrote it.
@@ -146,8 +145,6 @@ impl WrittenPages {
         match maps.first_hole(region.start, region.bytes()) {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err(not_watched(region)),
-            // For `check_alive` to say.
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             Err(error) => Err(SourceError::kernel(
                 "PROCMAP_QUERY",
                 format!("memory at {}", region.start),
@@ -157,7 +154,10 @@ impl WrittenPages {
     }
 
     /// A process that ended while it was scanned, or executed another program, had no memory for the
-    /// rest of the scan, which finds nothing written then.
+    /// rest of the scan. Such a scan finds nothing written; is refused, by stable kernels of 2026
+    /// (`ESRCH`); or finds memory that is not watched: a scan that holds on to the memory there
+    /// outlives the process's userfaultfd. So this is asked after each scan, and before anything
+    /// that the scan said is believed.
     fn check_alive(&self) -> Result<(), SourceError> {
         let Some(Process { pid, descriptor }) = &self.process else { return Ok(()) };
         let failed = |call| move |error| SourceError::kernel(call, format!("process {pid}"), error);
@@ -225,12 +225,13 @@ fn pages_of(region: Region, extent: Extent) -> PageRange {
 impl Source for WrittenPages {
     /// About 2 ns for each page that is there and was not written, and 20 ns for one that was.
     fn collect(&mut self, marks: &dyn Marks) -> Result<Collected, SourceError> {
-        let mut collected = Collected::default();
-        for at in 0..self.regions.len() {
-            collected.pages += self.scan(self.regions[at], marks)?;
-            self.check_mapped(self.regions[at])?;
-        }
-        self.check_alive().map(|()| collected)
+        let scanned =
+            (0..self.regions.len()).try_fold(Collected::default(), |mut collected, at| {
+                collected.pages += self.scan(self.regions[at], marks)?;
+                self.check_mapped(self.regions[at])?;
+                Ok(collected)
+            });
+        self.check_alive().and(scanned)
     }
 
     fn abilities(&self) -> Abilities {
