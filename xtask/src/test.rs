@@ -104,7 +104,8 @@ pub(crate) fn run(long: bool) -> Result<()> {
     steps.run("programs", || build_programs().map(drop));
     let program = target_directory().join("release/bindery");
     steps.run("tests of all crates", || {
-        Cargo::new(&["test", "--workspace", "--all-features"])
+        // All that fails is said at once: a run is long.
+        Cargo::new(&["test", "--workspace", "--all-features", "--no-fail-fast"])
             .env("BINDERY_PROGRAM", &program)
             .run()
     });
