@@ -1,13 +1,10 @@
 //! What a lane does: one method for each request of [`wire::lane`](bindery_space::wire::lane).
 
 use bindery_space::wire::control::StoreId;
-use bindery_space::wire::lane::{FETCH_PAGES_MAX, Lost, MergedSpan, PageDigest, PageSpan, Run};
-use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
+use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run};
+use bindery_units::{PageIndex, PageRange};
 
-use crate::GuestError;
-
-/// The most bytes that one fetch brings.
-pub const FETCH_BYTES_MAX: usize = FETCH_PAGES_MAX * PAGE_BYTES;
+use crate::{Fetched, GuestError};
 
 /// Where to go on, if an answer did not cover the whole range.
 pub type Resume = Option<PageIndex>;
@@ -104,50 +101,6 @@ pub trait Lane: Send {
     /// # Errors
     /// [`GuestError`].
     fn settle(&mut self) -> Result<bool, GuestError>;
-}
-
-/// Pages that were copied out of a guest.
-#[derive(Debug, Default)]
-pub struct Fetched {
-    pub(crate) given: Vec<u8>,
-    pub(crate) bytes: Vec<u8>,
-}
-
-impl Fetched {
-    /// Starts anew with room for `pages` pages, all absent.
-    pub fn reset(&mut self, pages: usize) {
-        self.given.clear();
-        self.given.resize(pages, 0);
-        self.bytes.resize(pages * PAGE_BYTES, 0);
-    }
-
-    /// The bytes of the `at`-th page that was asked for; `None` if it was absent.
-    ///
-    /// # Panics
-    /// If fewer pages were asked for.
-    #[must_use]
-    pub fn page(&self, at: usize) -> Option<&[u8; PAGE_BYTES]> {
-        (self.given[at] != 0).then(|| &self.bytes.as_chunks().0[at])
-    }
-
-    /// The bytes of the pages `first..first + count` of those asked for, one after the other,
-    /// zeros or older bytes where one was absent.
-    ///
-    /// # Panics
-    /// If fewer pages were asked for.
-    #[must_use]
-    pub fn bytes(&self, first: usize, count: usize) -> &[u8] {
-        &self.bytes[first * PAGE_BYTES..][..count * PAGE_BYTES]
-    }
-
-    /// Puts the bytes of the `at`-th page in place.
-    ///
-    /// # Panics
-    /// If fewer pages were asked for.
-    pub fn put(&mut self, at: usize, page: &[u8; PAGE_BYTES]) {
-        self.given[at] = 1;
-        self.bytes.as_chunks_mut().0[at] = *page;
-    }
 }
 
 /// What an unmerge request did.

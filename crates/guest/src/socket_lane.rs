@@ -217,7 +217,7 @@ impl Lane for SocketLane {
         let answer = self.ask("pages", of_pages(op::FETCH, pages), pages.as_bytes())?;
         let count = check::exact_count(&answer, pages.len())?;
         self.take_array(0, count, &mut fetched.given)?;
-        self.take_array(PAGE_BYTES, count * PAGE_BYTES, &mut fetched.bytes)
+        self.take_array(PAGE_BYTES, count, &mut fetched.pages)
     }
 
     fn merge(
