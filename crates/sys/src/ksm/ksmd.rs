@@ -1,5 +1,6 @@
 //! KSM's kernel thread, and the CPU time that it uses.
 
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -12,6 +13,7 @@ pub struct Ksmd {
     pid: u32,
     file: File,
     clock: Clock,
+    status: File,
 }
 
 /// Where its CPU time is told.
@@ -48,7 +50,7 @@ impl Ksmd {
     fn open(process: &Path) -> io::Result<Self> {
         let name = process.file_name().and_then(|name| name.to_str());
         let pid = name.and_then(|name| name.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
-        let schedstat = Self::with(pid, process.join("schedstat").as_ref(), Clock::Schedstat);
+        let schedstat = Self::with(pid, process, Clock::Schedstat);
         if let Ok(ksmd) = schedstat
             // All zero where the kernel does not count.
             && ksmd.cpu_time()? > Duration::ZERO
@@ -56,12 +58,16 @@ impl Ksmd {
             return Ok(ksmd);
         }
         let ticks = rustix::param::clock_ticks_per_second().max(1);
-        let clock = Clock::Stat { tick_ns: 1_000_000_000 / ticks };
-        Self::with(pid, process.join("stat").as_ref(), clock)
+        Self::with(pid, process, Clock::Stat { tick_ns: 1_000_000_000 / ticks })
     }
 
-    fn with(pid: u32, path: &Path, clock: Clock) -> io::Result<Self> {
-        Ok(Self { pid, file: File::open(path)?, clock })
+    fn with(pid: u32, process: &Path, clock: Clock) -> io::Result<Self> {
+        let name = match clock {
+            Clock::Schedstat => "schedstat",
+            Clock::Stat { .. } => "stat",
+        };
+        let status = File::open(process.join("status"))?;
+        Ok(Self { pid, file: File::open(process.join(name))?, clock, status })
     }
 
     /// Its process id.
@@ -76,16 +82,50 @@ impl Ksmd {
     /// # Errors
     /// The kernel's.
     pub fn cpu_time(&self) -> io::Result<Duration> {
-        let mut bytes = [0; 1024];
-        let count = self.file.read_at(&mut bytes, 0)?;
-        let text = String::from_utf8_lossy(&bytes[..count]);
+        let mut bytes = [0; TEXT_BYTES];
+        let text = read_text(&self.file, &mut bytes)?;
         let ns = match self.clock {
             Clock::Schedstat => schedstat_ns(&text),
             Clock::Stat { tick_ns } => stat_ticks(&text).map(|ticks| ticks * tick_ns),
         };
-        let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("ksmd: {text:?}"));
-        ns.map(Duration::from_nanos).ok_or_else(invalid)
+        ns.map(Duration::from_nanos).ok_or_else(|| invalid(&text))
     }
+
+    /// Which of its rests it is in, counted since boot; `None` while it has work in hand. It did nothing
+    /// between two looks that find it in the same one. About 5 µs.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn rest(&self) -> io::Result<Option<u64>> {
+        let mut bytes = [0; TEXT_BYTES];
+        let text = read_text(&self.status, &mut bytes)?;
+        let (state, switches) = state_and_switches(&text).ok_or_else(|| invalid(&text))?;
+        // Between batches it sleeps as one that a signal could wake; in a batch it runs, waits for a
+        // CPU, or waits for a lock (proc_pid_stat(5): S, R, D).
+        Ok((state == "S").then_some(switches))
+    }
+}
+
+/// As much as the kernel tells of a thread.
+const TEXT_BYTES: usize = 4096;
+
+fn read_text<'a>(file: &File, bytes: &'a mut [u8]) -> io::Result<Cow<'a, str>> {
+    let count = file.read_at(bytes, 0)?;
+    Ok(String::from_utf8_lossy(&bytes[..count]))
+}
+
+fn invalid(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("ksmd: {text:?}"))
+}
+
+/// `State` and `voluntary_ctxt_switches` of proc_pid_status(5).
+fn state_and_switches(status: &str) -> Option<(&str, u64)> {
+    let field = |name: &str| {
+        let mut lines = status.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        value.split_ascii_whitespace().next()
+    };
+    Some((field("State")?, field("voluntary_ctxt_switches")?.parse().ok()?))
 }
 
 /// The first field of schedstat: nanoseconds on a CPU.
@@ -104,6 +144,8 @@ fn stat_ticks(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     #[test]
@@ -116,15 +158,22 @@ mod tests {
     }
 
     #[test]
+    fn its_state_and_its_sleeps_are_read() {
+        let status = "Name:\tksmd\nState:\tS (sleeping)\nTgid:\t37\n\
+                      voluntary_ctxt_switches:\t412\nnonvoluntary_ctxt_switches:\t7\n";
+        assert_eq!(state_and_switches(status), Some(("S", 412)));
+        assert_eq!(state_and_switches("Name:\tksmd\nState:\tR (running)\n"), None);
+    }
+
+    #[test]
     fn both_clocks_agree() {
         let Ok(ksmd) = Ksmd::find() else {
             eprintln!("SKIPPED: both_clocks_agree: there is no ksmd here");
             return;
         };
-        let process = format!("/proc/{}", ksmd.pid());
+        let process = PathBuf::from(format!("/proc/{}", ksmd.pid()));
         let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second();
-        let path = format!("{process}/stat");
-        let ticks = Ksmd::with(ksmd.pid(), path.as_ref(), Clock::Stat { tick_ns }).unwrap();
+        let ticks = Ksmd::with(ksmd.pid(), &process, Clock::Stat { tick_ns }).unwrap();
         let (exact, coarse) = (ksmd.cpu_time().unwrap(), ticks.cpu_time().unwrap());
         // The kernel scales ticks to the exact time; two readings are two instants.
         let slack = Duration::from_millis(100) + exact / 100;
