@@ -1,4 +1,5 @@
-//! The fourth phase: guests are asked to merge.
+//! Guests are asked to merge: zero pages before contents have room made for them in the store, which
+//! can then use the memory that they gave back; pages that share contents afterwards.
 //!
 //! Each page that is asked for holds a reference of its slot, and keeps it only if the guest says
 //! that it maps the slot now. An answer that does not come leaves them *in flight* until the guest
@@ -16,23 +17,30 @@ use crate::settings::MERGE_PAGES;
 use crate::stable::BACK_OFF_MAX;
 use crate::workers::Workers;
 
+/// Gives one guest the zero page for each page that a round has found to be zero.
+pub(crate) fn apply_zeros(
+    domain: &Domain,
+    member: &Member,
+    workers: &Workers,
+    outcomes: &mut Vec<u8>,
+) {
+    let mut guard = member.state();
+    let state = &mut *guard;
+    let mut zeros = std::mem::take(&mut state.zeros);
+    zeros.sort_unstable();
+    let runs = cut_zeros(&zeros);
+    Applying { domain, member, workers, state, outcomes, refused: false }
+        .ask(&runs, |work, lane| work.request(lane, &runs));
+}
+
 /// Merges what a round has planned for one guest.
 pub(crate) fn apply(domain: &Domain, member: &Member, workers: &Workers, outcomes: &mut Vec<u8>) {
     let mut guard = member.state();
     let state = &mut *guard;
-    let mut zeros = std::mem::take(&mut state.zeros);
     // Sorted when they were given their places.
-    let merges = std::mem::take(&mut state.merges);
-    zeros.sort_unstable();
-    let mut work = Applying { domain, member, workers, state, outcomes, refused: false };
-    let Some(mut lane) = member.lane() else {
-        work.put_back(&cut_zeros(&zeros), 0);
-        return work.put_back(&cut(&merges), 0);
-    };
-    if let Err(error) = work.merge_all(&mut lane, &zeros, &merges) {
-        member.note(&error);
-    }
-    member.take_gauges(&mut lane, work.state);
+    let runs = cut(&std::mem::take(&mut state.merges));
+    Applying { domain, member, workers, state, outcomes, refused: false }
+        .ask(&runs, |work, lane| work.request_what_fits(lane, &runs));
 }
 
 struct Applying<'a> {
@@ -46,19 +54,27 @@ struct Applying<'a> {
 }
 
 impl Applying<'_> {
-    fn merge_all(
+    /// Asks over a lane of the guest for all of `runs`, which are put back if it has none.
+    fn ask(
+        mut self,
+        runs: &[Run],
+        request: impl FnOnce(&mut Self, &mut LaneLease<'_>) -> Result<(), GuestError>,
+    ) {
+        let Some(mut lane) = self.member.lane() else { return self.put_back(runs, 0) };
+        if let Err(error) = request(&mut self, &mut lane) {
+            self.member.note(&error);
+        }
+        self.member.take_gauges(&mut lane, self.state);
+    }
+
+    /// Sends those of `runs` that there is room for mappings for.
+    fn request_what_fits(
         &mut self,
         lane: &mut LaneLease<'_>,
-        zeros: &[u32],
-        merges: &[Merge],
+        runs: &[Run],
     ) -> Result<(), GuestError> {
-        // Zero pages first: they cost no mapping and give memory back to work with.
-        let (zeros, mut runs) = (cut_zeros(zeros), cut(merges));
-        if let Err(error) = self.request(lane, &zeros) {
-            self.put_back(&runs, 0);
-            return Err(error);
-        }
-        // The first answer of this period has said how many mappings there are.
+        let mut runs = runs.to_vec();
+        // Answers in this period have said how many mappings there are.
         self.member.take_gauges(lane, self.state);
         let room = self.state.mappings_max.saturating_sub(self.state.mappings);
         let slot_at = |page| match self.member.links.get(page) {

@@ -90,11 +90,6 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Whether a round has planned anything for the guest.
-    pub(crate) fn has_merges(&self) -> bool {
-        !self.zeros.is_empty() || !self.merges.is_empty()
-    }
-
     /// Gives about `most` stable pages to `pages`. False once its turn is over.
     pub(crate) fn tell(&mut self, most: usize, pages: &mut Vec<u32>) -> bool {
         let goes_on = self.stable.tell(most, pages);

@@ -5,6 +5,7 @@
 //! admit     guests that came, went, or answered late          one thread
 //! observe   losses and writes of each guest                   a task a guest
 //! round:    examine  digests, index                           a task a batch of pages
+//!           zeros    guests get the zero page                  a task a guest
 //!           plan     homes, slots                              one thread a domain
 //!           fill     contents into the store                  a task a fetch
 //!           commit   leaves become canonical                  one thread a domain
@@ -24,12 +25,12 @@ use std::time::{Duration, Instant};
 use bindery_guest::{GuestError, RegionChange};
 use bindery_units::{PageIndex, PageRange};
 
-use crate::apply::apply;
+use crate::apply::{apply, apply_zeros};
 use crate::copies::spread;
 use crate::domain::{Domain, locked_mut};
 use crate::examine::{self, Batch};
 use crate::fill::Plan;
-use crate::member::{Health, Member};
+use crate::member::{Health, Member, State};
 use crate::meter::Meter;
 use crate::observe::{self, observe};
 use crate::pace::{Moment, Pacer};
@@ -353,21 +354,32 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         }
     });
     drop(batches);
+    ask_guests(domains, workers, |state| !state.zeros.is_empty(), apply_zeros);
     for domain in domains.values_mut() {
         let mut plan = Plan::make(domain);
         plan.fill(domain, workers);
         plan.commit(domain);
         spread(domain);
     }
+    ask_guests(domains, workers, |state| !state.merges.is_empty(), apply);
+    domains.values_mut().for_each(Domain::sweep);
+}
+
+/// Does `apply` for every guest that a round has something for, each in a task.
+fn ask_guests(
+    domains: &Domains,
+    workers: &Workers,
+    has_some: impl Fn(&State) -> bool,
+    apply: impl Fn(&Domain, &Member, &Workers, &mut Vec<u8>) + Sync,
+) {
     let members = domains.values().flat_map(|domain| {
-        let members = domain.members.values().filter(|member| member.state().has_merges());
+        let members = domain.members.values().filter(|member| has_some(&member.state()));
         members.map(move |member| (domain, member))
     });
     let tasks: Vec<(&Domain, &Member)> = members.collect();
     workers.each(&tasks, Vec::new, |outcomes, (domain, member)| {
         apply(domain, member, workers, outcomes);
     });
-    domains.values_mut().for_each(Domain::sweep);
 }
 
 fn batches<'a>(domains: &'a Domains, portion: &'a Portion) -> impl Iterator<Item = Batch<'a>> {
