@@ -35,20 +35,25 @@ impl Crowd {
         Ok(crowd)
     }
 
-    /// Gives all memory up for merging.
+    /// Gives all memory up for merging, all processes at once.
     pub(crate) fn merge(&mut self) -> Result<()> {
-        self.0.iter_mut().try_for_each(|guest| guest.ask("merge", "given up"))
+        self.ask_all("merge", "given up")
     }
 
     /// Compares every page with what was written to it.
     pub(crate) fn verify(&mut self) -> Result<()> {
-        self.0.iter_mut().try_for_each(|guest| guest.ask("verify", "verified"))
+        self.ask_all("verify", "verified")
+    }
+
+    fn ask_all(&mut self, word: &str, answer: &str) -> Result<()> {
+        self.0.iter_mut().try_for_each(|guest| guest.say(word))?;
+        self.0.iter_mut().try_for_each(|guest| guest.expect(answer))
     }
 
     /// Has one process do something and returns its answer, a line.
     pub(crate) fn ask_one(&mut self, process: usize, word: &str) -> Result<String> {
         let guest = &mut self.0[process];
-        writeln!(guest.words, "{word}")?;
+        guest.say(word)?;
         guest.answer()
     }
 
@@ -86,9 +91,8 @@ impl Guest {
         Ok(Self { process, words, answers: BufReader::new(answers) })
     }
 
-    fn ask(&mut self, word: &str, answer: &str) -> Result<()> {
-        writeln!(self.words, "{word}")?;
-        self.expect(answer)
+    fn say(&mut self, word: &str) -> Result<()> {
+        Ok(writeln!(self.words, "{word}")?)
     }
 
     fn expect(&mut self, answer: &str) -> Result<()> {

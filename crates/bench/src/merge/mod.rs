@@ -73,19 +73,11 @@ pub struct Case {
 /// minutes, or a page does not hold what was written to it.
 pub fn run(options: &Options) -> Result<Report> {
     ensure!(options.processes >= 2, "duplicates in other processes need at least two");
-    back_free_memory(options);
     let mut cases = Vec::new();
     for &extent_pages in &options.extent_pages {
         cases.extend(measure(options, extent_pages)?);
     }
     Ok(Report { cases })
-}
-
-/// Touches as much memory as a round needs, and gives it back. On a machine that is a guest itself, what
-/// was never touched before costs faults in its host, and whoever allocates first pays for them.
-fn back_free_memory(options: &Options) {
-    let mib = (options.processes as usize + 1) * options.process_mib as usize;
-    drop(std::hint::black_box(vec![1_u8; mib << 20]));
 }
 
 /// All data sets with runs of one length. An engine has its turns with all of them one after the
