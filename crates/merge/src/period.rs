@@ -18,6 +18,7 @@
 //! given back only in `observe`, `spread` and `apply`, slots are found only in `examine`, and slots are
 //! allocated and freed only between phases.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -354,30 +355,32 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         }
     });
     drop(batches);
-    ask_guests(domains, workers, |state| !state.zeros.is_empty(), apply_zeros);
+    ask_guests(domains, workers, |state| state.zeros.len(), apply_zeros);
     for domain in domains.values_mut() {
         let mut plan = Plan::make(domain);
         plan.fill(domain, workers);
         plan.commit(domain);
         spread(domain);
     }
-    ask_guests(domains, workers, |state| !state.merges.is_empty(), apply);
+    ask_guests(domains, workers, |state| state.merges.len(), apply);
     domains.values_mut().for_each(Domain::sweep);
 }
 
-/// Does `apply` for every guest that a round has something for, each in a task.
+/// Does `apply` for every guest that a round has pages for, each in a task: those with the most of them
+/// first, so that workers end together.
 fn ask_guests(
     domains: &Domains,
     workers: &Workers,
-    has_some: impl Fn(&State) -> bool,
+    pages: impl Fn(&State) -> usize,
     apply: impl Fn(&Domain, &Member, &Workers, &mut Vec<u8>) + Sync,
 ) {
-    let members = domains.values().flat_map(|domain| {
-        let members = domain.members.values().filter(|member| has_some(&member.state()));
-        members.map(move |member| (domain, member))
-    });
-    let tasks: Vec<(&Domain, &Member)> = members.collect();
-    workers.each(&tasks, Vec::new, |outcomes, (domain, member)| {
+    let members = domains
+        .values()
+        .flat_map(|domain| domain.members.values().map(move |member| (domain, member)));
+    let counted = members.map(|(domain, member)| (pages(&member.state()), domain, member));
+    let mut tasks: Vec<_> = counted.filter(|(pages, ..)| *pages > 0).collect();
+    tasks.sort_by_key(|(pages, ..)| Reverse(*pages));
+    workers.each(&tasks, Vec::new, |outcomes, (_, domain, member)| {
         apply(domain, member, workers, outcomes);
     });
 }
