@@ -15,7 +15,7 @@ mod common;
 use std::{
     fs::{File, OpenOptions},
     os::{
-        fd::{AsFd, AsRawFd},
+        fd::AsRawFd,
         unix::fs::{FileExt, OpenOptionsExt},
     },
     sync::{
@@ -246,8 +246,12 @@ impl Torture {
         let pages: Vec<u32> = (first..first + count).map(|page| self.bench.page(page).0).collect();
         let managed = |managed: bool| assert!(managed, "a region is not given up");
         for (slot, page) in slots.iter().zip(&pages) {
-            let (store, offset) = (self.bench.store.as_fd(), Slot(*slot).offset_bytes());
-            worker.copy(&[*page], store, offset, managed).expect("store");
+            let mut words = [0_u64; WORDS];
+            // SAFETY: a page of our own.
+            unsafe { worker.copy(&[*page], words.as_mut_ptr().cast(), managed) };
+            let bytes = words.map(u64::to_ne_bytes);
+            let at = Slot(*slot).offset_bytes();
+            self.bench.store.write_all_at(bytes.as_flattened(), at).expect("store");
         }
         let mut page = pages[0];
         let runs = slots.chunk_by(|a, b| *b == a + 1).map(|slots| {

@@ -383,49 +383,6 @@ pub unsafe fn read_around(start: HostAddress, bytes: usize) {
     }
 }
 
-/// Pages that [`write_pages`] writes with one system call.
-const WRITE_PAGES: usize = 64;
-
-/// Writes whole pages to a file, one after the other, from wherever each of them is. The kernel
-/// copies them: others may write to them meanwhile, and a racing byte is either the old or the new.
-///
-/// # Safety
-/// Each address must be of 4096 readable bytes.
-///
-/// # Errors
-/// As pwritev(2); `WriteZero` if the file takes no more.
-pub unsafe fn write_pages(
-    file: BorrowedFd<'_>,
-    pages: &[HostAddress],
-    offset_bytes: u64,
-) -> io::Result<()> {
-    let bytes = |page: &HostAddress| libc::iovec {
-        iov_base: page.0 as *mut libc::c_void,
-        iov_len: PAGE_BYTES,
-    };
-    let mut vectors =
-        [const { libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 } }; WRITE_PAGES];
-    let mut written = 0;
-    while written < pages.len() {
-        let some = &pages[written..][..vectors.len().min(pages.len() - written)];
-        vectors.iter_mut().zip(some).for_each(|(vector, page)| *vector = bytes(page));
-        let at = (offset_bytes + (written * PAGE_BYTES) as u64).cast_signed();
-        let (first, count) = (vectors.as_ptr(), some.len() as i32);
-        // SAFETY: the vectors are of pages that the caller says are readable.
-        let result = unsafe { libc::pwritev(file.as_raw_fd(), first, count, at) };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // What is left of a page that was written in part is written again.
-        let whole = result.cast_unsigned() / PAGE_BYTES;
-        if whole == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        written += whole;
-    }
-    Ok(())
-}
-
 /// Copies a page between memory that others may write meanwhile: a racing byte is either the old
 /// or the new one.
 ///

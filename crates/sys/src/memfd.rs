@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate, fcntl_add_seals, fstat, fstatfs,
-    ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate, fcntl_add_seals, fcntl_get_seals,
+    fstat, fstatfs, ftruncate, memfd_create,
 };
 
 /// Makes a memfd of `bytes` zeros, none of them allocated. `name` is for `/proc/PID/maps`.
@@ -23,6 +23,14 @@ pub fn create(name: &str, bytes: u64) -> io::Result<File> {
     ftruncate(&file, bytes)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(File::from(file))
+}
+
+/// Whether the file is memory of `bytes` that nobody can make shorter or longer, as those made here.
+#[must_use]
+pub fn is_fixed(file: impl AsFd, bytes: u64) -> bool {
+    let seals = SealFlags::SHRINK | SealFlags::GROW;
+    fcntl_get_seals(&file).is_ok_and(|has| has.contains(seals))
+        && fstat(file).is_ok_and(|Stat { st_size, .. }| st_size.cast_unsigned() == bytes)
 }
 
 /// Takes the right to write from everybody who opens the file anew (by `/proc/PID/fd`), its owner
@@ -41,6 +49,15 @@ pub fn forbid_reopening_for_write(file: &File) -> io::Result<()> {
 /// The kernel's, when descriptors are short or `/proc` is not mounted.
 pub fn reopen_read_only(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Has memory for a range, at the expense of who calls: nobody who touches it later is refused any. What
+/// is there stays. Whole pages only.
+///
+/// # Errors
+/// The kernel's; `StorageFull` and `OutOfMemory` when there is none.
+pub fn allocate(file: impl AsFd, offset_bytes: u64, bytes: u64) -> io::Result<()> {
+    Ok(fallocate(file, FallocateFlags::KEEP_SIZE, offset_bytes, bytes)?)
 }
 
 /// Gives the memory of a range back; it reads as zeros afterwards, **in every mapping** that still
@@ -99,6 +116,26 @@ mod tests {
         let mut bytes = [1; 2];
         file.read_exact_at(&mut bytes, 2 * 4096 - 1).unwrap();
         assert_eq!(bytes, [7, 0]);
+    }
+
+    #[test]
+    fn room_is_made_around_what_is_there() {
+        let file = create("test", MIB).unwrap();
+        file.write_all_at(&[7; 4096], 4096).unwrap();
+        allocate(&file, 0, 3 * 4096).unwrap();
+        assert_eq!(allocated_bytes(&file).unwrap(), 3 * 4096);
+        let mut bytes = [1; 2];
+        file.read_exact_at(&mut bytes, 4095).unwrap();
+        assert_eq!(bytes, [0, 7]);
+    }
+
+    #[test]
+    fn only_what_is_sealed_at_a_length_is_fixed() {
+        let file = create("test", MIB).unwrap();
+        assert!(is_fixed(&file, MIB) && !is_fixed(&file, MIB / 2));
+        let loose = tempfile::tempfile().unwrap();
+        loose.set_len(MIB).unwrap();
+        assert!(!is_fixed(&loose, MIB));
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! A request is checked ([`request`](super::request)), its array copied out of the window and checked
 //! again, the work done with a [`Worker`], the answer's array written to the window and its header
-//! sent. The window is read and written by system calls, not by a mapping: a peer that shrinks or
-//! scribbles on it gets an error or its own scribbles, never a fault in the VMM.
+//! sent. Arrays are read and written by system calls: a peer that scribbles on them gets its own
+//! scribbles. Pages are written to a mapping, which costs a third of pwritev(2); a window that could
+//! shrink, and make that a fault in the VMM, is refused.
 //!
 //! One thread owns a lane. It ends when the daemon closes its end, when [`Session`](super::session)
 //! shuts the socket down, or when the peer breaks the protocol.
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_page::DigestKey;
-use bindery_sys::{socket, thread};
+use bindery_sys::{mapping::Mapping, memfd, socket, thread};
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -24,8 +25,8 @@ use super::children::Children;
 use super::request::{Task, are_runs};
 use crate::wire::control::StoreId;
 use crate::wire::lane::{
-    ANSWER_OFFSET, Answer, Lost, MergedSpan, PageDigest, PageSpan, Request, Run, WINDOW_BYTES,
-    outcome, status,
+    ANSWER_OFFSET, Answer, FETCH_PAGES_MAX, Lost, MergedSpan, PageDigest, PageSpan, Request, Run,
+    WINDOW_BYTES, outcome, status,
 };
 use crate::{Sought, Space, Worker};
 
@@ -67,6 +68,8 @@ pub(super) struct Lane {
     parts: Parts,
     worker: Worker,
     arrays: Arrays,
+    /// Since pages were fetched first.
+    mapped_window: Option<Mapping>,
 }
 
 /// What became of a request.
@@ -85,7 +88,7 @@ impl Lane {
     /// When memory or mappings run out.
     pub(super) fn new(parts: Parts) -> io::Result<Self> {
         let worker = parts.space.worker()?;
-        Ok(Self { parts, worker, arrays: Arrays::default() })
+        Ok(Self { parts, worker, arrays: Arrays::default(), mapped_window: None })
     }
 
     /// Serves requests until the daemon closes the lane or the session ends.
@@ -198,14 +201,25 @@ impl Lane {
     }
 
     fn fetch(&mut self, pages: usize) -> io::Result<Answer> {
+        let to = self.fetched_to()?;
         let (window, Arrays { pages: wanted, outcomes: flags, .. }) =
             (&self.parts.window, &mut self.arrays);
         read_array(window, pages, wanted)?;
         flags.clear();
-        let offset = (ANSWER_OFFSET + PAGE_BYTES) as u64;
-        self.worker.copy(wanted, window.as_fd(), offset, |found| flags.push(found.into()))?;
+        assert!(wanted.len() <= FETCH_PAGES_MAX, "a request of {} pages was checked", wanted.len());
+        // SAFETY: the window is as long as its mapping, which ends with the longest answer.
+        unsafe { self.worker.copy(wanted, to, |found| flags.push(found.into())) };
         write_array(window, 0, flags)?;
         Ok(array_of(flags.len(), None))
+    }
+
+    /// Where the first page goes that is fetched.
+    fn fetched_to(&mut self) -> io::Result<*mut u8> {
+        let window = match self.mapped_window.take() {
+            Some(window) => window,
+            None => map_window(&self.parts.window)?,
+        };
+        Ok(self.mapped_window.insert(window).as_ptr().wrapping_add(ANSWER_OFFSET + PAGE_BYTES))
     }
 
     /// Copies the runs out of the window. False if they make no sense.
@@ -245,6 +259,16 @@ impl Lane {
         write_array(&self.parts.window, 0, merged)?;
         Ok(array_of(merged.len(), resume))
     }
+}
+
+/// The window as memory to write pages to: nobody can make it shorter.
+fn map_window(window: &File) -> io::Result<Mapping> {
+    if !memfd::is_fixed(window, WINDOW_BYTES as u64) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a window that can become shorter"));
+    }
+    let mapping = Mapping::shared(window.as_fd(), WINDOW_BYTES, true)?;
+    mapping.keep_from_children()?;
+    Ok(mapping)
 }
 
 fn array_of(elements: usize, resume: Option<PageIndex>) -> Answer {

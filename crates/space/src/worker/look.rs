@@ -1,6 +1,6 @@
 //! Looking at a guest's pages: which there are, which were written, what they hold.
 
-use std::{convert::Infallible, io, os::fd::BorrowedFd, sync::PoisonError};
+use std::{convert::Infallible, io, sync::PoisonError};
 
 use bindery_page::{DigestKey, Examined};
 use bindery_sys::{
@@ -125,31 +125,26 @@ impl Worker {
         });
     }
 
-    /// Copies pages to a file, one after the other from `offset_bytes` on. `found` is told of each
-    /// whether it is managed; the copy of one that is not is zero.
+    /// Copies pages to `to`, one after the other. `found` is told of each whether it is managed; in
+    /// place of one that is not, what was there stays.
     ///
-    /// # Errors
-    /// As pwritev(2).
-    pub fn copy(
-        &mut self,
-        pages: &[u32],
-        file: BorrowedFd<'_>,
-        offset_bytes: u64,
-        mut found: impl FnMut(bool),
-    ) -> io::Result<()> {
-        let zeros = HostAddress(self.core.zeros.as_ptr() as usize);
-        let mut at = offset_bytes;
-        self.look(pages, |pages, region| {
-            let mut addresses = [zeros; LOOK_PAGES];
-            for (address, page) in addresses.iter_mut().zip(pages) {
+    /// # Safety
+    /// `to` must be writable for as many pages, and aligned to 8; others may read and write there
+    /// meanwhile.
+    pub unsafe fn copy(&mut self, pages: &[u32], to: *mut u8, mut found: impl FnMut(bool)) {
+        let mut at = to;
+        let Ok(()) = self.look(pages, |pages, region| {
+            for page in pages {
                 found(region.is_some());
-                *address = region.map_or(zeros, |region| region.address(PageIndex(*page)));
+                if let Some(region) = region {
+                    let bytes = region.address(PageIndex(*page)).0 as *const u8;
+                    // SAFETY: `look` gives a region that is mapped and stays so; the caller's contract.
+                    unsafe { mapping::copy_page(bytes, at) };
+                }
+                at = at.wrapping_add(PAGE_BYTES);
             }
-            // SAFETY: `look` gives a region that is mapped and stays so, and zeros are a page too.
-            unsafe { mapping::write_pages(file, &addresses[..pages.len()], at)? };
-            at += (pages.len() * PAGE_BYTES) as u64;
-            Ok(())
-        })
+            Ok::<(), Infallible>(())
+        });
     }
 
     /// Calls `found` with `pages`, some at a time, and with the region that they are in,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bindery_space::wire::control::{FRAME_BYTES_MAX, FromDaemon, StoreId};
-use bindery_space::wire::lane::{Request, op, status};
-use bindery_sys::socket;
+use bindery_space::wire::lane::{Request, WINDOW_BYTES, op, status};
+use bindery_sys::{memfd, socket};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use zerocopy::IntoBytes;
@@ -61,15 +61,20 @@ fn a_broken_lane_ends_alone() {
     let lane = meeting.connection.open_lane();
     socket::send(&lane.socket, lost.as_bytes(), &[lane.window.as_fd()]).unwrap();
     assert!(lane.ask_raw(&[]).is_none(), "requests carry no descriptors");
-    // A window that is none.
-    let (socket, theirs) = socket::seqpacket_pair().unwrap();
+    // A window that is none, one that somebody could make shorter, and one that is shorter.
     let (reader, _writer) = std::io::pipe().unwrap();
-    let fds = [theirs.as_fd(), reader.as_fd()];
-    meeting.connection.channel.send(&FromDaemon::OpenLane, &fds, SOON).unwrap();
-    drop(theirs);
-    let broken = crate::daemon::Lane { socket, window: lane.window.try_clone().unwrap() };
-    let fetch = Request { op: op::FETCH, count: 1, ..Request::default() };
-    assert!(broken.ask_raw(fetch.as_bytes()).is_none());
+    let loose = tempfile::tempfile().unwrap();
+    loose.set_len(WINDOW_BYTES as u64).unwrap();
+    let short = memfd::create("test-lane", WINDOW_BYTES as u64 / 2).unwrap();
+    for window in [reader.as_fd(), loose.as_fd(), short.as_fd()] {
+        let (socket, theirs) = socket::seqpacket_pair().unwrap();
+        let fds = [theirs.as_fd(), window];
+        meeting.connection.channel.send(&FromDaemon::OpenLane, &fds, SOON).unwrap();
+        drop(theirs);
+        let broken = crate::daemon::Lane { socket, window: lane.window.try_clone().unwrap() };
+        let fetch = Request { op: op::FETCH, count: 1, ..Request::default() };
+        assert!(broken.ask_raw(fetch.as_bytes()).is_none(), "{window:?}");
+    }
 
     let lane = meeting.connection.open_lane();
     assert_eq!(lane.ask::<u8>(lost, &[]).status, status::DONE, "the session goes on");
