@@ -47,7 +47,7 @@ pub trait Lane: Send {
     /// [`GuestError`].
     fn digest(&mut self, pages: &[u32], digests: &mut Vec<PageDigest>) -> Result<(), GuestError>;
 
-    /// Copies pages: at most [`FETCH_PAGES_MAX`].
+    /// Copies pages: at most [`FETCH_PAGES_MAX`](bindery_space::wire::lane::FETCH_PAGES_MAX).
     ///
     /// # Errors
     /// [`GuestError`].
