@@ -3,7 +3,7 @@
 //! The window is read and written by system calls, not by a mapping: one copy into memory that is
 //! ours alone, which has to be made anyway before anything in it may be looked at, and no
 //! reference to bytes that another process can change. A call costs 0.2 µs, a request thousands of
-//! pages. The guest writes pages to a mapping, for which there is memory before it is asked.
+//! pages. The guest maps it, to copy pages there.
 
 use std::fs::File;
 use std::io;
@@ -37,8 +37,6 @@ pub struct SocketLane {
     window: File,
     /// The longest array in the window since the last rest.
     array_bytes: usize,
-    /// How long an answer there is memory for.
-    room_bytes: usize,
     patience: Duration,
     owes: bool,
     gauges: Gauges,
@@ -64,17 +62,10 @@ impl SocketLane {
         let (ours, theirs) = seqpacket_pair()?;
         let window = memfd::create("bindery-lane", WINDOW_BYTES as u64)?;
         let ends = LaneEnds { socket: theirs, window: window.try_clone()? };
-        let lane = Self {
-            socket: ours,
-            window,
-            array_bytes: 0,
-            room_bytes: 0,
-            patience: ANSWER_PATIENCE,
-            owes: false,
-            gauges: Gauges::default(),
-            cpu_seen_ns: 0,
-        };
-        Ok((lane, ends))
+        let (patience, gauges) = (ANSWER_PATIENCE, Gauges::default());
+        let (owes, array_bytes, cpu_seen_ns) = (false, 0, 0);
+        let socket = ours;
+        Ok((Self { socket, window, array_bytes, patience, owes, gauges, cpu_seen_ns }, ends))
     }
 
     /// The lane with another patience than [`ANSWER_PATIENCE`].
@@ -158,17 +149,6 @@ impl SocketLane {
         Ok(resume)
     }
 
-    /// Has memory for an answer that the guest writes without a system call, which could not refuse it.
-    fn make_room(&mut self, array_bytes: usize) -> Result<(), GuestError> {
-        if array_bytes <= self.room_bytes {
-            return Ok(());
-        }
-        memfd::allocate(&self.window, ANSWER_OFFSET as u64, array_bytes as u64)
-            .map_err(|error| GuestError::Daemon { doing: "making room in a window", error })?;
-        self.room_bytes = array_bytes;
-        Ok(())
-    }
-
     /// Copies `count` elements of the answer's array.
     fn take_array<T>(
         &mut self,
@@ -234,7 +214,6 @@ impl Lane for SocketLane {
 
     fn fetch(&mut self, pages: &[u32], fetched: &mut Fetched) -> Result<(), GuestError> {
         assert!(pages.len() <= FETCH_PAGES_MAX, "a fetch request of {} pages", pages.len());
-        self.make_room((1 + pages.len()) * PAGE_BYTES)?;
         let answer = self.ask("pages", of_pages(op::FETCH, pages), pages.as_bytes())?;
         let count = check::exact_count(&answer, pages.len())?;
         self.take_array(0, count, &mut fetched.given)?;
@@ -290,7 +269,7 @@ impl Lane for SocketLane {
         if self.array_bytes > QUIET_BYTES {
             // If it fails, the memory is kept for the next answer.
             let _ = memfd::punch(&self.window, 0, WINDOW_BYTES as u64);
-            (self.array_bytes, self.room_bytes) = (0, 0);
+            self.array_bytes = 0;
         }
     }
 

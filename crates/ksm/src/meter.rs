@@ -9,8 +9,8 @@ use crate::PilotError;
 
 /// ksmd moves each page from one count to another and back while it looks at it, and a reader of four
 /// files sees neither or both: counts that were read while it ran are read again, after it was given so
-/// long to end its batch. The last are more than most batches take.
-const ITEM_WAITS_US: [u64; 6] = [100, 200, 400, 800, 1600, 3200];
+/// long to end its batch. All together are more than most batches take, each less than a rest.
+const ITEM_WAITS_US: [u64; 10] = [100, 200, 400, 800, 800, 800, 800, 800, 800, 800];
 
 /// What ksmd had done at some instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The third phase: newly shared contents get slots, and the slots their contents.
+//! Newly shared contents get slots, and the slots their contents.
 //!
 //! Contents are copied from the home of each class, digested here once more, and written only if
 //! they are what the class was found by: a guest that lied about a digest, or wrote to the page

@@ -362,7 +362,9 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         plan.commit(domain);
         spread(domain);
     }
-    ask_guests(domains, workers, |state| state.merges.len(), apply);
+    // A guest that was short of mappings may not be any more.
+    let asked = |state: &State| state.merges.len() + usize::from(state.mappings_short);
+    ask_guests(domains, workers, asked, apply);
     domains.values_mut().for_each(Domain::sweep);
 }
 

@@ -51,15 +51,6 @@ pub fn reopen_read_only(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Has memory for a range, at the expense of who calls: nobody who touches it later is refused any. What
-/// is there stays. Whole pages only.
-///
-/// # Errors
-/// The kernel's; `StorageFull` and `OutOfMemory` when there is none.
-pub fn allocate(file: impl AsFd, offset_bytes: u64, bytes: u64) -> io::Result<()> {
-    Ok(fallocate(file, FallocateFlags::KEEP_SIZE, offset_bytes, bytes)?)
-}
-
 /// Gives the memory of a range back; it reads as zeros afterwards, **in every mapping** that still
 /// shows it. Whole pages only.
 ///
@@ -116,17 +107,6 @@ mod tests {
         let mut bytes = [1; 2];
         file.read_exact_at(&mut bytes, 2 * 4096 - 1).unwrap();
         assert_eq!(bytes, [7, 0]);
-    }
-
-    #[test]
-    fn room_is_made_around_what_is_there() {
-        let file = create("test", MIB).unwrap();
-        file.write_all_at(&[7; 4096], 4096).unwrap();
-        allocate(&file, 0, 3 * 4096).unwrap();
-        assert_eq!(allocated_bytes(&file).unwrap(), 3 * 4096);
-        let mut bytes = [1; 2];
-        file.read_exact_at(&mut bytes, 4095).unwrap();
-        assert_eq!(bytes, [0, 7]);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! A request is checked ([`request`](super::request)), its array copied out of the window and checked
 //! again, the work done with a [`Worker`], the answer's array written to the window and its header
 //! sent. Arrays are read and written by system calls: a peer that scribbles on them gets its own
-//! scribbles. Pages are written to a mapping, which costs a third of pwritev(2); a window that could
-//! shrink, and make that a fault in the VMM, is refused.
+//! scribbles. Pages are written to a mapping, which costs a third of pwritev(2). That must never be a
+//! fault in the VMM: a window that could shrink is refused, and memory for the pages is there before they
+//! are written. A daemon, which the guest trusts with more than that, could still take it away meanwhile
+//! on a machine that has none left.
 //!
 //! One thread owns a lane. It ends when the daemon closes its end, when [`Session`](super::session)
 //! shuts the socket down, or when the peer breaks the protocol.
@@ -17,8 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_page::DigestKey;
-use bindery_sys::{mapping::Mapping, memfd, socket, thread};
-use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
+use bindery_sys::mapping::{self, Mapping};
+use bindery_sys::{memfd, socket, thread};
+use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::children::Children;
@@ -68,8 +71,8 @@ pub(super) struct Lane {
     parts: Parts,
     worker: Worker,
     arrays: Arrays,
-    /// Since pages were fetched first.
-    mapped_window: Option<Mapping>,
+    /// The window, for pages that are fetched.
+    mapped_window: Mapping,
 }
 
 /// What became of a request.
@@ -85,10 +88,11 @@ enum Outcome {
 
 impl Lane {
     /// # Errors
-    /// When memory or mappings run out.
+    /// When memory or mappings run out, or for a window that can become shorter.
     pub(super) fn new(parts: Parts) -> io::Result<Self> {
         let worker = parts.space.worker()?;
-        Ok(Self { parts, worker, arrays: Arrays::default(), mapped_window: None })
+        let mapped_window = map_window(&parts.window)?;
+        Ok(Self { parts, worker, arrays: Arrays::default(), mapped_window })
     }
 
     /// Serves requests until the daemon closes the lane or the session ends.
@@ -157,7 +161,7 @@ impl Lane {
             Task::Survey(range) => return self.scan(range, Sought::Present),
             Task::Lost => self.lost(),
             Task::Digest { pages } => self.digest(pages),
-            Task::Fetch { pages } => self.fetch(pages),
+            Task::Fetch { pages } => return self.fetch(pages),
             Task::Merge { store, runs } => match self.read_runs(runs) {
                 Ok(true) => self.merge(store),
                 Ok(false) => return Outcome::Refused,
@@ -200,26 +204,30 @@ impl Lane {
         Ok(array_of(digests.len(), None))
     }
 
-    fn fetch(&mut self, pages: usize) -> io::Result<Answer> {
-        let to = self.fetched_to()?;
+    fn fetch(&mut self, pages: usize) -> Outcome {
+        let bytes = (1 + pages) * PAGE_BYTES;
+        assert!(pages <= FETCH_PAGES_MAX, "a request of {pages} pages was checked");
+        let answer = HostAddress(self.mapped_window.as_ptr() as usize + ANSWER_OFFSET);
+        // So that a lack of memory is an error: a write that finds none is a fault in the VMM.
+        // SAFETY: this part of the window is ours to write, and its bytes stay what they are.
+        let room = unsafe { mapping::advise(answer, bytes, libc::MADV_POPULATE_WRITE) };
+        match room.map(|()| self.copy(pages, answer.plus_pages(1))) {
+            Ok(copied) => copied.map_or_else(Outcome::Broken, Outcome::Done),
+            Err(error) => Outcome::Failed(error),
+        }
+    }
+
+    /// Copies pages into the window, from `to` on.
+    fn copy(&mut self, pages: usize, to: HostAddress) -> io::Result<Answer> {
         let (window, Arrays { pages: wanted, outcomes: flags, .. }) =
             (&self.parts.window, &mut self.arrays);
         read_array(window, pages, wanted)?;
         flags.clear();
-        assert!(wanted.len() <= FETCH_PAGES_MAX, "a request of {} pages was checked", wanted.len());
-        // SAFETY: the window is as long as its mapping, which ends with the longest answer.
-        unsafe { self.worker.copy(wanted, to, |found| flags.push(found.into())) };
+        // SAFETY: the window is mapped for as many pages, and whoever else writes there spoils only
+        // what is read from there.
+        unsafe { self.worker.copy(wanted, to.0 as *mut u8, |found| flags.push(found.into())) };
         write_array(window, 0, flags)?;
         Ok(array_of(flags.len(), None))
-    }
-
-    /// Where the first page goes that is fetched.
-    fn fetched_to(&mut self) -> io::Result<*mut u8> {
-        let window = match self.mapped_window.take() {
-            Some(window) => window,
-            None => map_window(&self.parts.window)?,
-        };
-        Ok(self.mapped_window.insert(window).as_ptr().wrapping_add(ANSWER_OFFSET + PAGE_BYTES))
     }
 
     /// Copies the runs out of the window. False if they make no sense.

@@ -3,7 +3,7 @@
 //! One request is outstanding at a time. A request is one 64-byte [`Request`] on the lane's
 //! `SOCK_SEQPACKET` socket, with its array (if any) at the start of the window; an answer is one
 //! 64-byte [`Answer`], with its array at [`ANSWER_OFFSET`]. The window is a memfd of
-//! [`WINDOW_BYTES`] made by the daemon, sealed against shrinking, and mapped by both.
+//! [`WINDOW_BYTES`] made by the daemon and sealed at that length: a shim maps it, and refuses another.
 //!
 //! All integers are little-endian and naturally aligned; unused fields are zero.
 
@@ -43,7 +43,8 @@ pub mod op {
     pub const DIGEST: u32 = 3;
     /// Give the bytes of the pages named (`u32` each, at most
     /// [`FETCH_PAGES_MAX`](super::FETCH_PAGES_MAX)). Answer: one flag byte each (1 given, 0
-    /// absent), padded to 4096 bytes, then 4096 bytes for each page named.
+    /// absent), padded to 4096 bytes, then 4096 bytes for each page named, which
+    /// mean nothing for one that is absent.
     pub const FETCH: u32 = 4;
     /// Merge the runs named ([`Run`](super::Run) each) with store `store`. Answer: one
     /// [`outcome`](super::outcome) byte for each page, in the order of the runs.

@@ -91,8 +91,8 @@ impl Ksmd {
         ns.map(Duration::from_nanos).ok_or_else(|| invalid(&text))
     }
 
-    /// Which of its rests it is in, counted since boot; `None` while it has work in hand. It did nothing
-    /// between two looks that find it in the same one. About 5 µs.
+    /// Which of its rests it is in, counted since boot; `None` while it has work in hand. It looked at no
+    /// page between two looks that find it in the same one. About 5 µs.
     ///
     /// # Errors
     /// The kernel's.
