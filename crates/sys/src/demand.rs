@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bindery_units::{HostAddress, PAGE_BYTES};
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use crate::mapped::{View, runs_mapped};
 use crate::mapping::Mapping;
@@ -93,13 +92,9 @@ impl Demand {
     /// # Panics
     /// As for `new`.
     pub fn attach(file: File, bytes: usize, source: Arc<dyn Source>) -> io::Result<Self> {
-        let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        let needed = SealFlags::SHRINK | SealFlags::GROW;
-        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(needed)) {
-            return refuse("not a file of memory of a fixed length");
-        }
-        if fstat(&file)?.st_size.cast_unsigned() != bytes as u64 {
-            return refuse("memory of another length");
+        if !memfd::is_fixed(&file, bytes as u64) {
+            let why = format!("not a file of memory of a fixed length of {bytes} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         Self::with(file, bytes, source)
     }
