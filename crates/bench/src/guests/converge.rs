@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use bindery_testkit::machine::{MemorySnapshot, drop_caches};
+use bindery_testkit::machine::{MemorySnapshot, back_free_memory, drop_caches};
 use bindery_units::{ByteCount, PAGE_BYTES};
 
 use super::{Options, fleet::Fleet};
@@ -57,6 +57,8 @@ pub(super) fn run(engine: &Engine, options: &Options) -> Result<Measured> {
     let mut fleet = Fleet::boot(&merger, &options.kinds(), options.memory_mib)?;
     let digests = fleet.digest_images()?;
     fleet.work()?;
+    // Less than this is what contents and tables take.
+    back_free_memory(ByteCount(options.memory().0 / 4));
     let (before, mappings) = (Memory::now(&fleet)?, fleet.mappings()?);
     let samples = watch(&merger, &fleet)?;
     let (after, metadata) = (Memory::now(&fleet)?, merger.metadata()?);

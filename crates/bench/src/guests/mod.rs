@@ -19,6 +19,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use bindery_testkit::guest::ImageKind;
+use bindery_units::ByteCount;
 use serde::Serialize;
 
 use crate::{
@@ -46,6 +47,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// The memory of all guests.
+    fn memory(&self) -> ByteCount {
+        ByteCount((u64::from(self.servers + self.databases) * u64::from(self.memory_mib)) << 20)
+    }
+
     fn kinds(&self) -> Vec<ImageKind> {
         let of = |kind, count: u32| std::iter::repeat_n(kind, count as usize);
         of(ImageKind::Server, self.servers).chain(of(ImageKind::Database, self.databases)).collect()

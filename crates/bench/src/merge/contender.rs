@@ -6,8 +6,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bindery_testkit::machine::MemorySnapshot;
-use bindery_units::PAGE_BYTES;
+use bindery_testkit::machine::{MemorySnapshot, back_free_memory};
 
 use super::dataset::Dataset;
 use crate::{
@@ -37,20 +36,11 @@ pub(crate) fn wait_until_merged(merger: &Merger, dataset: &Dataset) -> Result<()
     }
 }
 
-/// Touches as much memory as contents that differ take, and gives it back. On a machine that is a guest
-/// itself, what was not touched since its host took it costs faults there, and hosts take free memory at
-/// any time: contenders would be charged by what ran before them.
-fn back_free_memory(dataset: &Dataset) {
-    let pages = u64::from(dataset.processes * dataset.pages) - dataset.duplicates();
-    let bytes = pages as usize * PAGE_BYTES;
-    drop(std::hint::black_box(vec![1_u8; bytes]));
-}
-
 /// Runs `engine` over fresh processes until 98% of their duplicates are merged.
 pub(super) fn converge(engine: &Engine, dataset: &Dataset, program: &Path) -> Result<Measured> {
     let merger = Merger::start(engine)?;
     let mut crowd = Crowd::start(&merger, dataset, program)?;
-    back_free_memory(dataset);
+    back_free_memory(dataset.contents());
     let used_before = MemorySnapshot::take()?.used();
     let (wall, cpu) = (Instant::now(), merger.cpu_time(&crowd)?);
     crowd.merge()?;

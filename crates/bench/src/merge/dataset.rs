@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use bindery_units::PAGE_BYTES;
+use bindery_units::{ByteCount, PAGE_BYTES};
 use serde::Serialize;
 
 /// What pages look like.
@@ -65,6 +65,13 @@ impl Dataset {
     #[must_use]
     pub fn duplicates(&self) -> u64 {
         u64::from(self.image_pages()) * u64::from(self.processes - 1)
+    }
+
+    /// The memory that contents which differ take.
+    #[must_use]
+    pub fn contents(&self) -> ByteCount {
+        let pages = u64::from(self.processes * self.pages) - self.duplicates();
+        ByteCount(pages * PAGE_BYTES as u64)
     }
 
     /// The seed of each page of process `process`, in order of its pages.

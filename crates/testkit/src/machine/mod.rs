@@ -15,5 +15,5 @@ pub use cgroup::{BlockDevice, ControlGroup, DeviceRate};
 pub use cpu::{ThreadTime, thread_cpu_times};
 pub use frames::{FrameError, physical_frames};
 pub use ksm::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
-pub use memory::{MemorySnapshot, ProcessMemory, drop_caches, sum_pss};
+pub use memory::{MemorySnapshot, ProcessMemory, back_free_memory, drop_caches, sum_pss};
 pub use setting::{MAX_MAP_COUNT, SettingError, SettingGuard};
