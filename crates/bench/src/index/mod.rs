@@ -26,6 +26,8 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 use bindery_page::DigestKey;
+use bindery_testkit::machine::back_free_memory;
+use bindery_units::ByteCount;
 use serde::Serialize;
 
 use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns};
@@ -129,6 +131,9 @@ const CONTENDERS: [(Who, &str); 8] = [
 const BOUNDS: [(Who, &str); 2] =
     [(Who::BoundByDigest, "no index, by digest"), (Who::BoundByContent, "no index, by content")];
 
+/// More than any contender takes for a key that it has.
+const BYTES_A_KEY: u64 = 256;
+
 /// Measures every data set with every number of keys.
 ///
 /// # Errors
@@ -154,33 +159,36 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(Report { comparisons })
 }
 
-/// Contenders and numbers of threads are all interleaved, so that rates with one thread and with
-/// two are comparable too.
+/// Contenders take turns, each with all its numbers of threads one after the other: what one gains from
+/// a second thread is told within a second of its own, in which a noisy machine changes least.
 fn compete(
     plan: Plan,
     setting: Setting<'_>,
     threads: &[u64],
     rounds: usize,
 ) -> Result<Vec<Threads>> {
-    let all = || CONTENDERS.into_iter().chain(BOUNDS);
-    let turns: Vec<(u64, Who, &str)> =
-        threads.iter().flat_map(|threads| all().map(|(who, name)| (*threads, who, name))).collect();
-    let names: Vec<String> = turns.iter().map(|(_, _, name)| (*name).to_owned()).collect();
+    let turns: Vec<(Who, &str, u64)> = CONTENDERS
+        .into_iter()
+        .chain(BOUNDS)
+        .flat_map(|(who, name)| threads.iter().map(move |threads| (who, name, *threads)))
+        .collect();
+    let names: Vec<String> = turns.iter().map(|(_, name, _)| (*name).to_owned()).collect();
     let mut lines: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-    let mut sets = take_turns(rounds, &names, |turn| {
-        let (threads, who, _) = turns[turn];
+    let sets = take_turns(rounds, &names, |turn| {
+        let (who, _, threads) = turns[turn];
         if threads > 1 {
             lines.entry(threads).or_default().extend(processors::line_round_trip_ns());
         }
+        back_free_memory(ByteCount(plan.keys() * BYTES_A_KEY));
         Ok(take_part(who, plan, setting, threads))
-    })?
-    .into_iter();
-    let runs = threads.iter().map(|threads| {
-        let contenders = sets.by_ref().take(CONTENDERS.len()).collect();
-        let bounds = sets.by_ref().take(BOUNDS.len()).collect();
-        let lines = lines.get(threads).filter(|lines| !lines.is_empty());
+    })?;
+    let runs = threads.iter().enumerate().map(|(at, of)| {
+        let mut contenders: Vec<SampleSet> =
+            sets.iter().skip(at).step_by(threads.len()).cloned().collect();
+        let bounds = contenders.split_off(CONTENDERS.len());
+        let lines = lines.get(of).filter(|lines| !lines.is_empty());
         let line_round_trip_ns = lines.map(|lines| median(lines));
-        Threads { threads: *threads, line_round_trip_ns, contenders, bounds }
+        Threads { threads: *of, line_round_trip_ns, contenders, bounds }
     });
     Ok(runs.collect())
 }
