@@ -57,7 +57,7 @@ pub(super) fn run(engine: &Engine, options: &Options) -> Result<Measured> {
     let mut fleet = Fleet::boot(&merger, &options.kinds(), options.memory_mib)?;
     let digests = fleet.digest_images()?;
     fleet.work()?;
-    // Less than this is what contents and tables take.
+    // Contents and tables take less than this.
     back_free_memory(ByteCount(options.memory().0 / 4));
     let (before, mappings) = (Memory::now(&fleet)?, fleet.mappings()?);
     let samples = watch(&merger, &fleet)?;
