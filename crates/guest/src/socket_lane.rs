@@ -59,12 +59,11 @@ impl SocketLane {
     /// # Errors
     /// The kernel's, when descriptors or memory are short.
     pub fn open() -> io::Result<(Self, LaneEnds)> {
-        let (ours, theirs) = seqpacket_pair()?;
+        let (socket, theirs) = seqpacket_pair()?;
         let window = memfd::create("bindery-lane", WINDOW_BYTES as u64)?;
         let ends = LaneEnds { socket: theirs, window: window.try_clone()? };
         let (patience, gauges) = (ANSWER_PATIENCE, Gauges::default());
         let (owes, array_bytes, cpu_seen_ns) = (false, 0, 0);
-        let socket = ours;
         Ok((Self { socket, window, array_bytes, patience, owes, gauges, cpu_seen_ns }, ends))
     }
 

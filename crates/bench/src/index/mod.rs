@@ -131,7 +131,7 @@ const CONTENDERS: [(Who, &str); 8] = [
 const BOUNDS: [(Who, &str); 2] =
     [(Who::BoundByDigest, "no index, by digest"), (Who::BoundByContent, "no index, by content")];
 
-/// More than any contender takes for a key that it has.
+/// Free memory that is touched before each turn, for each key.
 const BYTES_A_KEY: u64 = 256;
 
 /// Measures every data set with every number of keys.
