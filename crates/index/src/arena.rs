@@ -4,7 +4,7 @@
 //! reached by number, through one array of chunk pointers whose length is fixed when the arena is
 //! made. A chunk is 256 KiB. The first ones are allocated one by one, so that a small index is
 //! small; from then on, eight at a time come as one block of the size of a huge page, by when that
-//! is at most a quarter more than what is in use. Memory goes back when the arena is dropped.
+//! is little more than a quarter of what is in use. Memory goes back when the arena is dropped.
 //!
 //! Concurrency: any thread may [`ensure`](Arena::ensure) a chunk and read rows of chunks that have
 //! been ensured. Rows are atomics inside; the arena itself never writes them.
@@ -69,6 +69,21 @@ impl<R: Zeroable> Arena<R> {
             self.publish(chunk, rows);
         }
         true
+    }
+
+    /// Makes the next block exist if `rows`, which are being given out now, begin the last chunk
+    /// before it. Each row is given out once: so one thread zeroes the block, and those that come to
+    /// it later do not each make one, of which all but one are thrown away.
+    pub(crate) fn ensure_ahead(&self, rows: Range<u32>) {
+        let Some(last) = rows.end.checked_sub(1) else { return };
+        let chunk = last / Self::CHUNK_ROWS;
+        let begins_chunk = rows.contains(&(chunk * Self::CHUNK_ROWS));
+        let next = chunk + 1;
+        let begins_block = next >= SINGLE_CHUNKS && block_of(next).start == next;
+        if begins_chunk && begins_block && (next as usize) < self.chunks.len() {
+            // Where there is no memory, whoever needs it is told.
+            self.ensure(next * Self::CHUNK_ROWS);
+        }
     }
 
     /// Where the block that holds these chunks starts: its first chunk says.
@@ -195,6 +210,26 @@ mod tests {
             assert_eq!(arena.get(row).load(Ordering::Relaxed), u64::from(row) + 1);
         }
         assert!(arena.allocated_bytes() >= u64::from(chunks * CHUNK * 8));
+    }
+
+    #[test]
+    fn a_block_is_there_before_the_last_chunk_ahead_of_it_is_used_up() {
+        let arena = Arena::<AtomicU64>::new((SINGLE_CHUNKS + 2 * BLOCK_CHUNKS) * CHUNK);
+        let begins = |chunk: u32| {
+            arena.ensure_ahead(chunk * CHUNK - 1..chunk * CHUNK + 1);
+            arena.get_checked((chunk + 1) * CHUNK).is_some()
+        };
+        // A chunk that is allocated alone is not worth it, nor is one in the middle of a block.
+        assert!(!begins(1) && !begins(SINGLE_CHUNKS - 2) && begins(SINGLE_CHUNKS - 1));
+        let block = SINGLE_CHUNKS + BLOCK_CHUNKS;
+        assert!(arena.get_checked(block * CHUNK).is_none());
+        arena.ensure_ahead((block - 1) * CHUNK + 1..(block - 1) * CHUNK + 9);
+        assert!(arena.get_checked(block * CHUNK).is_none(), "its first row is another's");
+        assert!(begins(block - 1));
+        // Nothing comes after the last.
+        let end = block + BLOCK_CHUNKS;
+        arena.ensure_ahead((end - 1) * CHUNK..end * CHUNK);
+        arena.ensure_ahead(0..0);
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl<T: Zeroable> Drop for Block<T> {
 
 #[cfg(not(loom))]
 mod allocation {
-    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
     use std::ptr::NonNull;
 
     use super::Zeroable;
@@ -88,10 +88,16 @@ mod allocation {
     pub(super) fn zeroed<T: Zeroable>(len: usize) -> Option<NonNull<T>> {
         const { assert!(size_of::<T>() != 0 && !std::mem::needs_drop::<T>()) };
         let layout = layout::<T>(len);
-        // SAFETY: the layout is not of size zero: the type is not, asserted above, nor the length.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        if layout.align() < HUGE_PAGE {
+            // SAFETY: the layout is not of size zero: the type is not, asserted above, nor the length.
+            return NonNull::new(unsafe { alloc_zeroed(layout) }).map(NonNull::cast);
+        }
+        // SAFETY: as above.
+        let start = NonNull::new(unsafe { alloc(layout) })?;
+        // Before the zeroes: what an allocator is to align it zeroes by writing, and what was
+        // written to once has its pages.
         #[cfg(all(target_os = "linux", not(miri)))]
-        if layout.align() == HUGE_PAGE {
+        {
             let address = bindery_units::HostAddress(start.as_ptr() as usize);
             // SAFETY: this advice changes how memory is backed, not what is in it; the range is
             // the block just allocated.
@@ -100,6 +106,8 @@ mod allocation {
                 bindery_sys::mapping::advise(address, layout.size(), libc::MADV_HUGEPAGE)
             });
         }
+        // SAFETY: the block just allocated is as long.
+        unsafe { start.write_bytes(0, layout.size()) };
         // `Zeroable` promises that zeroes are valid.
         Some(start.cast())
     }
