@@ -30,8 +30,9 @@ pub enum Sought {
 impl Sought {
     fn query(self) -> Query {
         let own = category::WP_ALLOWED | category::PRESENT | category::ZERO;
+        // Mappings of the store are not of the kind that is required, and passed over whole: so no
+        // page needs to be asked whether it is a file's, which costs the kernel a cache miss each.
         match self {
-            // Mappings of the store are not of the kind that is required, and passed over whole.
             Self::Written => Query {
                 require: own | category::WRITTEN,
                 invert: category::ZERO,
@@ -40,8 +41,8 @@ impl Sought {
                 ..Query::default()
             },
             Self::Present => Query {
-                require: own | category::FILE,
-                invert: category::ZERO | category::FILE,
+                require: own,
+                invert: category::ZERO,
                 report: category::PRESENT,
                 protect: true,
                 ..Query::default()
