@@ -214,20 +214,22 @@ mod tests {
 
     #[test]
     fn a_block_is_there_before_the_last_chunk_ahead_of_it_is_used_up() {
-        let arena = Arena::<AtomicU64>::new((SINGLE_CHUNKS + 2 * BLOCK_CHUNKS) * CHUNK);
-        let begins = |chunk: u32| {
-            arena.ensure_ahead(chunk * CHUNK - 1..chunk * CHUNK + 1);
+        let (block, next) = (SINGLE_CHUNKS, SINGLE_CHUNKS + BLOCK_CHUNKS);
+        let end = next + BLOCK_CHUNKS;
+        let arena = Arena::<AtomicU64>::new(end * CHUNK);
+        let leads_on = |chunk: u32| {
+            arena.ensure_ahead(chunk * CHUNK..chunk * CHUNK + 1);
             arena.get_checked((chunk + 1) * CHUNK).is_some()
         };
-        // A chunk that is allocated alone is not worth it, nor is one in the middle of a block.
-        assert!(!begins(1) && !begins(SINGLE_CHUNKS - 2) && begins(SINGLE_CHUNKS - 1));
-        let block = SINGLE_CHUNKS + BLOCK_CHUNKS;
-        assert!(arena.get_checked(block * CHUNK).is_none());
-        arena.ensure_ahead((block - 1) * CHUNK + 1..(block - 1) * CHUNK + 9);
-        assert!(arena.get_checked(block * CHUNK).is_none(), "its first row is another's");
-        assert!(begins(block - 1));
+        // One that is allocated alone is not worth it, nor is one in the midst of a block.
+        assert!(!leads_on(block - 2) && !leads_on(next));
+        assert!(leads_on(block - 1));
+        // Not for who has the chunk's second row, but for who has its first.
+        arena.ensure_ahead((next - 1) * CHUNK + 1..next * CHUNK);
+        assert!(arena.get_checked(next * CHUNK).is_none());
+        arena.ensure_ahead((next - 1) * CHUNK - 1..(next - 1) * CHUNK + 1);
+        assert!(arena.get_checked(next * CHUNK).is_some());
         // Nothing comes after the last.
-        let end = block + BLOCK_CHUNKS;
         arena.ensure_ahead((end - 1) * CHUNK..end * CHUNK);
         arena.ensure_ahead(0..0);
     }

@@ -138,3 +138,41 @@ mod allocation {
         drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(start, len).as_ptr()) });
     }
 }
+
+#[cfg(all(test, target_os = "linux", not(any(loom, miri))))]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use bindery_sys::mapping::{HUGE_PAGE_BYTES, Mapping};
+    use bindery_sys::pagemap::{Extent, Pagemap, Query, category};
+    use bindery_units::HostAddress;
+
+    use super::*;
+
+    /// Sixteen huge pages: that none at all is to be had of so many is unlikely, where there are any.
+    const BYTES: usize = 16 * HUGE_PAGE_BYTES;
+
+    fn has_huge_pages(start: *const u8) -> bool {
+        let query = Query { require: category::HUGE, report: category::HUGE, ..Query::default() };
+        let mut extents = [Extent::default(); 16];
+        let pagemap = Pagemap::of_self().expect("pagemap");
+        let start = HostAddress(start as usize);
+        pagemap.scan(start, BYTES, query, &mut extents).is_ok_and(|scanned| scanned.extents > 0)
+    }
+
+    #[test]
+    fn a_long_block_is_zero_and_on_huge_pages_where_there_are_any() {
+        let block = Block::<AtomicU64>::new(BYTES / size_of::<AtomicU64>()).unwrap();
+        assert!(block.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        let asked_for = Mapping::huge(BYTES).unwrap();
+        for at in (0..BYTES).step_by(HUGE_PAGE_BYTES) {
+            // SAFETY: the mapping is this test's own, writable and as long.
+            unsafe { asked_for.as_ptr().add(at).write(1) };
+        }
+        if !has_huge_pages(asked_for.as_ptr()) {
+            eprintln!("SKIPPED: no huge pages are given to those who ask for them here");
+            return;
+        }
+        assert!(has_huge_pages(block.start.as_ptr().cast()), "asked for too late");
+    }
+}

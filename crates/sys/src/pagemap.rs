@@ -24,6 +24,8 @@ pub mod category {
     pub const SWAPPED: u64 = 1 << 4;
     /// The kernel's zero page.
     pub const ZERO: u64 = 1 << 5;
+    /// Part of a huge page that is mapped as such.
+    pub const HUGE: u64 = 1 << 6;
 }
 
 /// Consecutive pages of the same categories.
