@@ -74,42 +74,55 @@ mod allocation {
     use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
     use std::ptr::NonNull;
 
-    use super::Zeroable;
+    use bindery_sys::mapping::HUGE_PAGE_BYTES;
 
-    const HUGE_PAGE: usize = 2 << 20;
+    use super::Zeroable;
 
     fn layout<T>(len: usize) -> Layout {
         let layout = Layout::array::<T>(len).expect("a block is smaller than the address space");
-        let aligned =
-            if layout.size() < HUGE_PAGE { Ok(layout) } else { layout.align_to(HUGE_PAGE) };
+        let aligned = if layout.size() < HUGE_PAGE_BYTES {
+            Ok(layout)
+        } else {
+            layout.align_to(HUGE_PAGE_BYTES)
+        };
         aligned.expect("a block is smaller than the address space")
     }
 
     pub(super) fn zeroed<T: Zeroable>(len: usize) -> Option<NonNull<T>> {
         const { assert!(size_of::<T>() != 0 && !std::mem::needs_drop::<T>()) };
         let layout = layout::<T>(len);
-        if layout.align() < HUGE_PAGE {
-            // SAFETY: the layout is not of size zero: the type is not, asserted above, nor the length.
-            return NonNull::new(unsafe { alloc_zeroed(layout) }).map(NonNull::cast);
+        // SAFETY: the layout is not of size zero: the type is not, asserted above, nor the length.
+        let start = unsafe {
+            if layout.align() < HUGE_PAGE_BYTES { alloc_zeroed(layout) } else { alloc_huge(layout) }
+        };
+        // `Zeroable` promises that zeroes are valid.
+        NonNull::new(start).map(NonNull::cast)
+    }
+
+    /// Zeroed memory on huge pages, if there are any. Advised before it is zeroed: what an allocator
+    /// is to align it zeroes by writing, and what was written to once has its pages.
+    ///
+    /// # Safety
+    /// As for [`alloc`].
+    unsafe fn alloc_huge(layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let start = unsafe { alloc(layout) };
+        if start.is_null() {
+            return start;
         }
-        // SAFETY: as above.
-        let start = NonNull::new(unsafe { alloc(layout) })?;
-        // Before the zeroes: what an allocator is to align it zeroes by writing, and what was
-        // written to once has its pages.
         #[cfg(all(target_os = "linux", not(miri)))]
         {
-            let address = bindery_units::HostAddress(start.as_ptr() as usize);
+            let address = bindery_units::HostAddress(start as usize);
             // SAFETY: this advice changes how memory is backed, not what is in it; the range is
-            // the block just allocated.
+            // the memory just allocated.
             // That it fails means that the kernel has no huge pages: then there are none.
             drop(unsafe {
                 bindery_sys::mapping::advise(address, layout.size(), libc::MADV_HUGEPAGE)
             });
         }
-        // SAFETY: the block just allocated is as long.
+        // SAFETY: the memory just allocated is as long.
         unsafe { start.write_bytes(0, layout.size()) };
-        // `Zeroable` promises that zeroes are valid.
-        Some(start.cast())
+        start
     }
 
     /// # Safety

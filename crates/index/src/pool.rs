@@ -164,10 +164,10 @@ impl<S: Slots> Pool<S> {
                 Err(current) => start = current,
             }
         };
-        // Of a row that two cuts share, the first has it.
-        let rows = [start, end].map(|ordinal| (ordinal as u32).div_ceil(S::PER_ROW));
-        self.arena.ensure_ahead(rows[0]..rows[1]);
         shard.stock(start as u32 + 1, end as u32);
+        // A row that two cuts share is the first one's.
+        let [first, after] = [start, end].map(|ordinal| (ordinal as u32).div_ceil(S::PER_ROW));
+        self.arena.ensure_ahead(first..after);
         Some(id_of::<S>(start as u32))
     }
 }
