@@ -29,24 +29,18 @@ pub enum Sought {
 
 impl Sought {
     fn query(self) -> Query {
-        let own = category::WP_ALLOWED | category::PRESENT | category::ZERO;
+        let sought = match self {
+            Self::Written => category::WRITTEN,
+            Self::Present => category::PRESENT,
+        };
         // Mappings of the store are not of the kind that is required, and passed over whole: so no
         // page needs to be asked whether it is a file's, which costs the kernel a cache miss each.
-        match self {
-            Self::Written => Query {
-                require: own | category::WRITTEN,
-                invert: category::ZERO,
-                report: category::WRITTEN,
-                protect: true,
-                ..Query::default()
-            },
-            Self::Present => Query {
-                require: own,
-                invert: category::ZERO,
-                report: category::PRESENT,
-                protect: true,
-                ..Query::default()
-            },
+        Query {
+            require: category::WP_ALLOWED | category::PRESENT | category::ZERO | sought,
+            invert: category::ZERO,
+            report: sought,
+            protect: true,
+            ..Query::default()
         }
     }
 }
