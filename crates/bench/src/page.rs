@@ -289,8 +289,9 @@ fn examine_contenders<'a>(set: &Set<'a>) -> Vec<Work<'a>> {
     works.extend(Form::available().map(|form| {
         let key = key.clone();
         Work::checked(&format!("examine_at {}", form.name()), set, move |page| {
+            let (page, next) = (page.0.as_ptr(), page.0.as_ptr().wrapping_add(PAGE_BYTES));
             // SAFETY: the page is borrowed, so readable, and aligned to 4096.
-            answer(unsafe { form.examine_at(page.0.as_ptr(), &key) })
+            answer(unsafe { form.examine_at(page, next, &key) })
         })
     }));
     let owned_key = key.clone();

@@ -38,6 +38,9 @@ pub struct Form {
     pub(crate) equal: unsafe fn(*const u8, *const u8) -> bool,
     pub(crate) equal_at: unsafe fn(*const u8, *const u8) -> bool,
     pub(crate) copy_at: unsafe fn(*const u8, *mut u8) -> bool,
+    /// Has the processor fetch the first lines of a page while something else is computed, where
+    /// that pays. Any address does: fetching ahead never faults.
+    pub(crate) fetch_ahead: fn(*const u8),
 }
 
 /// Room for a copy of a page, on the stack.
@@ -128,10 +131,14 @@ impl Form {
     /// # Safety
     /// What [`crate::is_zero_at`] asks for.
     #[must_use]
-    pub unsafe fn examine_at(&self, page: *const u8, key: &DigestKey) -> Examined {
+    pub unsafe fn examine_at(&self, page: *const u8, next: *const u8, key: &DigestKey) -> Examined {
         let examine = |is_zero, copy: &_| match is_zero {
             true => Examined::Zero,
-            false => Examined::Content(key.digest(copy)),
+            false => {
+                // Memory has nothing to do while the copy is digested.
+                (self.fetch_ahead)(next);
+                Examined::Content(key.digest(copy))
+            }
         };
         // SAFETY: the caller's promise.
         unsafe { self.with_copy(page, examine) }

@@ -100,10 +100,13 @@ pub fn examine(page: &[u8; PAGE_BYTES], key: &DigestKey) -> Examined {
 /// Whether the page at `page` is zero and, if not, its digest under `key`, both of the same
 /// bytes: each is read from memory once.
 ///
+/// `next` is the page that the caller examines next, if it knows: where that pays, its first lines are
+/// fetched meanwhile. It is not read, and may be any address.
+///
 /// # Safety
-/// What [`is_zero_at`] asks for.
+/// What [`is_zero_at`] asks for, of `page`.
 #[must_use]
-pub unsafe fn examine_at(page: *const u8, key: &DigestKey) -> Examined {
+pub unsafe fn examine_at(page: *const u8, next: *const u8, key: &DigestKey) -> Examined {
     // SAFETY: the caller promises what `Form::examine_at` asks for.
-    unsafe { Form::active().examine_at(page, key) }
+    unsafe { Form::active().examine_at(page, next, key) }
 }

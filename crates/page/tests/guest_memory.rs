@@ -55,11 +55,29 @@ fn nothing_outside_the_page_is_read() {
         unsafe {
             assert!(form.is_zero_at(a.page()), "{}", form.name());
             assert!(form.equal_at(a.page(), b.page()), "{}", form.name());
-            assert_eq!(form.examine_at(a.page(), &key), Examined::Zero, "{}", form.name());
+            let fence = a.page().wrapping_add(PAGE_BYTES);
+            assert_eq!(form.examine_at(a.page(), fence, &key), Examined::Zero, "{}", form.name());
             assert_eq!(
                 form.digest_at(a.page(), &key),
                 bindery_page::digest(&[0; PAGE_BYTES], &key)
             );
+        }
+    }
+}
+
+/// What is examined next is fetched ahead, and may not be there any more when its turn comes.
+#[test]
+fn what_is_fetched_ahead_may_be_any_address() {
+    let fenced = Fenced::new();
+    let (page, fence) = (fenced.page(), fenced.page().wrapping_add(PAGE_BYTES));
+    // SAFETY: the middle page is ours to write.
+    unsafe { page.write_bytes(1, PAGE_BYTES) };
+    let content = Examined::Content(bindery_page::digest(&[1; PAGE_BYTES], &key()));
+    for next in [ptr::null(), ptr::without_provenance(usize::MAX), fence.cast_const()] {
+        for form in Form::available() {
+            // SAFETY: the page is readable and aligned; what comes next need not be.
+            let examined = unsafe { form.examine_at(page, next, &key()) };
+            assert_eq!(examined, content, "{}", form.name());
         }
     }
 }
@@ -91,7 +109,7 @@ fn zero_and_digest_are_of_the_same_bytes() {
             let (mut zeroes, mut contents) = (0_u64, 0_u64);
             while Instant::now() < deadline {
                 // SAFETY: the page is readable and aligned; that it is written is allowed.
-                match unsafe { form.examine_at(fenced.page(), &key) } {
+                match unsafe { form.examine_at(fenced.page(), fenced.page(), &key) } {
                     Examined::Zero => zeroes += 1,
                     found => {
                         stop.store(found != content, Ordering::Relaxed);

@@ -21,11 +21,11 @@ pub(crate) static FORMS: &[&Form] = &[
 
 /// Instantiates the algorithms over `$vector` as `FORM`, which runs where `$is_detected`, and is
 /// to be preferred there where `$is_preferred`. The feature named, if any, is enabled in all of
-/// them.
+/// them. `$fetch_ahead` fetches what is read next, where that pays.
 macro_rules! instantiate {
     (
-        $name:literal, $vector:ty, detected: $is_detected:expr, preferred: $is_preferred:expr
-        $(, feature: $feature:literal)?
+        $name:literal, $vector:ty, detected: $is_detected:expr, preferred: $is_preferred:expr,
+        fetch_ahead: $fetch_ahead:expr $(, feature: $feature:literal)?
     ) => {
         /// The algorithms of `generic` over this module's vector.
         pub(crate) static FORM: crate::form::Form = crate::form::Form {
@@ -37,6 +37,7 @@ macro_rules! instantiate {
             equal: equal::<crate::vector::Owned>,
             equal_at: equal::<crate::vector::Shared>,
             copy_at,
+            fetch_ahead: $fetch_ahead,
         };
 
         $(#[target_feature(enable = $feature)])?

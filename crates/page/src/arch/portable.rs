@@ -2,7 +2,13 @@
 
 use crate::vector::Vector;
 
-super::instantiate!("portable", u64, detected: || true, preferred: || true);
+super::instantiate!(
+    "portable",
+    u64,
+    detected: || true,
+    preferred: || true,
+    fetch_ahead: |_| {}
+);
 
 // SAFETY: every bit pattern is an integer, and eight divides the page. No instruction set beyond
 // the target's own is used, so the methods ask for nothing.

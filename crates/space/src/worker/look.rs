@@ -101,21 +101,21 @@ impl Worker {
 
     /// Digests pages as they are now; a page that is written meanwhile gets some digest.
     pub fn digest(&mut self, pages: &[u32], key: &DigestKey, digests: &mut Vec<PageDigest>) {
-        let examine = |region: &Region, page| {
-            let bytes = region.address(PageIndex(page)).0 as *const u8;
+        let examine = |region: &Region, page, next| {
+            let [bytes, next] =
+                [page, next].map(|page| region.address(PageIndex(page)).0 as *const u8);
             // SAFETY: `look` gives a region that is mapped and stays so: a page is 4096 bytes,
             // aligned to as many.
-            match unsafe { bindery_page::examine_at(bytes, key) } {
+            match unsafe { bindery_page::examine_at(bytes, next, key) } {
                 Examined::Zero => PageDigest { kind: 1, digest: [0; 2] },
                 Examined::Content(digest) => PageDigest { kind: 2, digest: digest.to_words() },
             }
         };
         let Ok(()) = self.look(pages, |pages, region| {
-            digests.extend(
-                pages
-                    .iter()
-                    .map(|&page| region.map_or_else(PageDigest::default, |r| examine(r, page))),
-            );
+            let nexts = pages.iter().skip(1).chain(pages.last());
+            digests.extend(pages.iter().zip(nexts).map(|(&page, &next)| {
+                region.map_or_else(PageDigest::default, |region| examine(region, page, next))
+            }));
             Ok::<(), Infallible>(())
         });
     }

@@ -10,6 +10,7 @@ super::super::instantiate!(
     uint32x4_t,
     detected: || is_aarch64_feature_detected!("neon"),
     preferred: || true,
+    fetch_ahead: |_| {},
     feature: "neon"
 );
 

@@ -9,6 +9,7 @@ super::super::instantiate!(
     __m256i,
     detected: || is_x86_feature_detected!("avx2"),
     preferred: || true,
+    fetch_ahead: |_| {},
     feature: "avx2"
 );
 
