@@ -6,6 +6,7 @@
 mod metadata;
 
 use std::{
+    cell::RefCell,
     ffi::OsString,
     fmt,
     path::PathBuf,
@@ -18,7 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bindery_advisor::Mode;
 use bindery_host::{
     PERIODS,
-    client::Client,
+    client::{Client, ClientError},
     protocol::{Answer, Request},
     settings::Change,
     status::{AdvisorStatus, GuestStatus, HostStatus},
@@ -121,6 +122,9 @@ pub(crate) struct Daemon {
     socket: PathBuf,
     period: Duration,
     pace: Change,
+    /// Kept from one question to the next: asking how far it is would otherwise cost the daemon a
+    /// thread each time, which is charged to it as merging.
+    connection: RefCell<Option<Client>>,
     _stopped: KsmGuard,
     _directory: tempfile::TempDir,
 }
@@ -299,6 +303,7 @@ impl Daemon {
             socket,
             period,
             pace,
+            connection: RefCell::default(),
             _stopped: stopped,
             _directory: directory,
         };
@@ -312,7 +317,17 @@ impl Daemon {
     }
 
     fn ask(&self, request: &Request) -> Result<Answer> {
-        Ok(Client::connect(&self.socket)?.ask(request, Duration::from_secs(10))?)
+        let patience = Duration::from_secs(10);
+        let mut connection = self.connection.borrow_mut();
+        // A daemon hangs up on whoever has not asked for long.
+        let kept = connection.as_mut().map(|client| client.ask(request, patience));
+        match kept {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(ClientError::Failed(failure))) => Err(failure.into()),
+            Some(Err(_)) | None => {
+                Ok(connection.insert(Client::connect(&self.socket)?).ask(request, patience)?)
+            }
+        }
     }
 
     fn status(&self) -> Result<Box<HostStatus>> {
