@@ -30,6 +30,8 @@ pub(crate) struct StoreView {
     slots: u32,
     /// Whether the mapping was read since it last came to [`rest`](Self::rest).
     was_read: AtomicBool,
+    /// Whether it has page tables of what was read before that.
+    has_tables: AtomicBool,
     /// Pages of this process whose entry is `Merged` or `Bound` with this store.
     pages_mapped: AtomicU32,
 }
@@ -37,8 +39,8 @@ pub(crate) struct StoreView {
 impl StoreView {
     pub(crate) fn map(id: StoreId, file: OwnedFd, slots: u32) -> io::Result<Self> {
         let mapping = Mapping::shared(file.as_fd(), (slots as usize) << PAGE_SHIFT, false)?;
-        let (was_read, pages_mapped) = (AtomicBool::new(false), AtomicU32::new(0));
-        Ok(Self { id, file, mapping, slots, was_read, pages_mapped })
+        let (was_read, has_tables) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { id, file, mapping, slots, was_read, has_tables, pages_mapped: AtomicU32::new(0) })
     }
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
@@ -60,10 +62,12 @@ impl StoreView {
         self.mapping.as_ptr().wrapping_add(slot.at() << PAGE_SHIFT)
     }
 
-    /// Gives back the page tables of what was read of it: an eighth of a percent of the store, in
-    /// each guest.
+    /// Gives back the page tables of what was read of it, a fifth of a percent of the store in each
+    /// guest: not while it is being read, which would only have the next comparison make them again.
     fn rest(&self) {
         if self.was_read.swap(false, Ordering::Relaxed) {
+            self.has_tables.store(true, Ordering::Relaxed);
+        } else if self.has_tables.swap(false, Ordering::Relaxed) {
             // SAFETY: the mapping is shared; whoever reads on meanwhile finds the same bytes again.
             unsafe { self.mapping.forget_tables() };
         }
@@ -134,5 +138,39 @@ impl Core {
         if matches!(before.kind(), Kind::Merged | Kind::Bound) {
             self.store_of(before).remove_mapped(1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use bindery_sys::{memfd, pagemap::Pagemap};
+    use bindery_units::PAGE_BYTES;
+
+    use super::*;
+    use crate::transfer::{HERE, find_pages};
+
+    #[test]
+    fn tables_stay_while_slots_are_read_and_go_when_none_was() {
+        const SLOTS: u32 = 32;
+        let file = memfd::create("store", u64::from(SLOTS) * PAGE_BYTES as u64).unwrap();
+        file.write_all_at(&[7; SLOTS as usize * PAGE_BYTES], 0).unwrap();
+        let store = StoreView::map(StoreId(1), file.into(), SLOTS).unwrap();
+        let pagemap = Pagemap::of_self().unwrap();
+        let has_tables = || !find_pages(&pagemap, store.mapping.address(), SLOTS, HERE).is_empty();
+        // SAFETY: a slot of the store.
+        let read = || assert_eq!(unsafe { store.page(Slot(3)).read_volatile() }, 7);
+        assert!(!has_tables());
+        read();
+        store.rest();
+        assert!(has_tables(), "the next period may read on");
+        read();
+        store.rest();
+        assert!(has_tables(), "it did");
+        store.rest();
+        assert!(!has_tables());
+        read();
+        assert!(has_tables());
     }
 }
