@@ -6,7 +6,7 @@
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate, fcntl_add_seals, fcntl_get_seals,
@@ -43,12 +43,15 @@ pub fn forbid_reopening_for_write(file: &File) -> io::Result<()> {
 }
 
 /// A second description of the same file that can be read and mapped privately, never written,
-/// punched, or mapped shared and writable.
+/// punched, or mapped shared and writable. Reading and mapping it does not note when it was accessed.
 ///
 /// # Errors
 /// The kernel's, when descriptors are short or `/proc` is not mounted.
 pub fn reopen_read_only(file: &File) -> io::Result<File> {
-    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    // O_NOATIME is for who owns the file, and this process made it.
+    let mut options = File::options();
+    options.read(true).custom_flags(libc::O_NOATIME);
+    options.open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Gives the memory of a range back; it reads as zeros afterwards, **in every mapping** that still

@@ -205,16 +205,27 @@ impl Lane {
     }
 
     fn fetch(&mut self, pages: usize) -> Outcome {
-        let bytes = (1 + pages) * PAGE_BYTES;
         assert!(pages <= FETCH_PAGES_MAX, "a request of {pages} pages was checked");
         let answer = HostAddress(self.mapped_window.as_ptr() as usize + ANSWER_OFFSET);
-        // So that a lack of memory is an error: a write that finds none is a fault in the VMM.
-        // SAFETY: this part of the window is ours to write, and its bytes stay what they are.
-        let room = unsafe { mapping::advise(answer, bytes, libc::MADV_POPULATE_WRITE) };
-        match room.map(|()| self.copy(pages, answer.plus_pages(1))) {
+        match self
+            .make_room(answer, 1 + pages as u32)
+            .map(|()| self.copy(pages, answer.plus_pages(1)))
+        {
             Ok(copied) => copied.map_or_else(Outcome::Broken, Outcome::Done),
             Err(error) => Outcome::Failed(error),
         }
+    }
+
+    /// Gives so many pages of the window memory, so that a lack of it is an error: a write that finds
+    /// none is a fault in the VMM.
+    fn make_room(&self, start: HostAddress, pages: u32) -> io::Result<()> {
+        // Most have it already, from the last request, and asking for that is a hundredth of having
+        // the kernel walk to every page.
+        if self.worker.are_here(start, pages) {
+            return Ok(());
+        }
+        // SAFETY: this part of the window is ours to write, and its bytes stay what they are.
+        unsafe { mapping::advise(start, pages as usize * PAGE_BYTES, libc::MADV_POPULATE_WRITE) }
     }
 
     /// Copies pages into the window, from `to` on.

@@ -5,7 +5,7 @@ use std::{convert::Infallible, io, sync::PoisonError};
 use bindery_page::{DigestKey, Examined};
 use bindery_sys::{
     mapping,
-    pagemap::{EXTENTS_PER_CALL_MAX, Query, category},
+    pagemap::{EXTENTS_PER_CALL_MAX, Extent, Query, category},
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
@@ -118,6 +118,16 @@ impl Worker {
             }));
             Ok::<(), Infallible>(())
         });
+    }
+
+    /// Whether `pages` pages of this process's memory from `start` on are mapped and have memory.
+    pub(crate) fn are_here(&self, start: HostAddress, pages: u32) -> bool {
+        let (require, report) = (category::PRESENT, category::PRESENT);
+        let present = Query { require, report, ..Query::default() };
+        let mut extents = [Extent::default()];
+        let bytes = pages as usize * PAGE_BYTES;
+        let scanned = self.core.pagemap.scan(start, bytes, present, &mut extents);
+        scanned.is_ok_and(|scanned| scanned.extents == 1 && extents[0].pages() == pages as usize)
     }
 
     /// Copies pages to `to`, one after the other. `found` is told of each whether it is managed; in
