@@ -201,7 +201,7 @@ pub(crate) struct MergeArgs {
     #[arg(long, value_delimiter = ',', default_value = "easy,zero-prefix")]
     content: Vec<ContentName>,
     /// Bindery's merge period, in milliseconds
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     period_ms: u64,
 }
 

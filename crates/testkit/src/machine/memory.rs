@@ -128,14 +128,6 @@ pub fn sum_pss(pids: impl IntoIterator<Item = u32>) -> io::Result<ByteCount> {
     Ok(ByteCount(sum))
 }
 
-/// Touches so much free memory, and gives it back. On a machine that is a guest itself, what was not
-/// touched since its host took it costs faults there, and hosts take free memory at any time: whoever
-/// takes memory is charged with what ran before. Holds the memory for a moment, beside all that is in
-/// use.
-pub fn back_free_memory(bytes: ByteCount) {
-    drop(std::hint::black_box(vec![1_u8; bytes.0 as usize]));
-}
-
 /// Drops the page cache's clean pages, so that two snapshots of the machine's free memory can be
 /// compared.
 ///

@@ -4,6 +4,7 @@
 //! Guards write a setting and put the old value back when dropped, also on a panic; a process that
 //! is killed leaves the setting as it was last.
 
+mod backing;
 mod cgroup;
 mod cpu;
 mod frames;
@@ -11,9 +12,10 @@ mod ksm;
 mod memory;
 mod setting;
 
+pub use backing::back_free_memory;
 pub use cgroup::{BlockDevice, ControlGroup, DeviceRate};
 pub use cpu::{ThreadTime, thread_cpu_times};
 pub use frames::{FrameError, physical_frames};
 pub use ksm::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
-pub use memory::{MemorySnapshot, ProcessMemory, back_free_memory, drop_caches, sum_pss};
+pub use memory::{MemorySnapshot, ProcessMemory, drop_caches, sum_pss};
 pub use setting::{MAX_MAP_COUNT, SettingError, SettingGuard};
