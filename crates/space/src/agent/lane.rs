@@ -207,10 +207,8 @@ impl Lane {
     fn fetch(&mut self, pages: usize) -> Outcome {
         assert!(pages <= FETCH_PAGES_MAX, "a request of {pages} pages was checked");
         let answer = HostAddress(self.mapped_window.as_ptr() as usize + ANSWER_OFFSET);
-        match self
-            .make_room(answer, 1 + pages as u32)
-            .map(|()| self.copy(pages, answer.plus_pages(1)))
-        {
+        let room = self.make_room(answer, 1 + pages as u32);
+        match room.map(|()| self.copy(pages, answer.plus_pages(1))) {
             Ok(copied) => copied.map_or_else(Outcome::Broken, Outcome::Done),
             Err(error) => Outcome::Failed(error),
         }
