@@ -162,8 +162,8 @@ impl Engine {
         *guard(&self.settings)
     }
 
-    /// Runs one period. Blocks until its work is done; where scans are paced, for a period at most,
-    /// but for the work under way at its end.
+    /// Runs one period. Blocks until its work is done, or until a round ends after the time for it: what is
+    /// left is looked at in the next period, together with what has become stable meanwhile.
     ///
     /// # Panics
     /// If an invariant is broken. The engine is of no further use then: end the process, guests go
@@ -178,7 +178,7 @@ impl Engine {
             pacer.set(&settings);
             *paced = settings;
         }
-        let deadline = pacer.is_pacing().then(|| start + settings.period);
+        let deadline = start + settings.period;
         let mut published = start;
         let (workers, meter, stop) = (&self.workers, &*self.meter, &*self.stop);
         let (waiters, is_idle) = (&self.waiters, self.is_idle());

@@ -78,11 +78,6 @@ impl Pacer {
         }
     }
 
-    /// Whether there are rests at all.
-    pub(crate) fn is_pacing(&self) -> bool {
-        self.advisor.is_some()
-    }
-
     /// Takes up other settings. A scan under way goes on at the new pace; what was to be rested at the
     /// old one is let go.
     pub(crate) fn set(&mut self, settings: &Settings) {

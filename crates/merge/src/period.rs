@@ -51,7 +51,7 @@ pub(crate) fn run_period(
     domains: &mut Domains,
     turn: &mut Turn,
     means: &mut Means<'_>,
-    deadline: Option<Instant>,
+    deadline: Instant,
     mut told: impl FnMut(&Domains, &Pacer),
 ) {
     domains.values_mut().for_each(admit);
@@ -70,7 +70,7 @@ pub(crate) fn run_period(
         means.take_round(domains, &round, &agenda);
         told(domains, means.pacer);
         // Not before the first round: observing alone may take a period.
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) || means.is_awaited() {
+        if Instant::now() >= deadline || means.is_awaited() {
             break;
         }
     }
@@ -111,10 +111,9 @@ impl Means<'_> {
 
     /// Rests as the pacer says, or until somebody waits for the period to end. True if the period is to
     /// end before the next round.
-    fn rest(&self, deadline: Option<Instant>) -> bool {
-        let is_over = |time| deadline.is_some_and(|deadline| time >= deadline);
+    fn rest(&self, deadline: Instant) -> bool {
         while let Some(rest) = self.pacer.rest_left(Instant::now()) {
-            if is_over(Instant::now() + rest) || self.is_awaited() || self.stop.is_set() {
+            if Instant::now() + rest >= deadline || self.is_awaited() || self.stop.is_set() {
                 return true;
             }
             self.stop.sleep(rest.min(LOOK_EVERY));

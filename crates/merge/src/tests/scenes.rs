@@ -10,7 +10,7 @@ use super::model::ModelGuest;
 use super::process::{Line, Page};
 use crate::domain::Grant;
 use crate::pressure::{DomainState, STORM_BREAKS_MIN};
-use crate::settings::{MAPPING_BYTES, MEND_BREAKS};
+use crate::settings::{MAPPING_BYTES, MEND_BREAKS, ROUND_PAGES};
 use crate::status::{DomainStatus, GuestState, GuestStatus};
 use crate::{Engine, Settings};
 
@@ -98,6 +98,26 @@ fn what_a_period_has_no_time_for_is_looked_at_in_the_next_ones_guest_after_guest
     scene.periods(3);
     assert_converged(&scene.guests);
     assert_eq!(scene.engine.status().advisor.scans, 1, "over as many periods as it took");
+}
+
+#[test]
+fn at_full_speed_guests_are_asked_in_every_period_too() {
+    const ROUND: u32 = ROUND_PAGES as u32;
+    let mut scene = Scene::new(Settings { period: Duration::ZERO, ..Settings::default() });
+    let (large, _) = scene.guest("a", 2 * ROUND, |page| u64::from(1 + page));
+    scene.periods(1);
+    let (late, _) = scene.guest("a", ROUND / 2, |page| u64::from(1 + page));
+    scene.periods(2);
+    let looked_at = |guest| scene.status_of(guest).counts.pages_digested;
+    assert_eq!((looked_at(&large), looked_at(&late)), (u64::from(ROUND), 0));
+    // One page is written before its turn, and makes room for a block of the guest that came later.
+    large.process().write(2 * ROUND - 1, 7);
+    scene.periods(1);
+    assert_eq!((looked_at(&large), looked_at(&late)), (u64::from(2 * ROUND - 1), 512));
+    scene.periods(2);
+    assert_eq!(looked_at(&large), u64::from(2 * ROUND));
+    assert_eq!(late.merged().len() as u32, ROUND / 2);
+    assert_converged(&scene.guests);
 }
 
 #[test]
