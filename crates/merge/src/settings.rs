@@ -75,7 +75,7 @@ pub(crate) const DIGEST_PAGES: usize = 4096;
 pub(crate) const MERGE_PAGES: usize = 4096;
 
 /// Pages that go from digests to merged at a time, at most: bounds what is held meanwhile, and lets
-/// memory fall while the rest is still being looked at.
+/// memory fall while the rest is still being looked at. Fewer in tests, so that there are several.
 pub(crate) const ROUND_PAGES: usize = if cfg!(test) { 1 << 14 } else { 1 << 18 };
 
 /// Periods after which pages merged with the store of a daemon that ended are brought back, if
