@@ -91,11 +91,15 @@ fn anywhere(one: &[u64], other: &[u64]) -> usize {
     set(one).intersection(&set(other)).count()
 }
 
-/// The stores that a process maps, by inode.
-fn mapped_stores(pid: u32) -> BTreeSet<u64> {
+/// The stores that a process maps, by device and inode.
+fn mapped_stores(pid: u32) -> BTreeSet<(String, u64)> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let stores = maps.lines().filter(|line| line.contains("memfd:bindery-store"));
-    stores.map(|line| line.split_whitespace().nth(4).unwrap().parse().unwrap()).collect()
+    let stores = maps.lines().filter(|line| line.contains("bindery-store"));
+    let identity = |line: &str| {
+        let mut fields = line.split_whitespace().skip(3);
+        Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+    };
+    stores.map(|line| identity(line).unwrap()).collect()
 }
 
 #[test]
@@ -117,12 +121,12 @@ fn guests_of_two_domains_share_no_page_and_no_store() {
         assert_eq!(shared, 0, "{:?} and {:?} share frames", names[one], names[other]);
     }
 
-    let held: Vec<BTreeMap<i32, u64>> =
+    let held: Vec<BTreeMap<i32, (String, u64)>> =
         guests.iter().map(|guest| store_descriptors(guest.pid())).collect();
     for (guest, held) in guests.iter_mut().zip(&held) {
-        let inodes: BTreeSet<u64> = held.values().copied().collect();
-        assert_eq!(inodes.len(), 1, "a guest holds the store of its own domain: {held:?}");
-        assert_eq!(mapped_stores(guest.pid()), inodes);
+        let stores: BTreeSet<(String, u64)> = held.values().cloned().collect();
+        assert_eq!(stores.len(), 1, "a guest holds the store of its own domain: {held:?}");
+        assert_eq!(mapped_stores(guest.pid()), stores);
         for descriptor in held.keys() {
             let worked = guest.try_to_change(*descriptor).unwrap();
             assert_eq!(worked, Vec::<String>::new(), "a guest changed its store");

@@ -184,9 +184,9 @@ fn assert_one_store(daemon: &Daemon, processes: &[ProcessGuest]) {
             "old stores are given up",
             PATIENCE,
             || {
-                let mut inodes: Vec<u64> = stores().into_values().collect();
-                inodes.dedup();
-                (inodes.len() == 1).then_some(())
+                let mut held: Vec<_> = stores().into_values().collect();
+                held.dedup();
+                (held.len() == 1).then_some(())
             },
             || format!("{:?}\n{:?}\n{}", stores(), daemon.guests(), daemon.log()),
         );

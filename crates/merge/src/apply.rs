@@ -141,14 +141,27 @@ impl Applying<'_> {
         if matches!(outcome, outcome::MERGED | outcome::ALREADY) {
             self.state.foreign.remove(&page.0);
             let link = if zero { Link::Zero } else { Link::Merged(slot) };
-            let old = self.member.link(page, link);
-            assert!(old == Link::None, "{page:?} was asked to merge while linked to {old:?}");
+            match self.member.link(page, link) {
+                Link::None => {}
+                // It has moved to another slot: see `compact`.
+                Link::Merged(old) => self.domain.give_back(old),
+                old => panic!("{page:?} was asked to merge while linked to {old:?}"),
+            }
             return;
         }
         if !zero {
             self.domain.give_back(slot);
         }
-        self.left_private(page, outcome);
+        if self.stays_merged(page) {
+            self.refused |= outcome == outcome::NO_MAPPINGS;
+        } else {
+            self.left_private(page, outcome);
+        }
+    }
+
+    /// Whether a page that was to move has another slot, which it keeps.
+    fn stays_merged(&self, page: PageIndex) -> bool {
+        matches!(self.member.links.get(page), Link::Merged(_))
     }
 
     /// A page was not merged: when is it to be looked at again?
@@ -188,7 +201,9 @@ impl Applying<'_> {
                 if run.zero == 0 {
                     self.domain.give_back(merge.slot);
                 }
-                self.state.stable.tell_again(merge.page, periods);
+                if !self.stays_merged(merge.page) {
+                    self.state.stable.tell_again(merge.page, periods);
+                }
             }
         }
     }

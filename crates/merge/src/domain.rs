@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use bindery_index::{Guard, Handle, Heads, Index, pin};
 use bindery_page::DigestKey;
-use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot};
+use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot, SlotRange};
 
+use crate::compact::Patience;
 use crate::copies::{Copies, free_rows};
 use crate::links::Link;
 use crate::member::Member;
@@ -104,6 +105,7 @@ pub(crate) struct Domain {
     unmapped: Mutex<Vec<Slot>>,
     pub(crate) shortage: Mutex<Option<Shortage>>,
     pub(crate) pressure: Pressure,
+    pub(crate) patience: Patience,
     pub(crate) backs_off: bool,
     meter: Arc<Meter>,
     /// Breaks until the end of the last period.
@@ -117,7 +119,7 @@ impl Domain {
         Self {
             key: DigestKey::from_secret(&grant.secret),
             index: Index::with_capacity(0, grant.index_keys, Heads),
-            slots: Slots::new(grant.slots),
+            slots: Slots::new(grant.slots, grant.store.block_slots()),
             copies: Copies::default(),
             grant,
             members: BTreeMap::new(),
@@ -128,6 +130,7 @@ impl Domain {
             unmapped: Mutex::default(),
             shortage: Mutex::default(),
             pressure: Pressure::default(),
+            patience: Patience::default(),
             backs_off,
             meter,
             breaks_seen: 0,
@@ -191,8 +194,8 @@ impl Domain {
         slots.retain(|slot| self.slots.references(*slot) == 0);
         let slots = free_rows(self, slots);
         let guard = pin();
-        for slot in &slots {
-            self.delete(self.slots.leaf(*slot), &guard);
+        for leaf in slots.iter().filter_map(|slot| self.slots.leaf(*slot)) {
+            self.delete(leaf, &guard);
         }
         for run in runs_of(&slots) {
             self.release(run);
@@ -200,12 +203,13 @@ impl Domain {
         guard.flush();
     }
 
-    /// Frees slots that have no leaf (any more).
-    pub(crate) fn release(&mut self, run: bindery_units::SlotRange) {
-        if let Err(error) = self.grant.store.punch(run) {
+    /// Frees slots that have no leaf (any more), and gives back the blocks that are empty then.
+    pub(crate) fn release(&mut self, run: SlotRange) {
+        let blocks = self.slots.free(run);
+        let store = &self.grant.store;
+        if let Err(error) = blocks.into_iter().try_for_each(|blocks| store.punch(blocks)) {
             tracing::warn!(%error, "memory of free slots is kept until they are used again");
         }
-        self.slots.free(run);
     }
 
     /// Keeps the index as small as it may be and as wide as its keys ask for: see the crate's
@@ -273,19 +277,19 @@ impl Domain {
             + all().map(Member::memory_bytes).sum::<u64>();
         let pages_shared = u64::from(self.slots.used());
         let pages_sharing = counts.pages_merged.saturating_sub(pages_shared);
+        let store_bytes = self.grant.store.allocated_bytes();
+        let shown_bytes = (counts.pages_merged + counts.zero_pages) * PAGE_BYTES as u64;
         // Copies may outnumber the pages that map them.
-        let saved =
-            (counts.pages_merged + counts.zero_pages).cast_signed() - pages_shared.cast_signed();
+        let saved_bytes = shown_bytes.cast_signed() - store_bytes.cast_signed();
         DomainStatus {
             name: self.grant.name.clone(),
             state: self.pressure.state(),
             pages_shared,
             pages_sharing,
-            general_profit: saved * PAGE_BYTES as i64
-                - (metadata_bytes + mappings_bytes).cast_signed(),
+            general_profit: saved_bytes - (metadata_bytes + mappings_bytes).cast_signed(),
             metadata_bytes,
             mappings_bytes,
-            store_bytes: self.grant.store.allocated_bytes(),
+            store_bytes,
             store_slots_max: u64::from(self.grant.slots),
             index_keys: self.index.len(),
             counts,

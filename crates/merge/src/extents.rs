@@ -124,6 +124,61 @@ impl Extents {
         }
     }
 
+    /// Takes all of `range` that is free below the frontier.
+    pub(crate) fn take(&mut self, range: SlotRange) {
+        for free in self.free_in(range) {
+            let (first, length) = self.free_run_at(free.first);
+            let end = first + length;
+            self.free.remove(&first);
+            if first < free.first.0 {
+                self.free.insert(first, free.first.0 - first);
+            }
+            if free.end().0 < end {
+                self.free.insert(free.end().0, end - free.end().0);
+            }
+            self.free_slots -= free.count;
+        }
+    }
+
+    /// Gives back all of `range` that is taken.
+    pub(crate) fn release_taken(&mut self, range: SlotRange) {
+        let end = range.end().0.min(self.frontier);
+        let mut at = range.first.0;
+        for free in self.free_in(range) {
+            self.release_some(at, free.first.0);
+            at = free.end().0;
+        }
+        self.release_some(at, end);
+    }
+
+    fn release_some(&mut self, first: u32, end: u32) {
+        if first < end {
+            self.release(SlotRange::new(Slot(first), end - first));
+        }
+    }
+
+    /// What is free of `range` below the frontier, in order.
+    fn free_in(&self, range: SlotRange) -> Vec<SlotRange> {
+        let before = self.free.range(..range.first.0).next_back();
+        let runs = before.into_iter().chain(self.free.range(range.first.0..range.end().0));
+        let parts = runs.filter_map(|(first, length)| {
+            let (first, end) = ((*first).max(range.first.0), (first + length).min(range.end().0));
+            (first < end).then(|| SlotRange::new(Slot(first), end - first))
+        });
+        parts.collect()
+    }
+
+    /// The free run that `slot` is in.
+    fn free_run_at(&self, slot: Slot) -> (u32, u32) {
+        let run = self.free.range(..=slot.0).next_back().expect("a free slot is in a free run");
+        (*run.0, *run.1)
+    }
+
+    /// How many slots there are room for.
+    pub(crate) fn room(&self) -> u32 {
+        self.limit - self.used()
+    }
+
     /// Memory held, in bytes, roughly: a B-tree's nodes are at least half full.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.free.len() * 2 * size_of::<(u32, u32)>()
@@ -140,7 +195,7 @@ mod tests {
         /// No slot is given twice, none is lost, and a store is full only when it is.
         #[test]
         fn slots_are_given_once(
-            steps in prop::collection::vec((0..3, 0u32..400, any::<usize>()), 1..60)
+            steps in prop::collection::vec((0..5, 0u32..400, any::<usize>()), 1..60)
         ) {
             let limit = 1000;
             let mut extents = Extents::new(limit);
@@ -165,6 +220,17 @@ mod tests {
                             prop_assert!(slot < limit && used.insert(slot));
                         }
                     }
+                } else if takes == 2 {
+                    let first = seed as u32 % limit;
+                    let range = SlotRange::new(Slot(first), count.min(limit - first));
+                    let below = first..range.end().0.min(extents.frontier());
+                    extents.take(range);
+                    used.extend(below);
+                } else if takes == 3 {
+                    let first = seed as u32 % limit;
+                    let range = SlotRange::new(Slot(first), count.min(limit - first));
+                    extents.release_taken(range);
+                    used.retain(|slot| !(first..range.end().0).contains(slot));
                 } else if !used.is_empty() {
                     let (count, first) = (count.max(1), *used.iter().nth(seed % used.len()).unwrap());
                     let end = (first..first + count).find(|slot| !used.contains(slot));
@@ -173,6 +239,7 @@ mod tests {
                     used.retain(|slot| !(first..first + length).contains(slot));
                 }
                 prop_assert_eq!(extents.used() as usize, used.len());
+                prop_assert_eq!(extents.room() as usize, limit as usize - used.len());
                 let highest = used.last().map_or(0, |slot| slot + 1);
                 prop_assert_eq!(extents.frontier(), highest);
             }

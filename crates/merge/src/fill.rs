@@ -167,7 +167,7 @@ fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]
     let leaf = Handle::from_bits(class.seed.leaf);
     let exchanged = domain.index.exchange_value(leaf, planned, canonical);
     assert!(exchanged.is_ok(), "a planned leaf is changed by its planner alone");
-    domain.slots.set_leaf(slot, class.seed.leaf);
+    domain.slots.set_leaf(slot, Some(class.seed.leaf));
     // As for any slot: a reference for each page that is to map it, before it is asked to.
     for join in joins {
         if let Some(member) = domain.members.get_mut(&join.member) {

@@ -8,7 +8,8 @@
 //!
 //! # What holds
 //! - **Domains share nothing** with each other: each has its own secret, index and store.
-//! - **A slot that may be mapped is never written, punched or given out again.** References are
+//! - **A slot that may be mapped is never written, punched or given out again**, nor is one that I/O
+//!   may still read from a guest that mapped it (`slots`, the block rule). References are
 //!   taken before a guest is asked to map and given back when it has said that it does not
 //!   (`slots`); when it says nothing, they stay (`resync`); when its connection fails, they
 //!   stay until its process has ended.
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod compact;
 mod copies;
 mod domain;
 mod engine;

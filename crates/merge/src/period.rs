@@ -4,6 +4,7 @@
 //! ```text
 //! admit     guests that came, went, or answered late          one thread
 //! observe   losses and writes of each guest                   a task a guest
+//! compact   slots leave blocks that have few of them         one thread a domain, a task a guest
 //! round:    examine  digests, index                           a task a batch of pages
 //!           zeros    guests get the zero page                  a task a guest
 //!           plan     homes, slots                              one thread a domain
@@ -15,7 +16,7 @@
 //! ```
 //!
 //! Phases are separated by joining the workers. That is what makes the rules simple: references are
-//! given back only in `observe`, `spread` and `apply`, slots are found only in `examine`, and slots are
+//! given back only in `observe`, `compact`, `spread` and `apply`, slots are found only in `examine`, and slots are
 //! allocated and freed only between phases.
 
 use std::cmp::Reverse;
@@ -27,6 +28,7 @@ use bindery_guest::{GuestError, RegionChange};
 use bindery_units::{PageIndex, PageRange};
 
 use crate::apply::{apply, apply_zeros};
+use crate::compact::Moves;
 use crate::copies::spread;
 use crate::domain::{Domain, locked_mut};
 use crate::examine::{self, Batch};
@@ -57,6 +59,9 @@ pub(crate) fn run_period(
     domains.values_mut().for_each(admit);
     observe_all(domains, means.workers);
     domains.values_mut().for_each(Domain::sweep);
+    if !means.is_idle {
+        compact_all(domains, means.workers);
+    }
     let mut agenda = if means.is_idle { Agenda::default() } else { Agenda::of(domains, turn) };
     let now = means.now();
     means.pacer.begin_period(agenda.pages_left(domains), now);
@@ -261,6 +266,19 @@ fn observe_all(domains: &Domains, workers: &Workers) {
     workers.each(&tasks, observe::Scratch::default, |scratch, (domain, member)| {
         observe(domain, member, workers, scratch);
     });
+}
+
+fn compact_all(domains: &mut Domains, workers: &Workers) {
+    let moves: Vec<Option<Moves>> = domains.values_mut().map(Moves::plan).collect();
+    if moves.iter().all(Option::is_none) {
+        return;
+    }
+    ask_guests(domains, workers, |state| state.merges.len(), apply);
+    for (domain, moves) in domains.values_mut().zip(moves) {
+        if let Some(moves) = moves {
+            moves.settle(domain);
+        }
+    }
 }
 
 /// The guest whose turn it is: its domain, and its number there.

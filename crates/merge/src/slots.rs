@@ -5,6 +5,13 @@
 //! that it does not. So a slot without references is mapped by no one, and only then is it freed,
 //! its hole punched, and its number given out again.
 //!
+//! # The block rule
+//! A guest's direct I/O may still read a page that the guest maps no more. Where the store's memory
+//! comes in large folios, the kernel makes a hole in one by writing zeros, which is what such I/O would
+//! find; only of a folio that goes as a whole does it let go. So slots are given back in *blocks*, each
+//! as long as the longest folio: one that was freed is *vacant* until all of its block are (`compact`
+//! sees to that). Where folios are single pages, so are blocks.
+//!
 //! # Concurrency
 //! References are taken and given back by any worker during a phase; slots are allocated and freed
 //! between phases only. A slot found in the index always has a reference, or copies that have one:
@@ -16,33 +23,58 @@ use bindery_units::{Slot, SlotRange};
 
 use crate::extents::Extents;
 
-/// The slots of one store. Eight bytes for each slot below the highest in use.
+/// Leads to no leaf.
+const NO_LEAF: u32 = u32::MAX;
+
+/// The slots of one store. Eight bytes for each slot below the highest that was not given back, two
+/// for each block.
 #[derive(Debug)]
 pub(crate) struct Slots {
+    /// Vacant ones are taken as well.
     extents: Extents,
     references: Vec<AtomicU32>,
-    /// The leaf of each slot in use.
+    /// The leaf of each slot that one leads to.
     leaves: Vec<u32>,
+    /// How many slots of each block are in use.
+    used_of: Vec<u16>,
+    used: u32,
+    block_slots: u32,
+}
+
+/// A block that has few slots in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Sparse {
+    pub(crate) used: u32,
+    pub(crate) first: Slot,
 }
 
 impl Slots {
-    /// A store that can have `limit` slots.
-    pub(crate) fn new(limit: u32) -> Self {
-        Self { extents: Extents::new(limit), references: Vec::new(), leaves: Vec::new() }
+    /// A store that can have `limit` slots, which are given back in blocks of so many.
+    pub(crate) fn new(limit: u32, block_slots: u32) -> Self {
+        Self {
+            extents: Extents::new(limit),
+            references: Vec::new(),
+            leaves: Vec::new(),
+            used_of: Vec::new(),
+            used: 0,
+            block_slots,
+        }
     }
 
     /// Takes up to `count` slots without references; fewer if the store is full.
     pub(crate) fn allocate(&mut self, count: u32) -> Vec<SlotRange> {
         let runs = self.extents.allocate(count);
         self.grow();
+        runs.iter().for_each(|run| self.use_all(*run));
         runs
     }
 
     /// Takes `count` slots side by side without references, if there are as many.
     pub(crate) fn allocate_run(&mut self, count: u32) -> Option<SlotRange> {
-        let run = self.extents.allocate_run(count);
+        let run = self.extents.allocate_run(count)?;
         self.grow();
-        run
+        self.use_all(run);
+        Some(run)
     }
 
     /// Makes room in the tables for all slots below the frontier.
@@ -50,18 +82,50 @@ impl Slots {
         let frontier = self.extents.frontier() as usize;
         if frontier > self.references.len() {
             self.references.resize_with(frontier, AtomicU32::default);
-            self.leaves.resize(frontier, 0);
+            self.leaves.resize(frontier, NO_LEAF);
+            self.used_of.resize(frontier.div_ceil(self.block_slots as usize), 0);
         }
     }
 
-    /// Says which leaf leads to `slot`.
-    pub(crate) fn set_leaf(&mut self, slot: Slot, leaf: u32) {
-        self.leaves[slot.at()] = leaf;
+    fn use_all(&mut self, run: SlotRange) {
+        self.used += run.count;
+        for part in self.parts(run) {
+            *self.used_of_mut(part.first) += part.count as u16;
+        }
+    }
+
+    /// How many slots of the block of `slot` are in use.
+    fn used_of_mut(&mut self, slot: Slot) -> &mut u16 {
+        &mut self.used_of[(slot.0 / self.block_slots) as usize]
+    }
+
+    /// The parts of `run` that are in one block each.
+    fn parts(&self, run: SlotRange) -> impl Iterator<Item = SlotRange> + use<> {
+        let (block, end) = (self.block_slots, run.end().0);
+        let firsts = std::iter::successors(Some(run.first.0), move |first| {
+            Some((first / block + 1) * block).filter(|next| *next < end)
+        });
+        let parts = firsts.map(move |first| {
+            let next = ((first / block + 1) * block).min(end);
+            SlotRange::new(Slot(first), next - first)
+        });
+        parts.filter(|part| part.count > 0)
+    }
+
+    /// The block that `slot` is in.
+    pub(crate) fn block_of(&self, slot: Slot) -> SlotRange {
+        let first = slot.0 / self.block_slots * self.block_slots;
+        SlotRange::new(Slot(first), self.block_slots)
+    }
+
+    /// Says which leaf leads to `slot`, or that none does (any more).
+    pub(crate) fn set_leaf(&mut self, slot: Slot, leaf: Option<u32>) {
+        self.leaves[slot.at()] = leaf.unwrap_or(NO_LEAF);
     }
 
     /// The leaf that leads to `slot`.
-    pub(crate) fn leaf(&self, slot: Slot) -> u32 {
-        self.leaves[slot.at()]
+    pub(crate) fn leaf(&self, slot: Slot) -> Option<u32> {
+        Some(self.leaves[slot.at()]).filter(|leaf| *leaf != NO_LEAF)
     }
 
     /// Takes a reference.
@@ -96,33 +160,94 @@ impl Slots {
         self.references.get(slot.at()).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Frees slots.
+    /// Frees slots. Returns the blocks of which none is in use any more: their memory must be given
+    /// back before slots are allocated again.
     ///
     /// # Panics
     /// If one has references.
-    pub(crate) fn free(&mut self, range: SlotRange) {
+    #[must_use]
+    pub(crate) fn free(&mut self, range: SlotRange) -> Vec<SlotRange> {
         for slot in range.first.0..range.end().0 {
             assert!(self.references(Slot(slot)) == 0, "slot {slot} is freed while it is mapped");
+            self.leaves[slot as usize] = NO_LEAF;
         }
-        self.extents.release(range);
+        self.used -= range.count;
+        let mut empty: Vec<SlotRange> = Vec::new();
+        for part in self.parts(range) {
+            let used = self.used_of_mut(part.first);
+            *used -= part.count as u16;
+            if *used == 0 {
+                let block = self.block_of(part.first);
+                match empty.last_mut() {
+                    Some(last) if last.end() == block.first => last.count += block.count,
+                    _ => empty.push(block),
+                }
+            }
+        }
+        empty.iter().for_each(|blocks| self.extents.release_taken(*blocks));
+        self.shrink();
+        empty
+    }
+
+    fn shrink(&mut self) {
         let frontier = self.extents.frontier() as usize;
         self.references.truncate(frontier);
         self.leaves.truncate(frontier);
+        self.used_of.truncate(frontier.div_ceil(self.block_slots as usize));
         if self.references.capacity() > 4 * frontier + 1024 {
             self.references.shrink_to(2 * frontier);
             self.leaves.shrink_to(2 * frontier);
+            self.used_of.shrink_to(2 * self.used_of.len());
         }
+    }
+
+    /// All slots that are in use or vacant are below this.
+    #[cfg(test)]
+    fn frontier(&self) -> Slot {
+        Slot(self.extents.frontier())
     }
 
     /// Slots in use.
     pub(crate) fn used(&self) -> u32 {
-        self.extents.used()
+        self.used
+    }
+
+    /// Slots that were freed and not given back.
+    pub(crate) fn vacant(&self) -> u32 {
+        self.extents.used() - self.used
+    }
+
+    /// How many slots can be allocated.
+    pub(crate) fn room(&self) -> u32 {
+        self.extents.room()
+    }
+
+    /// The blocks below the one that the frontier is in that have fewer than `most` slots in use, but
+    /// some: those with the fewest first.
+    pub(crate) fn sparse(&self, most: u32) -> Vec<Sparse> {
+        let whole = self.extents.frontier() / self.block_slots;
+        let blocks = self.used_of.iter().take(whole as usize).enumerate();
+        let wanted = blocks.filter(|(_, used)| (1..most).contains(&u32::from(**used)));
+        let mut sparse: Vec<Sparse> = wanted
+            .map(|(block, used)| Sparse {
+                used: u32::from(*used),
+                first: Slot(block as u32 * self.block_slots),
+            })
+            .collect();
+        sparse.sort_unstable();
+        sparse
+    }
+
+    /// Has no slot of `block` allocated until all of it is given back.
+    pub(crate) fn seal(&mut self, block: SlotRange) {
+        self.extents.take(block);
     }
 
     /// Memory held, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.references.capacity() * size_of::<AtomicU32>()
             + self.leaves.capacity() * size_of::<u32>()
+            + self.used_of.capacity() * size_of::<u16>()
             + self.extents.memory_bytes()
     }
 }
@@ -136,26 +261,93 @@ pub(crate) fn runs_of(slots: &[Slot]) -> impl Iterator<Item = SlotRange> + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const LIMIT: u32 = 400;
+
+    proptest! {
+        /// A block is given back when the last of its slots is freed, and not before; until then none
+        /// of what was freed is given out again.
+        #[test]
+        fn blocks_are_given_back_whole(
+            steps in prop::collection::vec((0..4, 1u32..90, any::<usize>()), 1..80),
+            block_slots in prop_oneof![Just(1u32), Just(16)],
+        ) {
+            let mut slots = Slots::new(LIMIT, block_slots);
+            let (mut used, mut vacant) = (BTreeSet::new(), BTreeSet::new());
+            for (kind, count, seed) in steps {
+                let nth = |set: &BTreeSet<u32>| set.iter().nth(seed % set.len().max(1)).copied();
+                if kind == 0 {
+                    for run in slots.allocate(count) {
+                        for slot in run.first.0..run.end().0 {
+                            prop_assert!(!vacant.contains(&slot) && used.insert(slot));
+                        }
+                    }
+                } else if kind == 1 && let Some(slot) = nth(&used) {
+                    let block = slots.block_of(Slot(slot));
+                    let below = block.end().0.min(slots.frontier().0);
+                    slots.seal(block);
+                    vacant.extend((block.first.0..below).filter(|slot| !used.contains(slot)));
+                } else if let Some(first) = nth(&used) {
+                    let run = (first..first + count).take_while(|slot| used.contains(slot));
+                    let run = SlotRange::new(Slot(first), run.count() as u32);
+                    for slot in run.first.0..run.end().0 {
+                        used.remove(&slot);
+                        vacant.insert(slot);
+                    }
+                    let given: Vec<u32> =
+                        slots.free(run).iter().flat_map(|run| run.first.0..run.end().0).collect();
+                    prop_assert!(given.is_sorted());
+                    let touched = (run.first.0 / block_slots)..=((run.end().0 - 1) / block_slots);
+                    let block = |block: u32| block * block_slots..(block + 1) * block_slots;
+                    let empty = touched.filter(|at| !block(*at).any(|slot| used.contains(&slot)));
+                    let expected: Vec<u32> = empty.flat_map(block).collect();
+                    prop_assert_eq!(&given, &expected);
+                    vacant.retain(|slot| !given.contains(slot));
+                }
+                prop_assert_eq!(slots.used() as usize, used.len());
+                prop_assert_eq!(slots.vacant() as usize, vacant.len());
+                for sparse in slots.sparse(block_slots) {
+                    let end = sparse.first.0 + block_slots;
+                    let in_use = (sparse.first.0..end).filter(|slot| used.contains(slot)).count();
+                    prop_assert_eq!(in_use as u32, sparse.used);
+                }
+            }
+        }
+    }
 
     #[test]
     fn references_are_counted() {
-        let mut slots = Slots::new(10);
+        let mut slots = Slots::new(10, 1);
         assert_eq!(slots.allocate(4), [SlotRange::new(Slot(0), 4)]);
         slots.take(Slot(2));
         assert!(slots.take_claimed(Slot(2)) && !slots.take_claimed(Slot(3)));
         assert!(!slots.take_claimed(Slot(99)));
         assert!(!slots.give_back(Slot(2)) && slots.give_back(Slot(2)));
-        slots.free(SlotRange::new(Slot(0), 4));
+        let all = SlotRange::new(Slot(0), 4);
+        assert_eq!(slots.free(all), [all]);
         assert_eq!(slots.used(), 0);
     }
 
     #[test]
     #[should_panic(expected = "while it is mapped")]
     fn a_mapped_slot_is_never_freed() {
-        let mut slots = Slots::new(10);
+        let mut slots = Slots::new(10, 1);
         slots.allocate(4);
         slots.take(Slot(1));
-        slots.free(SlotRange::new(Slot(0), 2));
+        let _ = slots.free(SlotRange::new(Slot(0), 2));
+    }
+
+    #[test]
+    fn a_slot_has_no_leaf_but_its_own() {
+        let mut slots = Slots::new(100, 16);
+        slots.allocate(20);
+        assert_eq!(slots.leaf(Slot(3)), None);
+        slots.set_leaf(Slot(3), Some(0));
+        assert_eq!(slots.leaf(Slot(3)), Some(0));
+        let _ = slots.free(SlotRange::new(Slot(3), 1));
+        assert_eq!(slots.leaf(Slot(3)), None);
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod sigbus;
 pub mod socket;
 pub mod stderr;
 pub mod thread;
+pub mod tmpfs;
 pub mod uring;
 pub mod userfault;
 pub mod watch;

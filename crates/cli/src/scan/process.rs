@@ -19,8 +19,9 @@ use super::{BATCH_PAGES, CHUNK_PAGES, Chunk, Findings};
 use crate::exit::{Failure, Reason};
 use crate::output::printable;
 
-/// How the mappings of a bindery store are called in `/proc/PID/maps`.
-const STORE_NAME: &str = "/memfd:bindery-store";
+/// How the mappings of a bindery store are called in `/proc/PID/maps`: on a tmpfs of its own, and as a
+/// memfd.
+const STORE_NAMES: [&str; 2] = ["/bindery-store", "/memfd:bindery-store"];
 
 /// A process that is looked at.
 pub(super) struct ProcessMemory {
@@ -252,7 +253,7 @@ impl Maps {
             let inode = fields.nth(2).unwrap_or("0");
             let name = fields.next().unwrap_or_default();
             let private = permissions.ends_with('p');
-            if name.starts_with(STORE_NAME) {
+            if STORE_NAMES.iter().any(|store| name.starts_with(store)) {
                 // The shim's own view of the whole store is a shared mapping.
                 maps.store_bytes += if private { end - start } else { 0 };
             } else if !private && (name.starts_with("/memfd:") || name.starts_with("/dev/shm/")) {
@@ -328,7 +329,9 @@ mod tests {
              7f0050000000-7f0050001000 ---p 00000000 00:00 0 \n\
              7f0060000000-7f0060002000 rw-p 00000000 00:00 0      [anon:guest ram]\n\
              7f0070000000-7f0070003000 r--p 00005000 00:01 77     /memfd:bindery-store (deleted)\n\
+             7f0074000000-7f0074002000 r--p 00005000 00:2f 2      /bindery-store (deleted)\n\
              7f0078000000-7f4078000000 r--s 00000000 00:01 77     /memfd:bindery-store (deleted)\n\
+             7f4080000000-7f8080000000 r--s 00000000 00:2f 2      /bindery-store (deleted)\n\
              7f0080000000-7f0080004000 rw-s 00000000 00:01 78     /memfd:memory-backend-memfd (deleted)\n\
              7f0090000000-7f0090004000 rw-s 00000000 00:01 79     /dev/zero (deleted)\n\
              7ffd00000000-7ffd00004000 r--p 00000000 00:00 0      [vvar]\n\
@@ -343,7 +346,7 @@ mod tests {
                     (0x7f00_0000_0000, 0x4000_0000),
                     (0x7f00_6000_0000, 0x2000),
                 ],
-                store_bytes: 0x3000,
+                store_bytes: 0x5000,
                 shared_memory_bytes: 0x4000,
             }
         );

@@ -13,6 +13,7 @@ use bindery_testkit::guest::{
     AioMode, CacheMode, Drive, GuestBuilder, GuestImage, ImageKind, Kit, Qemu, QemuGuest,
 };
 use bindery_testkit::skipped;
+use rustix::fs::{major, minor};
 use serde_json::Value;
 
 /// How long a guest may take to boot, on a machine that does much else.
@@ -190,8 +191,9 @@ pub(crate) fn assert_no_complaints(guest: &mut QemuGuest) {
     assert_eq!(complaints, Vec::<String>::new());
 }
 
-/// The descriptors of stores that a process holds, with the stores' inodes.
-pub(crate) fn store_descriptors(pid: u32) -> BTreeMap<i32, u64> {
+/// The descriptors of stores that a process holds, with the stores' devices and inodes, as in
+/// `/proc/PID/maps`.
+pub(crate) fn store_descriptors(pid: u32) -> BTreeMap<i32, (String, u64)> {
     let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
         return BTreeMap::new();
     };
@@ -199,8 +201,10 @@ pub(crate) fn store_descriptors(pid: u32) -> BTreeMap<i32, u64> {
         let path = entry.ok()?.path();
         let link = std::fs::read_link(&path).ok()?;
         let number = path.file_name()?.to_str()?.parse().ok()?;
-        let is_store = link.to_string_lossy().contains("memfd:bindery-store");
-        is_store.then_some((number, std::fs::metadata(&path).ok()?.ino()))
+        let is_store = link.to_string_lossy().contains("bindery-store");
+        let file = std::fs::metadata(&path).ok()?;
+        let device = format!("{:02x}:{:02x}", major(file.dev()), minor(file.dev()));
+        is_store.then_some((number, (device, file.ino())))
     });
     stores.collect()
 }

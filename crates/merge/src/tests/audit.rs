@@ -69,10 +69,16 @@ fn audit_references(domain: &Domain) {
     let said = domain.slots.used() as usize;
     assert_eq!(said, used.len(), "slots in use are those referenced, rows, and heads of rows");
     let stored = domain.grant.store.allocated_bytes() / 4096;
-    assert_eq!(stored, used.len() as u64, "the store holds what is in use, and nothing else");
+    if domain.grant.store.block_slots() == 1 {
+        assert_eq!(stored, used.len() as u64, "the store holds what is in use, and nothing else");
+        assert_eq!(domain.slots.vacant(), 0);
+    } else {
+        assert!(stored >= used.len() as u64, "the store holds what is in use");
+    }
 }
 
-/// Every leaf belongs to one candidate or to one slot that is no copy, and says so.
+/// Every leaf belongs to one candidate or to one slot that is no copy, and says so. A slot without one has
+/// never been the only one of its content.
 fn audit_index(domain: &Domain) {
     let mut heads: BTreeSet<Slot> = domain.copies.rows().map(|(_, head)| head).collect();
     let mut keys = 0;
@@ -104,11 +110,13 @@ fn audit_index(domain: &Domain) {
         audit_map(member);
     }
     for slot in &heads {
-        let leaf = Handle::from_bits(domain.slots.leaf(*slot));
-        let value = Entry::from_bits(domain.index.value(leaf));
+        // A slot that others have moved from may have none: see `compact`.
+        let Some(leaf) = domain.slots.leaf(*slot) else { continue };
+        let value = Entry::from_bits(domain.index.value(Handle::from_bits(leaf)));
         assert_eq!(value, Entry::Canonical { slot: *slot });
+        keys += 1;
     }
-    assert_eq!(domain.index.len(), keys + heads.len() as u64);
+    assert_eq!(domain.index.len(), keys);
 }
 
 /// Each block's counts are those of its pages' links.

@@ -1,6 +1,7 @@
 //! The engine against model guests: what must hold after every period, whatever guests do.
 
 mod audit;
+mod compaction;
 mod model;
 mod process;
 mod random;

@@ -6,19 +6,25 @@
 
 use std::{
     hint::black_box,
+    io::Write as _,
     time::{Duration, Instant},
 };
 
-use bindery_units::ByteCount;
+use bindery_sys::tmpfs;
+use bindery_units::{ByteCount, PAGE_BYTES};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// No more passes are begun after that time: on a machine of many CPUs not all have their turn.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Folios are as long as what is written.
+const FOLIO_BYTES: usize = 64 * PAGE_BYTES;
+
 /// Touches so much free memory, and gives it back, from each CPU that the caller may run on, until that
 /// costs no less than the time before. Each CPU hands out first what was freed on it last
 /// (`zone_highsize` in the kernel's mm/page_alloc.c), so what one of them has touched the next may never
-/// get. Holds the memory for a moment, beside all that is in use; seconds where the host has taken it.
+/// get; and what was freed in single pages is kept for single pages, so large folios are touched as well.
+/// Holds twice the memory for a moment, beside all that is in use; seconds where the host has taken it.
 pub fn back_free_memory(bytes: ByteCount) {
     let deadline = Instant::now() + PATIENCE;
     let Ok(allowed) = sched_getaffinity(None) else { return touch_until_at_hand(bytes, deadline) };
@@ -46,7 +52,14 @@ fn touch_until_at_hand(bytes: ByteCount, deadline: Instant) {
 
 fn touch(bytes: ByteCount) -> Duration {
     let start = Instant::now();
-    drop(black_box(vec![1_u8; bytes.0 as usize]));
+    let pages = black_box(vec![1_u8; bytes.0 as usize]);
+    // Who may not mount gets none: neither does who is measured.
+    let folios = tmpfs::create("bindery-touch").ok();
+    if let Some(file) = &folios {
+        let filled = pages.chunks(FOLIO_BYTES).try_for_each(|chunk| (&*file).write_all(chunk));
+        filled.expect("there is memory for as much again");
+    }
+    drop((pages, folios));
     start.elapsed()
 }
 

@@ -1,0 +1,97 @@
+//! A store whose blocks have few slots in use left.
+
+use std::sync::Arc;
+
+use super::audit::assert_converged;
+use super::model::ModelGuest;
+use super::process::Line;
+use super::scenes::Scene;
+use crate::Settings;
+
+const PAGES: u32 = 600;
+
+/// Two guests with the same contents, of which they go on to share every fourth only.
+fn sparse() -> (Scene, [Arc<ModelGuest>; 2]) {
+    let mut scene = Scene::new(Settings { backs_off: false, ..Settings::default() });
+    let guests = [(); 2].map(|()| scene.guest("a", PAGES, |page| u64::from(1 + page)).0);
+    scene.periods(3);
+    assert_eq!(slots(&scene), (PAGES, 0));
+    for (number, guest) in guests.iter().enumerate() {
+        let own = |page: u32| u64::from(10_000 * (number as u32 + 1) + page);
+        (0..PAGES)
+            .filter(|page| page % 4 > 0)
+            .for_each(|page| guest.process().write(page, own(page)));
+    }
+    (scene, guests)
+}
+
+/// Slots in use, and vacant ones.
+fn slots(scene: &Scene) -> (u32, u32) {
+    let count = |domain: &crate::domain::Domain| (domain.slots.used(), domain.slots.vacant());
+    scene.engine.with_domains(|domains| count(&domains["a"]))
+}
+
+#[test]
+fn what_is_left_moves_together_and_its_blocks_go() {
+    let (mut scene, guests) = sparse();
+    scene.periods(1);
+    let (used, vacant) = slots(&scene);
+    assert_eq!(used, PAGES / 4);
+    assert!(vacant <= PAGES / 32, "{vacant} slots are vacant");
+    assert_eq!(guests[0].merged().len() as u32, PAGES / 4);
+    // Who comes later finds what has moved.
+    let (late, _) = scene.guest("a", PAGES / 4, |page| u64::from(1 + 4 * page));
+    scene.periods(3);
+    assert_eq!(late.merged().len() as u32, PAGES / 4);
+    assert_eq!(slots(&scene).0, PAGES / 4);
+    assert_converged(&scene.guests);
+}
+
+#[test]
+fn a_page_that_finds_no_mapping_keeps_its_slot() {
+    let (mut scene, guests) = sparse();
+    guests[1].process().mappings_max = 0;
+    scene.periods(1);
+    assert_eq!((guests[0].merged().len(), guests[1].merged().len()), (150, 150));
+    assert!(slots(&scene).0 > PAGES / 4, "content that both map is there twice");
+    // Nobody has it copied once more for that.
+    scene.periods(10);
+    assert!(slots(&scene).0 <= PAGES / 2);
+    let (late, _) = scene.guest("a", PAGES / 4, |page| u64::from(1 + 4 * page));
+    scene.periods(3);
+    assert_eq!(late.merged().len() as u32, PAGES / 4);
+    // What it keeps goes when its process does.
+    guests[1].process().end();
+    scene.periods(2);
+    assert_eq!(slots(&scene).0, PAGES / 4);
+    assert_converged(&scene.guests);
+}
+
+#[test]
+fn what_a_guest_maps_that_cannot_be_asked_stays_where_it_is() {
+    let (scene, guests) = sparse();
+    guests[1].set_line(Line::Stalled);
+    let before = guests[0].merged();
+    scene.periods(5);
+    assert!(guests[0].merged().iter().all(|(page, slot)| before.get(page) == Some(slot)));
+    guests[1].set_line(Line::Open);
+    scene.periods(70);
+    let (used, vacant) = slots(&scene);
+    assert_eq!(used, PAGES / 4);
+    assert!(vacant <= PAGES / 32, "{vacant} slots are vacant");
+    assert_converged(&scene.guests);
+}
+
+#[test]
+fn an_answer_that_never_came_is_asked_for() {
+    for requests in 0..8 {
+        let (scene, guests) = sparse();
+        guests[1].process().fails_in = Some((requests, Line::Stalled));
+        scene.periods(3);
+        guests[1].set_line(Line::Open);
+        scene.periods(70);
+        assert_eq!(guests.each_ref().map(|guest| guest.merged().len()), [150; 2]);
+        assert!(slots(&scene).0 <= PAGES / 2);
+        assert_converged(&scene.guests);
+    }
+}
