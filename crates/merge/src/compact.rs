@@ -4,14 +4,14 @@
 //! map the new one (a guest compares the two first, as ever), and the leaf follows. Slots move in
 //! order, so that pages side by side keep slots side by side and no mapping is cut that was not.
 //!
-//! A slot moves only if all who map it can be asked now. One that some page keeps all the same, for
-//! want of mappings, say, stays without a leaf until that page lets go.
+//! A block is emptied only if all who map it can be asked now. A slot that some page keeps all the same,
+//! for want of mappings, say, stays without a leaf until that page moves or lets go.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, io};
 
 use bindery_index::Handle;
 use bindery_space::wire::lane::RUN_PAGES_MAX;
-use bindery_units::{Slot, SlotRange};
+use bindery_units::{PAGE_BYTES, PageIndex, Slot, SlotRange};
 
 use crate::domain::Domain;
 use crate::entry::Entry;
@@ -20,15 +20,22 @@ use crate::links::Link;
 use crate::member::Member;
 use crate::pressure::DomainState;
 use crate::runs::Merge;
+use crate::slots::Sparse;
+use crate::store::Store;
 
 /// A store with fewer vacant slots is left as it is: 4 MiB. Fewer in tests, whose blocks are short.
 const VACANT_MIN: u32 = if cfg!(test) { 16 } else { 1024 };
 
-/// So is one with fewer than one vacant slot for so many in use.
+/// So is one with fewer than one vacant slot for so many in use, and a block with fewer than one of so
+/// many vacant.
 const VACANT_SHARE: u32 = 8;
 
-/// Slots that move in one period, at most: 64 MiB.
-const MOVES_MAX: u32 = 1 << 14;
+/// Pages that are asked to move in one period, at most, unless it is for one block.
+const PAGES_MAX: u64 = 1 << 16;
+
+/// A guest is asked to move pages only if at least one of so many of its mappings is to be had: what
+/// finds none keeps its slot, and the content is there twice.
+const MAPPINGS_SHARE: u32 = 4;
 
 /// Periods between two tries, at most, where moving gave little back.
 const PAUSE_MAX: u32 = 64;
@@ -68,25 +75,22 @@ impl Moves {
     /// Plans what is worth moving, copies it, and enters the merges of the pages that map it. Between
     /// phases only; `None` if nothing moves in this period.
     pub(crate) fn plan(domain: &mut Domain) -> Option<Self> {
-        if !is_wanted(domain) || !domain.patience.has_waited() {
+        let vacant = domain.slots.vacant();
+        if !is_wanted(domain, vacant) || !domain.patience.has_waited() {
             return None;
         }
-        let vacant = domain.slots.vacant();
-        let (blocks, mappers) = movable(domain, sparse_blocks(domain));
+        let blocks = choose(domain, movable(domain));
         let moves = copy(domain, &blocks);
         if moves.is_empty() {
             domain.patience.note(false);
             return None;
         }
-        for (number, merge) in mappers {
-            // Of a block that does not move after all, none.
-            let Some(new) = new_slot(&moves, merge.slot) else { continue };
+        for (number, merge) in mappers(domain, &moves) {
             let member = domain.members.get_mut(&number).expect("it was asked what it maps");
-            domain.slots.take(new);
-            member.state_mut().merges.push(Merge { slot: new, ..merge });
+            domain.slots.take(merge.slot);
+            member.state_mut().merges.push(merge);
         }
-        let block = domain.grant.store.block_slots();
-        let gain = blocks.len() as u32 * block - moves.len() as u32;
+        let gain = blocks.iter().map(|block| block.vacant).sum();
         Some(Self { moves, vacant, gain })
     }
 
@@ -111,93 +115,102 @@ impl Moves {
     }
 }
 
-/// Whether so much of the store is vacant that moving what is not pays.
-fn is_wanted(domain: &Domain) -> bool {
-    let (used, vacant) = (domain.slots.used(), domain.slots.vacant());
+/// Whether so much is vacant that moving what is not pays.
+fn is_wanted(domain: &Domain, vacant: u32) -> bool {
+    let used = domain.slots.used();
     match domain.pressure.state() {
-        // Guests have enough to do.
-        DomainState::Storm => false,
-        DomainState::StoreFull => vacant > 0,
+        _ if is_short(domain) => vacant >= domain.grant.store.block_slots() / VACANT_SHARE,
+        // Guests have enough to do, and slots go by themselves.
+        DomainState::Storm => vacant >= VACANT_MIN && vacant > used,
         _ => vacant >= VACANT_MIN && vacant > used / VACANT_SHARE,
     }
 }
 
-/// Blocks to be emptied: those with the fewest slots in use, until half of what makes it worth while is
-/// vacant.
-fn sparse_blocks(domain: &Domain) -> Vec<SlotRange> {
-    let slots = &domain.slots;
-    let block = domain.grant.store.block_slots();
-    let enough = (slots.used() / VACANT_SHARE).max(VACANT_MIN) / 2;
-    let mut left = MOVES_MAX.min(slots.room()).min(pages_to_spare() as u32);
-    let mut vacant = slots.vacant();
-    let mut blocks = Vec::new();
-    for sparse in slots.sparse(block - block / VACANT_SHARE) {
-        let range = SlotRange::new(sparse.first, block);
-        if domain.copies.touch(range) {
-            continue;
-        }
-        if vacant <= enough || sparse.used > left {
-            break;
-        }
-        left -= sparse.used;
-        vacant = vacant.saturating_sub(block - sparse.used);
-        blocks.push(range);
-    }
-    blocks.sort_unstable_by_key(|block| block.first);
-    blocks
+fn is_short(domain: &Domain) -> bool {
+    matches!(domain.pressure.state(), DomainState::StoreFull | DomainState::MemoryShort)
 }
 
-/// Those of `blocks` that all who map them can be asked to leave, and who that is: members, with their
-/// pages and the slots that these map now.
-fn movable(domain: &Domain, blocks: Vec<SlotRange>) -> (Vec<SlotRange>, Vec<(u32, Merge)>) {
-    let holds = |slot: Slot| {
-        let after = blocks.partition_point(|block| block.first <= slot);
-        after > 0 && slot < blocks[after - 1].end()
-    };
-    let mut mappers = Vec::new();
-    let mut counted: BTreeMap<Slot, u32> = BTreeMap::new();
+/// Blocks that all who map them can be asked to leave.
+fn movable(domain: &Domain) -> Vec<Sparse> {
+    let block = domain.grant.store.block_slots();
+    let mut asked: Vec<u64> = Vec::new();
     for member in domain.members.values().filter(|member| can_be_asked(member)) {
-        for (page, link) in member.links.linked(member.links.range()) {
-            if let Link::Merged(slot) = link
-                && holds(slot)
-            {
-                mappers.push((member.number, Merge { page, slot }));
-                *counted.entry(slot).or_insert(0) += 1;
-            }
+        for (_, slot) in merged_pages(member) {
+            let at = (slot.0 / block) as usize;
+            asked.resize(asked.len().max(at + 1), 0);
+            asked[at] += 1;
         }
     }
-    let is_free_to_go = |slot: &Slot| {
-        let references = domain.slots.references(*slot);
-        let counted = counted.get(slot).copied().unwrap_or(0);
-        references == counted && (references == 0 || domain.slots.leaf(*slot).is_some())
+    let can_move = |sparse: &Sparse| {
+        let asked = asked.get((sparse.range.first.0 / block) as usize).copied().unwrap_or(0);
+        // Each page that maps a slot has one reference of it: none is missing if so many are there.
+        !domain.copies.touch(sparse.range) && domain.slots.references_in(sparse.range) == asked
     };
-    let movable = |block: &SlotRange| slots_of(*block).all(|slot| is_free_to_go(&slot));
-    (blocks.iter().copied().filter(movable).collect(), mappers)
+    domain.slots.sparse().filter(can_move).collect()
 }
 
 fn can_be_asked(member: &Member) -> bool {
     let state = member.state();
-    member.is_well() && !state.unmerged && !state.doubt.merged && state.in_flight.is_empty()
+    let room = state.mappings_max.saturating_sub(state.mappings);
+    let is_settled = !state.unmerged && !state.doubt.merged && state.in_flight.is_empty();
+    member.is_well() && is_settled && room >= state.mappings_max / MAPPINGS_SHARE
 }
 
-fn slots_of(range: SlotRange) -> impl Iterator<Item = Slot> {
-    (range.first.0..range.end().0).map(Slot)
+/// The pages of `member` that map slots of the domain's store.
+fn merged_pages(member: &Member) -> impl Iterator<Item = (PageIndex, Slot)> + '_ {
+    member.links.linked(member.links.range()).filter_map(|(page, link)| match link {
+        Link::Merged(slot) => Some((page, slot)),
+        _ => None,
+    })
 }
 
-/// Copies what is in use of `blocks` to new slots, as far as there are any.
-fn copy(domain: &mut Domain, blocks: &[SlotRange]) -> Vec<(Slot, Slot)> {
-    blocks.iter().for_each(|block| domain.slots.seal(*block));
+/// Of blocks that can be emptied those with the most vacant slots, until half of what makes it worth
+/// while is vacant; where slots or memory are short, as many as there is room for. In order.
+fn choose(domain: &Domain, mut movable: Vec<Sparse>) -> Vec<Sparse> {
+    let slots = &domain.slots;
+    let mut vacant: u32 = movable.iter().map(|block| block.vacant).sum();
+    if !is_wanted(domain, vacant) {
+        return Vec::new();
+    }
+    let half = (slots.used() / VACANT_SHARE).max(VACANT_MIN) / 2;
+    let enough = if is_short(domain) { 0 } else { half };
+    let mut room = slots.room().min(u32::try_from(pages_to_spare()).unwrap_or(u32::MAX));
+    let mut pages = 0;
+    movable.sort_unstable_by_key(|block| (Reverse(block.vacant), block.range.first));
+    let mut chosen = Vec::new();
+    for block in movable {
+        if vacant <= enough || block.vacant < block.range.count / VACANT_SHARE {
+            break;
+        }
+        // What was not allocated of it yet is not, either, until all of it is given back.
+        let needs = block.range.count - block.vacant;
+        pages += slots.references_in(block.range);
+        if needs > room || (pages > PAGES_MAX && !chosen.is_empty()) {
+            break;
+        }
+        room -= needs;
+        vacant -= block.vacant;
+        chosen.push(block);
+    }
+    chosen.sort_unstable_by_key(|block| block.range.first);
+    chosen
+}
+
+/// Copies what is in use of `blocks` to new slots. Returns each with its new one, in order: none if there
+/// is no memory for them.
+fn copy(domain: &mut Domain, blocks: &[Sparse]) -> Vec<(Slot, Slot)> {
+    blocks.iter().for_each(|block| domain.slots.seal(block.range));
     let in_use = |slot: &Slot| domain.slots.references(*slot) > 0;
-    let old: Vec<Slot> = blocks.iter().flat_map(|block| slots_of(*block)).filter(in_use).collect();
-    let runs = domain.slots.allocate(old.len() as u32);
+    let old: Vec<Slot> =
+        blocks.iter().flat_map(|block| slots_of(block.range)).filter(in_use).collect();
+    let runs = domain.slots.allocate_last(old.len() as u32);
     let new: Vec<Slot> = runs.iter().flat_map(|run| slots_of(*run)).collect();
+    assert!(new.len() == old.len(), "no more is chosen than there is room for");
     let moves: Vec<(Slot, Slot)> = old.into_iter().zip(new).collect();
-    let is_next = |a: &(Slot, Slot), b: &(Slot, Slot)| a.0.plus(1) == b.0 && a.1.plus(1) == b.1;
-    let copied = moves
-        .chunk_by(is_next)
-        .flat_map(|run| run.chunks(RUN_PAGES_MAX as usize))
-        .try_for_each(|run| domain.grant.store.move_slots(run[0].0, run[0].1, run.len() as u32));
-    match copied {
+    let mut row = moves
+        .chunk_by(|a, b| a.1.plus(1) == b.1)
+        .flat_map(|run| run.chunks(RUN_PAGES_MAX as usize));
+    match row.try_for_each(|run| copy_run(&domain.grant.store, run)) {
         Ok(()) => moves,
         Err(error) => {
             tracing::debug!(%error, "sparse blocks of the store stay as they are");
@@ -207,8 +220,33 @@ fn copy(domain: &mut Domain, blocks: &[SlotRange]) -> Vec<(Slot, Slot)> {
     }
 }
 
-/// Where the content of `slot` is now.
-fn new_slot(moves: &[(Slot, Slot)], slot: Slot) -> Option<Slot> {
-    let at = moves.binary_search_by_key(&slot, |(old, _)| *old).ok()?;
-    Some(moves[at].1)
+/// Copies slots from wherever they are to consecutive ones, which are written at once.
+fn copy_run(store: &Store, moves: &[(Slot, Slot)]) -> io::Result<()> {
+    let mut pages = vec![0; moves.len() * PAGE_BYTES];
+    let mut rest = &mut pages[..];
+    for run in moves.chunk_by(|a, b| a.0.plus(1) == b.0) {
+        let (some, others) = rest.split_at_mut(run.len() * PAGE_BYTES);
+        store.read(run[0].0, some)?;
+        rest = others;
+    }
+    store.write(moves[0].1, &pages)
+}
+
+fn slots_of(range: SlotRange) -> impl Iterator<Item = Slot> {
+    (range.first.0..range.end().0).map(Slot)
+}
+
+/// Whose pages map what moves: members, each with the page and its new slot, in order of pages.
+fn mappers(domain: &Domain, moves: &[(Slot, Slot)]) -> Vec<(u32, Merge)> {
+    let new_slot = |slot: Slot| {
+        let at = moves.binary_search_by_key(&slot, |(old, _)| *old).ok()?;
+        Some(moves[at].1)
+    };
+    let askable = domain.members.values().filter(|member| can_be_asked(member));
+    let merges = askable.flat_map(|member| {
+        let moving = merged_pages(member)
+            .filter_map(move |(page, slot)| Some(Merge { page, slot: new_slot(slot)? }));
+        moving.map(|merge| (member.number, merge))
+    });
+    merges.collect()
 }

@@ -205,10 +205,13 @@ impl Domain {
 
     /// Frees slots that have no leaf (any more), and gives back the blocks that are empty then.
     pub(crate) fn release(&mut self, run: SlotRange) {
-        let blocks = self.slots.free(run);
-        let store = &self.grant.store;
-        if let Err(error) = blocks.into_iter().try_for_each(|blocks| store.punch(blocks)) {
-            tracing::warn!(%error, "memory of free slots is kept until they are used again");
+        for blocks in self.slots.free(run) {
+            match self.grant.store.punch(blocks) {
+                Ok(()) => self.slots.give_back_blocks(blocks),
+                Err(error) => {
+                    tracing::warn!(%error, "free slots and their memory are lost until the daemon ends");
+                }
+            }
         }
     }
 

@@ -157,6 +157,11 @@ impl Extents {
         }
     }
 
+    /// How much of `range` is free below the frontier.
+    pub(crate) fn free_slots_in(&self, range: SlotRange) -> u32 {
+        self.free_in(range).iter().map(|free| free.count).sum()
+    }
+
     /// What is free of `range` below the frontier, in order.
     fn free_in(&self, range: SlotRange) -> Vec<SlotRange> {
         let before = self.free.range(..range.first.0).next_back();

@@ -41,11 +41,12 @@ pub(crate) struct Slots {
     block_slots: u32,
 }
 
-/// A block that has few slots in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A block that has slots in use and vacant ones. The rest of it was not allocated yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sparse {
+    pub(crate) range: SlotRange,
     pub(crate) used: u32,
-    pub(crate) first: Slot,
+    pub(crate) vacant: u32,
 }
 
 impl Slots {
@@ -63,6 +64,11 @@ impl Slots {
 
     /// Takes up to `count` slots without references; fewer if the store is full.
     pub(crate) fn allocate(&mut self, count: u32) -> Vec<SlotRange> {
+        self.allocate_last(count.min(self.room_but_the_last()))
+    }
+
+    /// The same, where even the last block may be taken.
+    pub(crate) fn allocate_last(&mut self, count: u32) -> Vec<SlotRange> {
         let runs = self.extents.allocate(count);
         self.grow();
         runs.iter().for_each(|run| self.use_all(*run));
@@ -71,6 +77,9 @@ impl Slots {
 
     /// Takes `count` slots side by side without references, if there are as many.
     pub(crate) fn allocate_run(&mut self, count: u32) -> Option<SlotRange> {
+        if count > self.room_but_the_last() {
+            return None;
+        }
         let run = self.extents.allocate_run(count)?;
         self.grow();
         self.use_all(run);
@@ -160,8 +169,8 @@ impl Slots {
         self.references.get(slot.at()).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Frees slots. Returns the blocks of which none is in use any more: their memory must be given
-    /// back before slots are allocated again.
+    /// Frees slots. Returns the blocks of which none is in use any more: they are to be
+    /// [given back](Self::give_back_blocks) when their memory is.
     ///
     /// # Panics
     /// If one has references.
@@ -184,9 +193,13 @@ impl Slots {
                 }
             }
         }
-        empty.iter().for_each(|blocks| self.extents.release_taken(*blocks));
-        self.shrink();
         empty
+    }
+
+    /// Has slots of blocks allocated again of which none is in use, and none holds memory.
+    pub(crate) fn give_back_blocks(&mut self, blocks: SlotRange) {
+        self.extents.release_taken(blocks);
+        self.shrink();
     }
 
     fn shrink(&mut self) {
@@ -217,25 +230,33 @@ impl Slots {
         self.extents.used() - self.used
     }
 
-    /// How many slots can be allocated.
+    /// How many slots can be allocated, the last block's included.
     pub(crate) fn room(&self) -> u32 {
         self.extents.room()
     }
 
-    /// The blocks below the one that the frontier is in that have fewer than `most` slots in use, but
-    /// some: those with the fewest first.
-    pub(crate) fn sparse(&self, most: u32) -> Vec<Sparse> {
-        let whole = self.extents.frontier() / self.block_slots;
-        let blocks = self.used_of.iter().take(whole as usize).enumerate();
-        let wanted = blocks.filter(|(_, used)| (1..most).contains(&u32::from(**used)));
-        let mut sparse: Vec<Sparse> = wanted
-            .map(|(block, used)| Sparse {
-                used: u32::from(*used),
-                first: Slot(block as u32 * self.block_slots),
-            })
-            .collect();
-        sparse.sort_unstable();
-        sparse
+    /// In a full store what is to move must have somewhere to go: one block is kept for that.
+    fn room_but_the_last(&self) -> u32 {
+        let kept = if self.block_slots > 1 { self.block_slots } else { 0 };
+        self.room().saturating_sub(kept)
+    }
+
+    /// The blocks that have slots in use and vacant ones, but for the one that the frontier is in.
+    pub(crate) fn sparse(&self) -> impl Iterator<Item = Sparse> + '_ {
+        let block = self.block_slots;
+        let whole = (self.extents.frontier() / block) as usize;
+        let in_use = self.used_of.iter().take(whole).enumerate().filter(|(_, used)| **used > 0);
+        let sparse = in_use.map(move |(at, used)| {
+            let range = SlotRange::new(Slot(at as u32 * block), block);
+            let used = u32::from(*used);
+            Sparse { range, used, vacant: block - used - self.extents.free_slots_in(range) }
+        });
+        sparse.filter(|sparse| sparse.vacant > 0)
+    }
+
+    /// How many references the slots of `range` have together.
+    pub(crate) fn references_in(&self, range: SlotRange) -> u64 {
+        (range.first.0..range.end().0).map(|slot| u64::from(self.references(Slot(slot)))).sum()
     }
 
     /// Has no slot of `block` allocated until all of it is given back.
@@ -296,8 +317,10 @@ mod tests {
                         used.remove(&slot);
                         vacant.insert(slot);
                     }
+                    let empty = slots.free(run);
+                    empty.iter().for_each(|blocks| slots.give_back_blocks(*blocks));
                     let given: Vec<u32> =
-                        slots.free(run).iter().flat_map(|run| run.first.0..run.end().0).collect();
+                        empty.iter().flat_map(|run| run.first.0..run.end().0).collect();
                     prop_assert!(given.is_sorted());
                     let touched = (run.first.0 / block_slots)..=((run.end().0 - 1) / block_slots);
                     let block = |block: u32| block * block_slots..(block + 1) * block_slots;
@@ -308,10 +331,10 @@ mod tests {
                 }
                 prop_assert_eq!(slots.used() as usize, used.len());
                 prop_assert_eq!(slots.vacant() as usize, vacant.len());
-                for sparse in slots.sparse(block_slots) {
-                    let end = sparse.first.0 + block_slots;
-                    let in_use = (sparse.first.0..end).filter(|slot| used.contains(slot)).count();
-                    prop_assert_eq!(in_use as u32, sparse.used);
+                for sparse in slots.sparse() {
+                    let own = || sparse.range.first.0..sparse.range.end().0;
+                    let of = |set: &BTreeSet<u32>| own().filter(|slot| set.contains(slot)).count();
+                    prop_assert_eq!((of(&used) as u32, of(&vacant) as u32), (sparse.used, sparse.vacant));
                 }
             }
         }
@@ -327,7 +350,9 @@ mod tests {
         assert!(!slots.give_back(Slot(2)) && slots.give_back(Slot(2)));
         let all = SlotRange::new(Slot(0), 4);
         assert_eq!(slots.free(all), [all]);
-        assert_eq!(slots.used(), 0);
+        assert_eq!((slots.used(), slots.vacant(), slots.room()), (0, 4, 6));
+        slots.give_back_blocks(all);
+        assert_eq!((slots.vacant(), slots.room()), (0, 10));
     }
 
     #[test]
@@ -337,6 +362,14 @@ mod tests {
         slots.allocate(4);
         slots.take(Slot(1));
         let _ = slots.free(SlotRange::new(Slot(0), 2));
+    }
+
+    #[test]
+    fn the_last_block_is_for_what_moves() {
+        let mut slots = Slots::new(64, 16);
+        assert_eq!(slots.allocate(100), [SlotRange::new(Slot(0), 48)]);
+        assert_eq!((slots.allocate(1), slots.allocate_run(1)), (vec![], None));
+        assert_eq!(slots.allocate_last(100), [SlotRange::new(Slot(48), 16)]);
     }
 
     #[test]

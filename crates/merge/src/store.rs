@@ -35,7 +35,7 @@ const BLOCK_SLOTS: u32 = 512;
 const BLOCK_SLOTS_OF_TESTS: u32 = 16;
 
 /// Smaller stores have single pages: blocks would be too much of them.
-const LARGE_SLOTS_MIN: u32 = 64 * 512;
+const LARGE_SLOTS_MIN: u32 = 64 * if cfg!(test) { BLOCK_SLOTS_OF_TESTS } else { BLOCK_SLOTS };
 
 /// The file of a domain's canonical pages.
 #[derive(Debug)]
@@ -53,11 +53,11 @@ impl Store {
         } else if cfg!(test) {
             Self::create_memfd(slots, BLOCK_SLOTS_OF_TESTS)
         } else {
-            Self::create_large().or_else(|error| {
+            Self::create_large(slots).or_else(|error| {
                 tracing::info!(
                     %error,
                     "the store gets its memory in single pages, which makes merging some 15% dearer: \
-                     large folios take CAP_SYS_ADMIN"
+                     large folios take Linux 6.14 and CAP_SYS_ADMIN"
                 );
                 Self::create_memfd(slots, 1)
             })
@@ -65,8 +65,8 @@ impl Store {
         store.map_err(|error| StoreError { slots, error })
     }
 
-    fn create_large() -> io::Result<Self> {
-        Self::of(tmpfs::create(NAME)?, BLOCK_SLOTS)
+    fn create_large(slots: u32) -> io::Result<Self> {
+        Self::of(tmpfs::create(NAME, Slot(slots).offset_bytes())?, BLOCK_SLOTS)
     }
 
     fn create_memfd(slots: u32, block_slots: u32) -> io::Result<Self> {
@@ -104,25 +104,23 @@ impl Store {
     /// As [`write`](Self::write).
     pub(crate) fn copy(&self, slot: Slot, row: SlotRange) -> io::Result<()> {
         let mut page = [0; PAGE_BYTES];
-        self.file.read_exact_at(&mut page, slot.offset_bytes())?;
+        self.read(slot, &mut page)?;
         self.write(row.first, &page.repeat(row.count as usize))
     }
 
-    /// Copies `count` slots from `from` on to those from `to` on, which nobody may map. Allocates memory.
+    /// Reads whole pages, the first from `slot`.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
-    pub(crate) fn move_slots(&self, from: Slot, to: Slot, count: u32) -> io::Result<()> {
-        let mut pages = vec![0; count as usize * PAGE_BYTES];
-        self.file.read_exact_at(&mut pages, from.offset_bytes())?;
-        self.write(to, &pages)
+    /// The kernel's.
+    pub(crate) fn read(&self, slot: Slot, pages: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(pages, slot.offset_bytes())
     }
 
     /// Gives the memory of blocks back, which nobody may map. The file stays as long as it is: cutting it
     /// would take the private copies that guests have of pages beyond its end (strays) as well.
     ///
     /// # Errors
-    /// The kernel's; the memory is then kept until the slots are written again.
+    /// The kernel's; the memory is then kept.
     pub(crate) fn punch(&self, blocks: SlotRange) -> io::Result<()> {
         memfd::punch(&self.file, blocks.first.offset_bytes(), Slot(blocks.count).offset_bytes())
     }
@@ -142,7 +140,7 @@ mod tests {
     /// A store of large folios, if this process may have one.
     fn large() -> Option<Store> {
         let skip = |error| eprintln!("SKIPPED: no store of large folios: {error}");
-        Store::create_large().map_err(skip).ok()
+        Store::create_large(1 << 20).map_err(skip).ok()
     }
 
     #[test]
@@ -160,7 +158,9 @@ mod tests {
         let pages = [[1_u8; PAGE_BYTES], [2; PAGE_BYTES], [3; PAGE_BYTES]];
         store.write(Slot(64), &pages[2]).unwrap();
         store.write(Slot(70_000), pages.as_flattened()).unwrap();
-        store.move_slots(Slot(70_000), Slot(70_003), 2).unwrap();
+        let mut two = [0; 2 * PAGE_BYTES];
+        store.read(Slot(70_000), &mut two).unwrap();
+        store.write(Slot(70_003), &two).unwrap();
         store.copy(Slot(70_004), SlotRange::new(Slot(70_005), 2)).unwrap();
         let pages = [pages[0], pages[1], pages[2], pages[0], pages[1], pages[1], pages[1]];
         let shared = File::from(store.read_only().try_clone_to_owned().unwrap());

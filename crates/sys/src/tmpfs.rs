@@ -12,18 +12,27 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen,
 };
+use rustix::process::{Resource, getrlimit};
+use rustix::system::uname;
 
 /// Makes an empty file of memory, open to read and write, in a file system that nobody else can reach
 /// and that lasts as long as the file. `name` is for `/proc/PID/maps`.
 ///
-/// It can grow, but not beyond the end of what is written: a folio that would end there is halved
+/// It can grow to `bytes_max` at least, but not beyond the end of what is written: a folio that would end there is halved
 /// until it does not. Folios of up to 2 MiB, each at a multiple of its length, take the place of
 /// nothing but holes.
 ///
 /// # Errors
-/// `PermissionDenied` without `CAP_SYS_ADMIN`; `InvalidInput` if the kernel has no huge pages; and
-/// when descriptors or memory are short.
-pub fn create(name: &str) -> io::Result<File> {
+/// `PermissionDenied` without `CAP_SYS_ADMIN`; `Unsupported` before Linux 6.14; `InvalidInput` if the
+/// kernel has no huge pages; `FileTooLarge` above `RLIMIT_FSIZE`, beyond which a write would raise
+/// `SIGXFSZ`; and when descriptors or memory are short.
+pub fn create(name: &str, bytes_max: u64) -> io::Result<File> {
+    if !writes_get_large_folios(uname().release().to_str().unwrap_or_default()) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes_max) {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&context, "huge", "within_size")?;
     // As for a memfd, what there is of memory is the only limit.
@@ -37,6 +46,12 @@ pub fn create(name: &str) -> io::Result<File> {
     Ok(File::from(file))
 }
 
+/// Whether a kernel of that release is 6.14 or later.
+fn writes_get_large_folios(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6_u32, 14_u32))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,10 +61,11 @@ mod tests {
 
     #[test]
     fn a_file_is_nobody_elses_and_holds_no_more_than_was_written() {
-        let file = match create("bindery-test") {
+        use io::ErrorKind::{PermissionDenied, Unsupported};
+        let file = match create("bindery-test", 1 << 20) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return eprintln!("SKIPPED: mounting takes CAP_SYS_ADMIN: {error}");
+            Err(error) if matches!(error.kind(), PermissionDenied | Unsupported) => {
+                return eprintln!("SKIPPED: it takes CAP_SYS_ADMIN and Linux 6.14: {error}");
             }
             Err(error) => panic!("{error}"),
         };
@@ -63,5 +79,13 @@ mod tests {
         assert!(!mounts.contains(&device), "{mounts}");
         memfd::punch(&file, 0, 70 * 4096).unwrap();
         assert_eq!(memfd::allocated_bytes(&file).unwrap(), 0);
+    }
+
+    #[test]
+    fn releases_are_told_apart() {
+        let old = ["", "linux", "5.19.0", "6.1.0-56-cloud-amd64", "6.13.9", "6"];
+        assert!(!old.into_iter().any(writes_get_large_folios));
+        let new = ["6.14.0", "6.18.5-x", "7.0.0-rc1", "10.2"];
+        assert!(new.into_iter().all(writes_get_large_folios));
     }
 }

@@ -7,6 +7,7 @@ use super::model::ModelGuest;
 use super::process::Line;
 use super::scenes::Scene;
 use crate::Settings;
+use crate::pressure::DomainState;
 
 const PAGES: u32 = 600;
 
@@ -94,4 +95,53 @@ fn an_answer_that_never_came_is_asked_for() {
         assert!(slots(&scene).0 <= PAGES / 2);
         assert_converged(&scene.guests);
     }
+}
+
+#[test]
+fn a_store_that_is_full_of_vacant_slots_goes_on() {
+    const SLOTS: u32 = 1024;
+    let settings = Settings { backs_off: false, store_slots: SLOTS, ..Settings::default() };
+    let mut scene = Scene::new(settings);
+    let guests = [(); 2].map(|()| scene.guest("a", SLOTS, |page| u64::from(1 + page)).0);
+    scene.periods(3);
+    assert_eq!(scene.domain("a").state, DomainState::StoreFull);
+    let (used, vacant) = slots(&scene);
+    assert_eq!((used, vacant), (SLOTS - 16, 0), "one block is kept for what is to move");
+    // One slot in eight goes: nothing is empty, and what is left fills its blocks well.
+    for guest in &guests {
+        (0..SLOTS).filter(|page| page % 8 == 0).for_each(|page| guest.process().discard(page));
+    }
+    scene.periods(60);
+    assert_converged(&scene.guests);
+    assert_eq!(slots(&scene).0, SLOTS - SLOTS / 8);
+    // What all of it was shared by is replaced, a part at a time.
+    for part in 1..8 {
+        for guest in &guests {
+            let pages = (0..SLOTS).filter(|page| page % 8 == part);
+            pages.for_each(|page| guest.process().write(page, u64::from(5000 * part + page)));
+        }
+        scene.periods(60);
+        assert_converged(&scene.guests);
+    }
+}
+
+#[test]
+fn a_guest_that_cannot_be_asked_does_not_keep_others_from_moving() {
+    let (mut scene, guests) = sparse();
+    // As much again that is sparse for good: the contents of two guests one of which is stopped.
+    let stopped = scene.guest("a", PAGES, |page| u64::from(100_000 + page)).0;
+    let other = scene.guest("a", PAGES, |page| u64::from(100_000 + page)).0;
+    guests.iter().for_each(|guest| guest.set_line(Line::Stalled));
+    scene.periods(4);
+    for guest in [&stopped, &other] {
+        let own = (0..PAGES).filter(|page| page % 2 > 0);
+        own.for_each(|page| guest.process().discard(page));
+    }
+    scene.periods(1);
+    stopped.set_line(Line::Stalled);
+    guests.iter().for_each(|guest| guest.set_line(Line::Open));
+    scene.periods(70);
+    assert_eq!(slots(&scene).0, PAGES / 4 + PAGES / 2);
+    assert_eq!(guests.each_ref().map(|guest| guest.merged().len()), [150; 2]);
+    assert!(slots(&scene).1 <= PAGES / 2 + PAGES / 32, "{:?}", slots(&scene));
 }

@@ -47,7 +47,7 @@ impl Scene {
         }
     }
 
-    fn domain(&self, name: &str) -> DomainStatus {
+    pub(super) fn domain(&self, name: &str) -> DomainStatus {
         let status = self.engine.status();
         status.domains.iter().find(|domain| domain.name == name).unwrap().clone()
     }

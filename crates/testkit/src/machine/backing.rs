@@ -54,7 +54,7 @@ fn touch(bytes: ByteCount) -> Duration {
     let start = Instant::now();
     let pages = black_box(vec![1_u8; bytes.0 as usize]);
     // Who may not mount gets none: neither does who is measured.
-    let folios = tmpfs::create("bindery-touch").ok();
+    let folios = tmpfs::create("bindery-touch", bytes.0).ok();
     if let Some(file) = &folios {
         let filled = pages.chunks(FOLIO_BYTES).try_for_each(|chunk| (&*file).write_all(chunk));
         filled.expect("there is memory for as much again");
