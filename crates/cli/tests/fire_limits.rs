@@ -156,6 +156,50 @@ fn a_full_store_pauses_merging_until_slots_are_free() {
     verify(&mut guests);
 }
 
+/// Slots that go here and there leave blocks of the store sparse: what is left moves, while guests verify
+/// every byte of it.
+#[test]
+fn a_store_that_is_left_sparse_gives_memory_back() {
+    const PAGES: usize = 32_768;
+    /// What may be vacant of a store that is small, and the blocks that are being filled.
+    const SLACK_PAGES: u64 = 1024 + 2 * 512;
+    let Some(bindery) = bindery() else { return };
+    let daemon = eager_daemon(&bindery);
+    let mut guests = [("one", 1), ("two", 2)].map(|(name, seed)| {
+        let mut guest = ProcessGuest::start(&daemon.launcher(name), PAGES, seed).unwrap();
+        guest.offer().unwrap();
+        guest
+    });
+    let shared = || figure(&domain(&daemon), "pages_shared");
+    let enough = PAGES as u64 / 4;
+    await_some(
+        "all is merged",
+        PATIENCE,
+        || (shared() > enough).then_some(()),
+        || explain(&daemon),
+    );
+    guests.iter_mut().for_each(|guest| guest.churn(PAUSE_US / 40).unwrap());
+    let few = enough / 3;
+    await_some(
+        "most of it breaks",
+        PATIENCE,
+        || (shared() < few).then_some(()),
+        || explain(&daemon),
+    );
+    guests.iter_mut().for_each(|guest| guest.rest().unwrap());
+    await_some(
+        "what is vacant is given back",
+        PATIENCE,
+        || {
+            let domain = domain(&daemon);
+            let stored = figure(&domain, "store_bytes") / 4096;
+            (stored <= figure(&domain, "pages_shared") * 9 / 8 + SLACK_PAGES).then_some(())
+        },
+        || explain(&daemon),
+    );
+    verify(&mut guests);
+}
+
 fn set_open_files(pid: u32, limit: u64) {
     // The soft limit alone: raising a hard one takes a capability that root may lack.
     let set = Command::new("prlimit")

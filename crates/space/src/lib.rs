@@ -6,7 +6,7 @@
 //! these can tell. [`entry`] has the states of a page and the transitions between them.
 //!
 //! ```text
-//!             guest RAM                            canonical store (memfd, read-only)
+//!             guest RAM                            canonical store (a file, read-only)
 //!  ...[anon][anon][store ][anon][store store]...   [slot][slot][slot][slot]...
 //!      \________/    \_________________|_____________/
 //!      userfaultfd 1: absent pages     userfaultfd 2: writes to mappings of the store,

@@ -354,7 +354,7 @@ impl Window<'_> {
     /// From here on a write to the range waits for the handler.
     fn make_writes_wait(&self, address: HostAddress, bytes: usize) -> bool {
         // Populate before registering: a registered mapping has its pages mapped one by one, an
-        // unregistered one sixteen at a time.
+        // unregistered one sixteen at a time, or a whole folio.
         // SAFETY: these are mappings of the store's slots; the window is held.
         unsafe { mapping::read_around(address, bytes) };
         // SAFETY: the advice was the VMM's own, for this range.
