@@ -144,7 +144,7 @@ impl Applying<'_> {
             match self.member.link(page, link) {
                 Link::None => {}
                 // It has moved to another slot: see `compact`.
-                Link::Merged(old) => self.domain.give_back(old),
+                Link::Merged(old) if !zero => self.domain.give_back(old),
                 old => panic!("{page:?} was asked to merge while linked to {old:?}"),
             }
             return;

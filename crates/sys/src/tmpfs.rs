@@ -18,9 +18,9 @@ use rustix::system::uname;
 /// Makes an empty file of memory, open to read and write, in a file system that nobody else can reach
 /// and that lasts as long as the file. `name` is for `/proc/PID/maps`.
 ///
-/// It can grow to `bytes_max` at least, but not beyond the end of what is written: a folio that would end there is halved
-/// until it does not. Folios of up to 2 MiB, each at a multiple of its length, take the place of
-/// nothing but holes.
+/// It is as long as what was written, up to `bytes_max` at least, and folios end within it: each write at
+/// its end gets folios no longer than the write, and one to a hole within it up to 2 MiB as far as the
+/// hole reaches. A folio begins at a multiple of its length.
 ///
 /// # Errors
 /// `PermissionDenied` without `CAP_SYS_ADMIN`; `Unsupported` before Linux 6.14; `InvalidInput` if the
@@ -48,8 +48,11 @@ pub fn create(name: &str, bytes_max: u64) -> io::Result<File> {
 
 /// Whether a kernel of that release is 6.14 or later.
 fn writes_get_large_folios(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6_u32, 14_u32))
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= (6, 14),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
