@@ -45,7 +45,7 @@ const PAUSE_MAX: u32 = 64;
 pub(crate) struct Patience {
     /// Periods left to wait.
     left: u32,
-    /// How many it were the last time.
+    /// How many there were to wait the last time.
     pause: u32,
 }
 
@@ -133,18 +133,16 @@ fn is_short(domain: &Domain) -> bool {
 /// Blocks that all who map them can be asked to leave.
 fn movable(domain: &Domain) -> Vec<Sparse> {
     let block = domain.grant.store.block_slots();
-    let mut asked: Vec<u64> = Vec::new();
+    let mut asked = vec![0; domain.slots.blocks()];
     for member in domain.members.values().filter(|member| can_be_asked(member)) {
         for (_, slot) in merged_pages(member) {
-            let at = (slot.0 / block) as usize;
-            asked.resize(asked.len().max(at + 1), 0);
-            asked[at] += 1;
+            asked[(slot.0 / block) as usize] += 1;
         }
     }
     let can_move = |sparse: &Sparse| {
-        let asked = asked.get((sparse.range.first.0 / block) as usize).copied().unwrap_or(0);
         // Each page that maps a slot has one reference of it: none is missing if so many are there.
-        !domain.copies.touch(sparse.range) && domain.slots.references_in(sparse.range) == asked
+        let all = sparse.references == asked[(sparse.range.first.0 / block) as usize];
+        all && !domain.copies.touch(sparse.range)
     };
     domain.slots.sparse().filter(can_move).collect()
 }
@@ -184,7 +182,7 @@ fn choose(domain: &Domain, mut movable: Vec<Sparse>) -> Vec<Sparse> {
         }
         // What was not allocated of it yet is not, either, until all of it is given back.
         let needs = block.range.count - block.vacant;
-        pages += slots.references_in(block.range);
+        pages += block.references;
         if needs > room || (pages > PAGES_MAX && !chosen.is_empty()) {
             break;
         }

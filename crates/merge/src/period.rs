@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Phases are separated by joining the workers. That is what makes the rules simple: references are
-//! given back only in `observe`, `compact`, `spread` and `apply`, slots are found only in `examine`, and slots are
+//! given back only in `observe`, `compact`, `spread` and `apply`, slots are found only in `examine`, and are
 //! allocated and freed only between phases.
 
 use std::cmp::Reverse;

@@ -47,6 +47,8 @@ pub(crate) struct Sparse {
     pub(crate) range: SlotRange,
     pub(crate) used: u32,
     pub(crate) vacant: u32,
+    /// References of its slots: pages that map them, or may.
+    pub(crate) references: u64,
 }
 
 impl Slots {
@@ -249,13 +251,18 @@ impl Slots {
         let sparse = in_use.map(move |(at, used)| {
             let range = SlotRange::new(Slot(at as u32 * block), block);
             let used = u32::from(*used);
-            Sparse { range, used, vacant: block - used - self.extents.free_slots_in(range) }
+            let vacant = block - used - self.extents.free_slots_in(range);
+            Sparse { range, used, vacant, references: self.references_in(range) }
         });
         sparse.filter(|sparse| sparse.vacant > 0)
     }
 
-    /// How many references the slots of `range` have together.
-    pub(crate) fn references_in(&self, range: SlotRange) -> u64 {
+    /// How many blocks the tables have room for.
+    pub(crate) fn blocks(&self) -> usize {
+        self.used_of.len()
+    }
+
+    fn references_in(&self, range: SlotRange) -> u64 {
         (range.first.0..range.end().0).map(|slot| u64::from(self.references(Slot(slot)))).sum()
     }
 

@@ -69,6 +69,21 @@ fn a_page_that_finds_no_mapping_keeps_its_slot() {
 }
 
 #[test]
+fn a_guest_that_is_short_of_mappings_is_not_asked() {
+    let (scene, guests) = sparse();
+    let mut process = guests[1].process();
+    process.mappings_max = process.mappings * 5 / 4;
+    drop(process);
+    let before = guests[0].merged();
+    scene.periods(5);
+    assert!(guests[0].merged().iter().all(|(page, slot)| before.get(page) == Some(slot)));
+    assert_eq!(slots(&scene).0, PAGES / 4, "nothing is there twice");
+    guests[1].process().mappings_max = 1_000_000;
+    scene.periods(70);
+    assert!(slots(&scene).1 <= PAGES / 32);
+}
+
+#[test]
 fn what_a_guest_maps_that_cannot_be_asked_stays_where_it_is() {
     let (scene, guests) = sparse();
     guests[1].set_line(Line::Stalled);
