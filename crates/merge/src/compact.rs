@@ -11,13 +11,14 @@ use std::{cmp::Reverse, io};
 
 use bindery_index::Handle;
 use bindery_space::wire::lane::RUN_PAGES_MAX;
-use bindery_units::{PAGE_BYTES, PageIndex, Slot, SlotRange};
+use bindery_units::{PAGE_BYTES, PageIndex, Slot};
 
 use crate::domain::Domain;
 use crate::entry::Entry;
 use crate::headroom::pages_to_spare;
 use crate::links::Link;
 use crate::member::Member;
+use crate::plan::slots_in;
 use crate::pressure::DomainState;
 use crate::runs::Merge;
 use crate::slots::Sparse;
@@ -200,9 +201,9 @@ fn copy(domain: &mut Domain, blocks: &[Sparse]) -> Vec<(Slot, Slot)> {
     blocks.iter().for_each(|block| domain.slots.seal(block.range));
     let in_use = |slot: &Slot| domain.slots.references(*slot) > 0;
     let old: Vec<Slot> =
-        blocks.iter().flat_map(|block| slots_of(block.range)).filter(in_use).collect();
+        blocks.iter().flat_map(|block| block.range.slots()).filter(in_use).collect();
     let runs = domain.slots.allocate_last(old.len() as u32);
-    let new: Vec<Slot> = runs.iter().flat_map(|run| slots_of(*run)).collect();
+    let new: Vec<Slot> = slots_in(&runs).collect();
     assert!(new.len() == old.len(), "no more is chosen than there is room for");
     let moves: Vec<(Slot, Slot)> = old.into_iter().zip(new).collect();
     let mut row = moves
@@ -228,10 +229,6 @@ fn copy_run(store: &Store, moves: &[(Slot, Slot)]) -> io::Result<()> {
         rest = others;
     }
     store.write(moves[0].1, &pages)
-}
-
-fn slots_of(range: SlotRange) -> impl Iterator<Item = Slot> {
-    (range.first.0..range.end().0).map(Slot)
 }
 
 /// Whose pages map what moves: members, each with the page and its new slot, in order of pages.

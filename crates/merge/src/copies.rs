@@ -189,8 +189,7 @@ pub(crate) fn free_rows(domain: &mut Domain, unmapped: Vec<Slot>) -> Vec<Slot> {
         }
     }
     for (row, head) in rows.into_values() {
-        let is_mapped = |slot: u32| domain.slots.references(Slot(slot)) > 0;
-        if !(row.first.0..row.end().0).any(is_mapped) {
+        if !row.slots().any(|slot| domain.slots.references(slot) > 0) {
             domain.copies.remove(row);
             domain.release(row);
             heads.insert(head);

@@ -61,7 +61,7 @@ pub(crate) fn classes(seeds: &mut [Seed], joins: &mut Vec<Join>) -> Vec<Class> {
 
 /// The slots of `runs`, in the order of the runs.
 pub(crate) fn slots_in(runs: &[SlotRange]) -> impl Iterator<Item = Slot> + '_ {
-    runs.iter().flat_map(|run| (run.first.0..run.end().0).map(Slot))
+    runs.iter().flat_map(|run| run.slots())
 }
 
 #[cfg(test)]

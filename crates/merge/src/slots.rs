@@ -178,9 +178,9 @@ impl Slots {
     /// If one has references.
     #[must_use]
     pub(crate) fn free(&mut self, range: SlotRange) -> Vec<SlotRange> {
-        for slot in range.first.0..range.end().0 {
-            assert!(self.references(Slot(slot)) == 0, "slot {slot} is freed while it is mapped");
-            self.leaves[slot as usize] = NO_LEAF;
+        for slot in range.slots() {
+            assert!(self.references(slot) == 0, "{slot:?} is freed while it is mapped");
+            self.set_leaf(slot, None);
         }
         self.used -= range.count;
         let mut empty: Vec<SlotRange> = Vec::new();
@@ -263,7 +263,7 @@ impl Slots {
     }
 
     fn references_in(&self, range: SlotRange) -> u64 {
-        (range.first.0..range.end().0).map(|slot| u64::from(self.references(Slot(slot)))).sum()
+        range.slots().map(|slot| u64::from(self.references(slot))).sum()
     }
 
     /// Has no slot of `block` allocated until all of it is given back.

@@ -51,6 +51,11 @@ impl SlotRange {
         Self { first, count }
     }
 
+    /// The slots of the run, in order.
+    pub fn slots(self) -> impl Iterator<Item = Slot> + use<> {
+        (self.first.0..self.end().0).map(Slot)
+    }
+
     /// The first slot after the run.
     #[must_use]
     pub const fn end(self) -> Slot {
