@@ -13,7 +13,7 @@ use super::back_end::{BackEnd, Duty, Identity, PageRun};
 use super::content::verify_units;
 use super::error::{EvictError, MapError};
 use super::options::{BackEndKind, Options};
-use super::window::{DeviceFiles, Tenant, Window};
+use super::window::{DeviceFiles, Extent, Tenant, Window};
 use crate::object::{Object, ReadError, UNIT_BYTES, units_of};
 
 /// What a checked read reads at once, in bytes.
@@ -44,8 +44,7 @@ impl FileMap {
         files: &DeviceFiles,
         options: &Options,
     ) -> Result<Self, MapError> {
-        let end = |object: &Arc<dyn Object>| object.offset_bytes() + stored_bytes(&**object);
-        let bytes = objects.iter().map(end).max().unwrap_or(0);
+        let bytes = objects.iter().map(|object| extent(object).1).max().unwrap_or(0);
         let window = files.window(file, bytes, options.access)?;
         if let Some(on_lost) = options.on_lost {
             let tenant = |object: &Arc<dyn Object>| {
@@ -54,6 +53,7 @@ impl FileMap {
             };
             window.let_in(&objects.iter().map(tenant).collect::<Vec<_>>());
         }
+        window.device().show(objects.iter().map(extent));
         let (objects, tenant) = (objects.to_vec(), options.on_lost.is_some());
         Ok(Self { id, objects, window, duty: Duty::default(), tenant })
     }
@@ -100,8 +100,9 @@ impl FileMap {
 }
 
 /// What an object takes of its device, without its checksums.
-fn stored_bytes(object: &dyn Object) -> u64 {
-    units_of(object) * UNIT_BYTES as u64
+fn extent(object: &Arc<dyn Object>) -> Extent {
+    let start = object.offset_bytes();
+    (start, start + units_of(&**object) * UNIT_BYTES as u64)
 }
 
 impl BackEnd for FileMap {
@@ -202,25 +203,23 @@ impl BackEnd for FileMap {
     }
 
     fn evict(&self, objects: &[usize]) -> Result<(), EvictError> {
-        let place = |&object: &usize| {
-            let (start, bytes) = self.place(self.whole(object));
-            (start, start + bytes, object)
-        };
-        let mut places: Vec<_> = objects.iter().map(place).filter(|(a, b, _)| a < b).collect();
+        let place = |&object: &usize| (extent(&self.objects[object]), object);
+        let mut places: Vec<_> = objects.iter().map(place).filter(|((a, b), _)| a < b).collect();
         places.sort_unstable();
-        let near = |a: &(u64, u64, usize), b: &(u64, u64, usize)| {
-            b.0.saturating_sub(a.1) <= EVICT_GAP_BYTES
+        let evicted: Vec<Extent> = places.iter().map(|(extent, _)| *extent).collect();
+        let near = |a: &(Extent, usize), b: &(Extent, usize)| {
+            b.0.0.saturating_sub(a.0.1) <= EVICT_GAP_BYTES
         };
         for together in places.chunk_by(near) {
-            let (start, end) = (together[0].0, together[together.len() - 1].1);
-            let failed = || self.failed("evict the pages", together[0].2);
+            let (start, end) = (together[0].0.0, together[together.len() - 1].0.1);
+            let failed = || self.failed("evict the pages", together[0].1);
             self.evict_range(start, end).map_err(failed())?;
             if self.resident_in(start, end).map_err(failed())? > 0 {
                 // A huge page that begins before or ends behind. What else is in it is read again when
-                // it is touched.
+                // it is touched; what a map shows, this one or another, stays.
                 let start = start & !(HUGE_PAGE_BYTES - 1);
                 let end = end.next_multiple_of(HUGE_PAGE_BYTES);
-                if !self.others_between(start, end, objects) {
+                if !self.window.device().shows_others((start, end), &evicted) {
                     self.evict_range(start, end).map_err(failed())?;
                 }
             }
@@ -248,15 +247,6 @@ impl BackEnd for FileMap {
 }
 
 impl FileMap {
-    /// Whether objects of this map that are not to be evicted are in a range of the file.
-    fn others_between(&self, start: u64, end: u64, evicted: &[usize]) -> bool {
-        let inside = |object: usize| {
-            let (from, bytes) = self.place(self.whole(object));
-            from < end && start < from + bytes
-        };
-        (0..self.objects.len()).any(|object| inside(object) && !evicted.contains(&object))
-    }
-
     fn failed(
         &self,
         what: &'static str,
@@ -269,6 +259,7 @@ impl FileMap {
 
 impl Drop for FileMap {
     fn drop(&mut self) {
+        self.window.device().hide(self.objects.iter().map(extent));
         if self.tenant {
             self.window.turn_out(self.id);
         }

@@ -1,6 +1,8 @@
 //! The shared mappings of devices' files: at most one for each file and way of reading it, made when the
 //! first map needs it and gone with the last.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -25,7 +27,12 @@ pub(super) struct DeviceFile {
     identity: (u64, u64),
     file: File,
     windows: Mutex<Vec<Weak<Window>>>,
+    /// What maps show of it, and how many of them each extent. Those of objects, which share no byte.
+    shown: Mutex<BTreeMap<Extent, usize>>,
 }
+
+/// Where something is in a file: its first byte, and the one after its last.
+pub(super) type Extent = (u64, u64);
 
 /// A file mapped from its beginning.
 #[derive(Debug)]
@@ -94,8 +101,8 @@ impl DeviceFiles {
             None => {
                 let file = file.try_clone_to_owned();
                 let file = file.map_err(MapError::of_system("keep a device's file open"))?.into();
-                let device = DeviceFile { identity, file, windows: Mutex::default() };
-                let device = Arc::new(device);
+                let (windows, shown) = (Mutex::default(), Mutex::default());
+                let device = Arc::new(DeviceFile { identity, file, windows, shown });
                 files.push(Arc::downgrade(&device));
                 device
             }
@@ -121,6 +128,35 @@ impl DeviceFile {
     /// All windows that there are now.
     pub(super) fn windows(&self) -> Vec<Arc<Window>> {
         lock(&self.windows).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// A map begins to show these extents.
+    pub(super) fn show(&self, extents: impl Iterator<Item = Extent>) {
+        let mut shown = lock(&self.shown);
+        for extent in extents.filter(|(start, end)| start < end) {
+            *shown.entry(extent).or_default() += 1;
+        }
+    }
+
+    /// A map ends to show these extents.
+    pub(super) fn hide(&self, extents: impl Iterator<Item = Extent>) {
+        let mut shown = lock(&self.shown);
+        for extent in extents {
+            if let Entry::Occupied(mut maps) = shown.entry(extent) {
+                *maps.get_mut() -= 1;
+                if *maps.get() == 0 {
+                    maps.remove();
+                }
+            }
+        }
+    }
+
+    /// Whether any map shows something of a range beside these extents.
+    pub(super) fn shows_others(&self, (start, end): Extent, extents: &[Extent]) -> bool {
+        let shown = lock(&self.shown);
+        let before_end = shown.range(..(end, 0)).rev().map(|(extent, _)| extent);
+        let mut inside = before_end.take_while(|extent| extent.1 > start);
+        inside.any(|extent| !extents.contains(extent))
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {

@@ -45,6 +45,14 @@ struct Pages {
     cooled: Duration,
 }
 
+/// What the kernel was asked to let go of.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Asked {
+    pub(super) pages: u64,
+    /// Of them, those that were just as warm as what may stay.
+    pub(super) equal_pages: u64,
+}
+
 impl Cell {
     pub(super) fn new(identity: Identity, now: Duration) -> Self {
         Self {
@@ -111,7 +119,7 @@ impl Cell {
         let Some((map, object)) = self.owner() else { return Ok(()) };
         let resident = map.back_end.resident_pages(object)?;
         let mapped = map.back_end.mapped_pages(pagemap, object)?;
-        let touched = self.probe.is_some_and(|before| mapped > before);
+        let touched = self.probe.is_some_and(|before| mapped != before);
         let grown = resident > self.resident_pages;
         if map.back_end.take_fetched(object) || touched || grown {
             self.accessed = now;
@@ -173,15 +181,15 @@ impl Cell {
     }
 
     /// Evicts its pages below a warmth, and up to `more` of just that warmth, and counts again what is in
-    /// memory. How many of the latter there were.
+    /// memory.
     pub(super) fn evict_pages(
         &mut self,
         below: usize,
         more: u64,
         pace: &mut Pace,
-    ) -> Result<u64, EvictError> {
+    ) -> Result<Asked, EvictError> {
         let (Some((map, object)), Some(pages)) = (self.owner(), &mut self.pages) else {
-            return Ok(0);
+            return Ok(Asked::default());
         };
         let runs = pages.heat.take(below, u64::MAX);
         let equal = pages.heat.take(below + 1, more);
@@ -192,7 +200,8 @@ impl Cell {
         if !(runs.is_empty() && equal.is_empty()) {
             self.recount()?;
         }
-        Ok(equal.iter().map(|(_, pages)| pages).sum())
+        let pages = |runs: &[(u64, u64)]| runs.iter().map(|(_, pages)| pages).sum::<u64>();
+        Ok(Asked { pages: pages(&runs) + pages(&equal), equal_pages: pages(&equal) })
     }
 
     /// Counts again what is in memory.

@@ -40,7 +40,8 @@ pub struct Statistics {
     pub objects_evicted: u64,
     /// Pages that went.
     pub pages_evicted: u64,
-    /// Pages that were evicted and did not go: others map them, or they share a huge page.
+    /// Pages that were evicted and did not go when they should have: others map them, they share a huge
+    /// page, or the kernel is about to migrate them.
     pub pages_stuck: u64,
     /// Objects of which the kernel would not say or do what was asked.
     pub errors: u64,
@@ -300,10 +301,14 @@ impl Sweep {
             let cell = &mut self.cells[at];
             let (temperature, before) = (cell.temperature(), cell.resident_pages());
             let more = cut.at(temperature).saturating_sub(taken);
-            let gone = cell.evict_pages(cut.below(temperature), more, &mut self.pace);
-            evicted += before.saturating_sub(cell.resident_pages());
-            taken += gone.as_ref().map_or(0, |more| *more);
-            self.note(gone.map(|_| ()));
+            let asked = cell.evict_pages(cut.below(temperature), more, &mut self.pace);
+            let gone = before.saturating_sub(cell.resident_pages());
+            evicted += gone;
+            if let Ok(asked) = &asked {
+                taken += asked.equal_pages;
+                self.statistics.pages_stuck += asked.pages.saturating_sub(gone);
+            }
+            self.note(asked.map(|_| ()));
             self.pace.step();
         }
         self.statistics.pages_evicted += evicted;

@@ -101,12 +101,10 @@ fn what_is_purged_is_gone_and_comes_back() {
     }
 }
 
-#[test]
-fn huge_pages_that_stick_out_of_a_map_are_evicted() {
-    let bench = Bench::new();
-    let device = bench.device("one");
-    let objects = row(&device, 128, 128 * KIB, 128 * KIB);
-    // The kernel makes huge pages for who writes much at once; an object is a part of one.
+/// A row of objects of which the kernel has huge pages, if it makes any: it does for who writes much at
+/// once. An object is a part of one.
+fn row_of_huge_pages(device: &Arc<FileDevice>) -> Option<Vec<Arc<dyn Object>>> {
+    let objects = row(device, 128, 128 * KIB, 128 * KIB);
     let mut content = vec![0; 16 * MIB as usize];
     device.file.read_exact_at(&mut content, 0).unwrap();
     cache::evict(device.file.as_fd(), 0, 16 * MIB).unwrap();
@@ -114,14 +112,40 @@ fn huge_pages_that_stick_out_of_a_map_are_evicted() {
     device.file.sync_all().unwrap();
     let (start, length) = (40 * 128 * KIB, 128 * KIB);
     cache::evict(device.file.as_fd(), start, length).unwrap();
-    if cache::cached(device.file.as_fd(), start, length).unwrap().resident_pages < 32 {
+    let stays = cache::cached(device.file.as_fd(), start, length).unwrap().resident_pages == 32;
+    stays.then_some(objects)
+}
+
+#[test]
+fn huge_pages_that_stick_out_of_a_map_are_evicted() {
+    let bench = Bench::new();
+    let Some(objects) = row_of_huge_pages(&bench.device("one")) else {
         return skipped!("the kernel made no huge pages of a file that was written");
-    }
+    };
     let map = Maps::default().map(&objects[40..41], Temperature::Cold, &Options::default());
     let map = map.unwrap();
     map.get(0, 0, 128 * KIB as usize).unwrap().touch();
     assert_eq!(map.residency().unwrap().resident_pages, 32);
     purge(&map);
+}
+
+#[test]
+fn huge_pages_of_which_another_map_has_a_part_stay() {
+    let bench = Bench::new();
+    let Some(objects) = row_of_huge_pages(&bench.device("one")) else {
+        return skipped!("the kernel made no huge pages of a file that was written");
+    };
+    let maps = Maps::default();
+    let map = |object: usize, temperature| {
+        let map = maps.map(&objects[object..=object], temperature, &Options::default()).unwrap();
+        map.get(0, 0, 128 * KIB as usize).unwrap().touch();
+        map
+    };
+    let (cold, pinned) = (map(40, Temperature::Cold), map(43, Temperature::Pinned));
+    assert_eq!(cold.purge().unwrap(), 32);
+    assert_eq!(pinned.residency().unwrap().resident_pages, 32);
+    drop(pinned);
+    purge(&cold);
 }
 
 #[test]

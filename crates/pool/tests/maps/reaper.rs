@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use bindery_pool::map::{BackEndKind, Map, Maps, Options, PageRun, Temperature};
 use bindery_pool::object::Object;
-use bindery_pool::reaper::{Grain, Limit, Memory, Reaper, Settings, Sweep};
+use bindery_pool::reaper::{Grain, Limit, Memory, Reaper, Settings, Statistics, Sweep};
 use bindery_units::PAGE_BYTES;
 
-use crate::support::{Bench, bytes, row};
+use crate::support::{Bench, bytes, purge, row};
 use crate::{BOTH, KIB, MIB, fixed};
 
 const COUNT: u64 = 32;
@@ -39,6 +39,14 @@ fn resident(maps: &Maps, objects: &[Arc<dyn Object>]) -> Vec<u64> {
     objects.iter().map(pages).collect()
 }
 
+/// All that is gone was counted, and nothing else. Only what the kernel held on to for a while, since it
+/// was migrating it (compaction does, at any time), may have gone later, uncounted.
+fn account_for(gone: u64, statistics: &Statistics, kind: BackEndKind) {
+    let counted = statistics.pages_evicted..=statistics.pages_evicted + statistics.pages_stuck;
+    assert!(counted.contains(&gone), "{kind:?}: {gone} gone, {statistics:?}");
+    assert_eq!(statistics.errors, 0, "{kind:?}: {statistics:?}");
+}
+
 /// Ticks once a (virtual) second, with something done before each.
 fn seconds(sweep: &mut Sweep, at: std::ops::Range<u64>, memory: Memory, mut between: impl FnMut()) {
     for second in at {
@@ -63,8 +71,7 @@ fn what_is_hot_stays_though_it_never_faults_from_the_device() {
         let left = map.residency().unwrap().resident_pages;
         assert!(left <= COUNT / 2 * 32, "{kind:?}: {left} pages left");
         let statistics = sweep.statistics();
-        assert_eq!(statistics.pages_evicted, COUNT * 32 - left, "{kind:?}: {statistics:?}");
-        assert_eq!((statistics.pages_stuck, statistics.errors), (0, 0), "{kind:?}");
+        account_for(COUNT * 32 - left, statistics, kind);
         assert_eq!(statistics.limit, Some(Limit::Budget));
         if kind == BackEndKind::File {
             let resident = resident(&maps, &objects);
@@ -86,7 +93,7 @@ fn pages_that_are_used_stay_though_their_objects_are_used_alike() {
     for kind in BOTH {
         let maps = Maps::default();
         let map = maps.map(&objects, Temperature::Warm, &fixed(kind)).unwrap();
-        assert_eq!(map.purge().unwrap(), 0);
+        purge(&map);
         let settings = Settings { grain: Grain::Page, ..budget(COUNT * OBJECT_BYTES / 4 * 3) };
         let mut sweep = Sweep::new(&maps, settings).unwrap();
         // Of each object the first half: as far apart from the rest as a fault of either kind maps.
@@ -101,8 +108,7 @@ fn pages_that_are_used_stay_though_their_objects_are_used_alike() {
         let left = map.residency().unwrap().resident_pages;
         assert!(left <= COUNT * 32 / 4 * 3, "{kind:?}: {left} pages left");
         let statistics = sweep.statistics();
-        assert_eq!(statistics.pages_evicted, COUNT * 32 - left, "{kind:?}: {statistics:?}");
-        assert_eq!((statistics.pages_stuck, statistics.errors), (0, 0), "{kind:?}");
+        account_for(COUNT * 32 - left, statistics, kind);
         // Nothing that is used was read again.
         hot();
         assert_eq!(map.residency().unwrap().resident_pages, left, "{kind:?}");
@@ -175,7 +181,8 @@ fn no_more_goes_than_must_and_nothing_while_there_is_room() {
     seconds(&mut sweep, 1..2, scarce, || ());
     let left = map.residency().unwrap().resident_pages;
     // (0.5 + x) ÷ 4.5 MiB shall be 51.5%: 15 objects go, for 14 are not enough.
-    assert_eq!(left, (COUNT - 15) * 32);
+    let (wanted, statistics) = ((COUNT - 15) * 32, sweep.statistics());
+    assert!((wanted..=wanted + statistics.pages_stuck).contains(&left), "{left}, {statistics:?}");
 }
 
 #[test]
@@ -190,7 +197,10 @@ fn a_warm_map_keeps_what_a_cold_one_shows_too() {
     let mut sweep = Sweep::new(&maps, budget(MIB)).unwrap();
     seconds(&mut sweep, 0..50, Memory::default(), || ());
     assert_eq!(pinned.residency().unwrap().resident_pages, 4 * 32);
-    assert_eq!(cold.residency().unwrap().resident_pages, 4 * 32 + 3 * 32);
+    let left = cold.residency().unwrap().resident_pages;
+    account_for(16 * 32 - left, sweep.statistics(), BackEndKind::File);
+    // 3 objects more, or a part of one where the kernel held on to the rest until memory sufficed: 5%.
+    assert!((4 * 32 + 1..=MIB / PAGE_BYTES as u64 * 95 / 100).contains(&left), "{left} pages left");
 }
 
 #[test]
@@ -202,6 +212,8 @@ fn what_others_have_mapped_is_not_taken_for_evicted() {
     let (maps, others) = (Maps::default(), Maps::default());
     let map = maps.map(&objects, Temperature::Cold, &Options::default()).unwrap();
     let theirs = others.map(&objects[..2], Temperature::Cold, &Options::default()).unwrap();
+    // What is written may be in large folios, and those the kernel unmaps by itself to split them.
+    purge(&map);
     load(&map);
     load(&theirs);
     let mut sweep = Sweep::new(&maps, budget(4096)).unwrap();
