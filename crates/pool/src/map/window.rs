@@ -151,12 +151,12 @@ impl DeviceFile {
         }
     }
 
-    /// Whether any map shows something of a range beside these extents.
+    /// Whether any map shows something of a range beside these extents, which are sorted.
     pub(super) fn shows_others(&self, (start, end): Extent, extents: &[Extent]) -> bool {
         let shown = lock(&self.shown);
         let before_end = shown.range(..(end, 0)).rev().map(|(extent, _)| extent);
         let mut inside = before_end.take_while(|extent| extent.1 > start);
-        inside.any(|extent| !extents.contains(extent))
+        inside.any(|extent| extents.binary_search(extent).is_err())
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
