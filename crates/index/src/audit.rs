@@ -1,5 +1,6 @@
 //! A full count of ids, for tests and for whoever doubts: none lost, none there twice.
 
+use crate::epoch::pin;
 use crate::index::Index;
 use crate::key::Keys;
 use crate::link::Target;
@@ -31,6 +32,7 @@ impl<K: Keys> Index<K> {
     /// # Panics
     /// If one is in the tree twice, is free twice, or is free and in the tree.
     pub fn audit(&mut self) -> Audit {
+        self.trie.retire_gathered(&pin());
         let mut leaves = Seen { kind: "leaf", ids: Vec::new() };
         let mut nodes = Seen { kind: "node", ids: Vec::new() };
         self.trie.visit(|target| match target {

@@ -52,6 +52,7 @@ impl<K: Keys> Index<K> {
     /// deleted.
     pub fn delete_many(&self, handles: &[Handle], guard: &Guard) -> u64 {
         let mut deleted = 0;
+        let mut removed = Vec::with_capacity(GROUP);
         for group in handles.chunks(GROUP) {
             for leaf in group.iter().filter_map(|handle| self.leaf_checked(*handle)) {
                 prefetch(leaf);
@@ -63,7 +64,10 @@ impl<K: Keys> Index<K> {
                 *head = leaf.map_or(0, |leaf| leaf.head.load(Ordering::Relaxed));
             }
             self.prefetch_ways(&heads[..group.len()], guard);
-            deleted += group.iter().filter(|handle| self.delete(**handle, guard)).count() as u64;
+            removed.extend(group.iter().filter_map(|handle| self.remove(*handle, guard)));
+            self.retire(&removed, guard);
+            deleted += removed.len() as u64;
+            removed.clear();
         }
         deleted
     }

@@ -57,8 +57,8 @@ mod real {
             self.pinned.repin();
         }
 
-        /// Hands this thread's deletions over for reuse now, instead of when some have gathered,
-        /// and reuses what is ripe.
+        /// Hands over for reuse now what indexes have retired on this thread, instead of when more has
+        /// come together, and reuses what is ripe. A few deletions gather in each index before that.
         pub fn flush(&self) {
             self.pinned.flush();
         }

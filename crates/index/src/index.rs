@@ -5,10 +5,11 @@ use crossbeam_utils::CachePadded;
 
 use crate::epoch::{Guard, SHARDS};
 use crate::key::{Keys, Searched};
+use crate::limbo::Limbo;
 use crate::link::ID_LIMIT;
 use crate::pool::Pool;
 use crate::primitive::{AtomicU64, Ordering};
-use crate::trie::{self, Trie, Upserted};
+use crate::trie::{self, Removed, Trie, Upserted};
 
 /// Most keys that an index holds: 2 TiB of unique pages. Half of all ids, because there may for a
 /// moment be more nodes than keys (some wait to be reused), and a quarter of node ids is no node.
@@ -92,6 +93,7 @@ impl<K: Keys> Index<K> {
             roots: trie::empty_roots(root_bits).expect("there is memory for the roots"),
             nodes: Pool::new(trie::node_limit(capacity)),
             leaves: Pool::new(capacity),
+            limbo: Limbo::new(capacity),
         };
         let lengths = (0..SHARDS).map(|_| CachePadded::new(AtomicU64::new(0))).collect();
         Self { trie, lengths }
@@ -117,15 +119,22 @@ impl<K: Keys> Index<K> {
     ///
     /// [`Keys`] must still know the key when this is called, unless its keys are heads alone.
     pub fn delete(&self, handle: Handle, guard: &Guard) -> bool {
-        if self.trie.leaves.row_checked(handle.0).is_none() {
-            return false;
-        }
-        let deleted = self.trie.remove(handle.0, guard);
-        if deleted {
-            // Relaxed: only ever summed.
-            self.lengths[guard.shard()].fetch_sub(1, Ordering::Relaxed);
-        }
-        deleted
+        let Some(removed) = self.remove(handle, guard) else { return false };
+        self.retire(&[removed], guard);
+        true
+    }
+
+    /// Takes the key out that `handle` names; the caller retires it.
+    #[inline]
+    pub(crate) fn remove(&self, handle: Handle, guard: &Guard) -> Option<Removed> {
+        self.trie.leaves.row_checked(handle.0)?;
+        self.trie.remove(handle.0, guard)
+    }
+
+    pub(crate) fn retire(&self, removed: &[Removed], guard: &Guard) {
+        self.trie.retire(removed, guard);
+        // Relaxed: only ever summed.
+        self.lengths[guard.shard()].fetch_sub(removed.len() as u64, Ordering::Relaxed);
     }
 
     /// The value of the key that `handle` names.
@@ -185,9 +194,10 @@ impl<K: Keys> Index<K> {
     /// Memory taken from the allocator: roots, nodes and leaves, those free for reuse included.
     #[must_use]
     pub fn memory(&self) -> ByteCount {
-        let Trie { roots, nodes, leaves, .. } = &self.trie;
+        let Trie { roots, nodes, leaves, limbo, .. } = &self.trie;
         let lengths = size_of_val(&*self.lengths) + size_of_val(&**roots);
-        ByteCount(lengths as u64 + nodes.allocated_bytes() + leaves.allocated_bytes())
+        let pools = nodes.allocated_bytes() + leaves.allocated_bytes();
+        ByteCount(lengths as u64 + pools + limbo.allocated_bytes())
     }
 
     #[inline]
@@ -210,6 +220,7 @@ impl<K: Keys> Index<K> {
     ) -> Result<Inserted, Full> {
         let upserted = self.trie.upsert(key, value, guard).or_else(|trie::Exhausted| {
             // Perhaps ids only wait to be reused.
+            self.trie.retire_gathered(guard);
             guard.flush();
             self.trie.upsert(key, value, guard)
         });

@@ -48,6 +48,7 @@ mod block;
 mod epoch;
 mod index;
 mod key;
+mod limbo;
 mod link;
 mod pool;
 mod primitive;

@@ -197,14 +197,30 @@ impl<S: Slots> Shard<S> {
 
     /// Makes the id free. Only when nobody can be looking at it any more.
     pub(crate) fn take_back(&self, id: u32) {
+        self.push(id, id);
+    }
+
+    /// Makes all `ids` free, with one exchange.
+    pub(crate) fn take_back_many(&self, mut ids: impl Iterator<Item = u32>) {
+        let Some(bottom) = ids.next() else { return };
+        let top = ids.fold(bottom, |below, id| {
+            // Relaxed: published by the exchange that puts all of them on the list.
+            self.link(id).store(u64::from(below + 1), Ordering::Relaxed);
+            id
+        });
+        self.push(bottom, top);
+    }
+
+    /// Puts slots that are linked from `top` down to `bottom` on the free list.
+    fn push(&self, bottom: u32, top: u32) {
         // Relaxed: the exchange below reads it again if it was old.
         let mut head = self.free.load(Ordering::Relaxed);
         loop {
-            self.link(id).store(u64::from(head as u32), Ordering::Relaxed);
-            // Release: publishes the link and ends the slot's past; pairs with Acquire in `pop`.
+            self.link(bottom).store(u64::from(head as u32), Ordering::Relaxed);
+            // Release: publishes the links and ends the slots' past; pairs with Acquire in `pop`.
             match self.free.compare_exchange_weak(
                 head,
-                retag(head, id + 1),
+                retag(head, top + 1),
                 Ordering::Release,
                 Ordering::Relaxed,
             ) {

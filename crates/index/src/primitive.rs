@@ -1,10 +1,16 @@
-//! The atomics that everything here is built of: the machine's, or loom's under `--cfg loom`.
+//! The atomics, and the one lock, that everything here is built of: the machine's, or loom's under `--cfg loom`.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::sync::{
+    Mutex,
+    atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering},
+};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
+pub(crate) use loom::sync::{
+    Mutex,
+    atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering},
+};
 
 /// Asks the cache for the line of `target`, without waiting for it.
 #[inline]

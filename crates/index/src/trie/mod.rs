@@ -42,11 +42,13 @@ mod upsert;
 use crate::block::{Block, Zeroable};
 use crate::epoch::Guard;
 use crate::key::Keys;
+use crate::limbo::Limbo;
 use crate::link::{Link, NodeWord, Side};
 use crate::pool::{Pool, place_of};
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::slots::{GROUP_NODES, Leaf, NodeGroup};
 
+pub(crate) use remove::Removed;
 pub(crate) use upsert::{Exhausted, Upserted};
 
 /// Most roots are 2 to the power of this.
@@ -58,6 +60,7 @@ pub(crate) struct Trie<K: Keys> {
     pub(crate) roots: Block<AtomicU32>,
     pub(crate) nodes: Pool<NodeGroup>,
     pub(crate) leaves: Pool<Leaf>,
+    pub(crate) limbo: Limbo,
 }
 
 // SAFETY: zero is a valid integer; an atomic has no drop glue.

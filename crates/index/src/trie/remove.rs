@@ -7,6 +7,15 @@ use crate::primitive::Ordering;
 
 use super::{Edge, Holder, Trie};
 
+/// What a deletion took out of the tree.
+#[must_use = "what is not retired is never used again"]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Removed {
+    pub(crate) leaf: u32,
+    /// Its parent, if there was one and no other thread took it out.
+    pub(crate) node: Option<u32>,
+}
+
 impl<K: Keys> Trie<K> {
     /// The key of a leaf that is, or was under this guard, in the tree.
     pub(crate) fn stored(&self, leaf: u32) -> Stored<'_, K> {
@@ -17,19 +26,19 @@ impl<K: Keys> Trie<K> {
         Stored { keys: &self.keys, head, value }
     }
 
-    /// Takes the leaf out of the tree. True for the one caller that did.
-    pub(crate) fn remove(&self, leaf: u32, guard: &Guard) -> bool {
+    /// Takes the leaf out of the tree, for the one caller that did. What it was made of is to be
+    /// retired: it is not in the tree any more, but others may be looking at it yet.
+    pub(crate) fn remove(&self, leaf: u32, guard: &Guard) -> Option<Removed> {
         let key = self.stored(leaf);
         loop {
             let trail = self.descend(&key);
             if trail.leaf != Some(leaf) {
-                return false;
+                return None;
             }
             match trail.edge.holder {
                 Holder::Root(_) => {
                     if self.replace_child(&trail.edge, Link::NOTHING) {
-                        self.retire_leaf(leaf, guard);
-                        return true;
+                        return Some(Removed { leaf, node: None });
                     }
                 }
                 Holder::Node(_) if trail.edge.is_frozen() => self.clear_way(&key, guard),
@@ -37,42 +46,53 @@ impl<K: Keys> Trie<K> {
                     let left = trail.edge.word.child(trail.edge.side.other());
                     // The instant of deletion.
                     if self.exchange_word(parent, trail.edge.word, NodeWord::frozen(left)) {
-                        self.bury(leaf, parent, left, &trail.above, &key, guard);
-                        return true;
+                        let buried = self.bury(parent, left, &trail.above, &key, guard);
+                        return Some(Removed { leaf, node: buried.then_some(parent) });
                     }
                 }
             }
         }
     }
 
-    /// After the deletion: takes the frozen parent out, or sees to it that somebody did, and
-    /// retires what this thread owns.
+    /// After the deletion: takes the frozen parent out, or sees to it that somebody did. Whether it
+    /// was this thread, which has to retire it then.
     fn bury(
         &self,
-        leaf: u32,
         parent: u32,
         left: Link,
         above: &Edge,
         key: &Stored<'_, K>,
         guard: &Guard,
-    ) {
+    ) -> bool {
         debug_assert_eq!(above.child().target(), Target::Node(parent));
-        if self.replace_child(above, left) {
-            let leaves = self.leaves.shard(guard.shard());
-            let nodes = self.nodes.shard(guard.shard());
-            // Three words of captures: more would be boxed.
-            guard.defer(move || {
-                leaves.take_back(leaf);
-                nodes.take_back(parent);
-            });
-        } else {
-            self.retire_leaf(leaf, guard);
+        let taken = self.replace_child(above, left);
+        if !taken {
             self.clear_way(key, guard);
         }
+        taken
     }
 
-    fn retire_leaf(&self, id: u32, guard: &Guard) {
+    /// Has what deletions took out used again when every guard of now is gone, or of the time when
+    /// enough of it has gathered.
+    pub(crate) fn retire(&self, removed: &[Removed], guard: &Guard) {
+        let ripe = self.limbo.gather(guard.shard(), removed);
+        self.hand_over(ripe, guard);
+    }
+
+    /// Has all that deletions took out used again when every guard of now is gone.
+    pub(crate) fn retire_gathered(&self, guard: &Guard) {
+        self.hand_over(self.limbo.take_all(), guard);
+    }
+
+    fn hand_over(&self, removed: Vec<Removed>, guard: &Guard) {
+        if removed.is_empty() {
+            return;
+        }
         let leaves = self.leaves.shard(guard.shard());
-        guard.defer(move || leaves.take_back(id));
+        let nodes = self.nodes.shard(guard.shard());
+        guard.defer(move || {
+            leaves.take_back_many(removed.iter().map(|removed| removed.leaf));
+            nodes.take_back_many(removed.iter().filter_map(|removed| removed.node));
+        });
     }
 }
