@@ -25,7 +25,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::{Result, ensure};
+use bindery_index::pin;
 use bindery_page::DigestKey;
+use bindery_sys::heap;
 use bindery_testkit::machine::back_free_memory;
 use bindery_units::ByteCount;
 use serde::Serialize;
@@ -134,6 +136,10 @@ const BOUNDS: [(Who, &str); 2] =
 /// Free memory that is touched before each turn, for each key.
 const BYTES_A_KEY: u64 = 256;
 
+/// Times that the epoch collector is asked to free what it has: 512 objects at a time, of which a radix
+/// tree of ten million keys leaves some millions.
+const COLLECTIONS: usize = 1 << 15;
+
 /// Measures every data set with every number of keys.
 ///
 /// # Errors
@@ -179,6 +185,7 @@ fn compete(
         if threads > 1 {
             lines.entry(threads).or_default().extend(processors::line_round_trip_ns());
         }
+        clear_away();
         back_free_memory(ByteCount(plan.keys() * BYTES_A_KEY));
         Ok(take_part(who, plan, setting, threads))
     })?;
@@ -191,6 +198,14 @@ fn compete(
         Threads { threads: *of, line_round_trip_ns, contenders, bounds }
     });
     Ok(runs.collect())
+}
+
+/// Frees what the contenders before have left to be freed later, and joins the pieces of the heap: those
+/// who come next would do it while they are timed. Some share an epoch collector, which frees a little at
+/// a time, and all of them the heap.
+fn clear_away() {
+    (0..COLLECTIONS).for_each(|_| pin().flush());
+    heap::give_back_free();
 }
 
 fn take_part(who: Who, plan: Plan, setting: Setting<'_>, threads: u64) -> Measured {
