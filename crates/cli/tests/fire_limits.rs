@@ -170,6 +170,8 @@ fn a_store_that_is_left_sparse_gives_memory_back() {
         guest.offer().unwrap();
         guest
     });
+    // It is listed once its first guest's connection has been taken in.
+    await_domain(&daemon, "the guests are there", &["merging"]);
     let shared = || figure(&domain(&daemon), "pages_shared");
     let enough = PAGES as u64 / 4;
     await_some(
