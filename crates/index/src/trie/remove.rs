@@ -7,6 +7,9 @@ use crate::primitive::Ordering;
 
 use super::{Edge, Holder, Trie};
 
+/// Deletions for which a flush of the epochs, some 100 ns, is worth its time.
+const FLUSHED_MIN: usize = 16;
+
 /// What a deletion took out of the tree.
 #[must_use = "what is not retired is never used again"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +91,16 @@ impl<K: Keys> Trie<K> {
         if removed.is_empty() {
             return;
         }
+        let many = removed.len() >= FLUSHED_MIN;
         let leaves = self.leaves.shard(guard.shard());
         let nodes = self.nodes.shard(guard.shard());
         guard.defer(move || {
             leaves.take_back_many(removed.iter().map(|removed| removed.leaf));
             nodes.take_back_many(removed.iter().filter_map(|removed| removed.node));
         });
+        // Or it would lie among this thread's until 64 more came, where nobody else reaches it.
+        if many {
+            guard.flush();
+        }
     }
 }
