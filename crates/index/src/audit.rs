@@ -14,7 +14,7 @@ pub struct Audit {
     pub leaves: usize,
     /// Nodes in the tree: at least one fewer than leaves below each root that leads somewhere.
     pub nodes: usize,
-    /// Deleted leaves that wait until every guard of then is gone.
+    /// Deleted leaves that wait until every guard of the time of their hand-over is gone.
     pub leaves_waiting: usize,
     /// Nodes that wait likewise.
     pub nodes_waiting: usize,
@@ -27,7 +27,8 @@ struct Seen {
 }
 
 impl<K: Keys> Index<K> {
-    /// Counts every leaf and every node, in the tree and free.
+    /// Counts every leaf and every node, in the tree and free. What has gathered to be reused is handed
+    /// over before.
     ///
     /// # Panics
     /// If one is in the tree twice, is free twice, or is free and in the tree.

@@ -57,8 +57,9 @@ mod real {
             self.pinned.repin();
         }
 
-        /// Hands over for reuse now what indexes have retired on this thread, instead of when more has
-        /// come together, and reuses what is ripe. A few deletions gather in each index before that.
+        /// Hands over what indexes have retired on this thread now, instead of when more has come
+        /// together, and reuses what is ripe. [`Index::flush`](crate::Index::flush) does so with what
+        /// gathers in that index, too.
         pub fn flush(&self) {
             self.pinned.flush();
         }

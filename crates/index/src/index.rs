@@ -24,8 +24,8 @@ pub struct Index<K: Keys> {
 
 /// Names a key in the index until it is deleted.
 ///
-/// Then the number is used again, once every guard of the moment of deletion is gone. A handle kept
-/// beyond that names some other key: whoever keeps handles deletes each once and forgets it.
+/// Then the number is used again, but not before every guard of the moment of deletion is gone. A
+/// handle kept beyond that names some other key: whoever keeps handles deletes each once and forgets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct Handle(u32);
@@ -53,7 +53,8 @@ pub enum Inserted {
     Found(Handle, u64),
 }
 
-/// The index holds as many keys as it was made for, or there is no memory for more.
+/// The index holds as many keys as it was made for, but for what was deleted lately and waits to be
+/// reused ([`Index::flush`]), or there is no memory for more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the index is full: it holds {keys} keys of at most {capacity} and found no memory for \
@@ -124,6 +125,13 @@ impl<K: Keys> Index<K> {
         true
     }
 
+    /// Hands over for reuse now what was deleted, instead of when more has gathered (at most a 64th of
+    /// the capacity), and reuses what is ripe. It ripens when every guard of now is gone, this one too.
+    pub fn flush(&self, guard: &Guard) {
+        self.trie.retire_gathered(guard);
+        guard.flush();
+    }
+
     /// Takes the key out that `handle` names; the caller retires it.
     #[inline]
     pub(crate) fn remove(&self, handle: Handle, guard: &Guard) -> Option<Removed> {
@@ -191,7 +199,8 @@ impl<K: Keys> Index<K> {
         &self.trie.keys
     }
 
-    /// Memory taken from the allocator: roots, nodes and leaves, those free for reuse included.
+    /// Memory taken from the allocator: roots, nodes and leaves, those free for reuse included, but not
+    /// the lists of those that wait for it, some KiB a thread that deletes.
     #[must_use]
     pub fn memory(&self) -> ByteCount {
         let Trie { roots, nodes, leaves, limbo, .. } = &self.trie;
@@ -220,8 +229,7 @@ impl<K: Keys> Index<K> {
     ) -> Result<Inserted, Full> {
         let upserted = self.trie.upsert(key, value, guard).or_else(|trie::Exhausted| {
             // Perhaps ids only wait to be reused.
-            self.trie.retire_gathered(guard);
-            guard.flush();
+            self.flush(guard);
             self.trie.upsert(key, value, guard)
         });
         match upserted {

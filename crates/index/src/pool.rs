@@ -107,7 +107,7 @@ impl<S: Slots> Pool<S> {
         self.shards[shard].take_back(id);
     }
 
-    /// The shard, for a [`Shard::take_back`] that has to wait until nobody can be looking at the
+    /// The shard, for a [`Shard::take_back_many`] that has to wait until nobody can be looking at the
     /// id any more. That may be after the pool is gone.
     pub(crate) fn shard(&self, shard: usize) -> Arc<CachePadded<Shard<S>>> {
         Arc::clone(&self.shards[shard])
@@ -132,7 +132,7 @@ impl<S: Slots> Pool<S> {
     /// Visits the ids in the free lists.
     pub(crate) fn for_each_free(&self, mut visit: impl FnMut(u32)) {
         for shard in &self.shards {
-            // Acquire: pairs with the Release of `take_back`.
+            // Acquire: pairs with the Release of `push`.
             let mut head = shard.free.load(Ordering::Acquire) as u32;
             while let Some(id) = head.checked_sub(1) {
                 visit(id);
@@ -178,7 +178,7 @@ impl<S: Slots> Shard<S> {
     }
 
     fn pop(&self) -> Option<u32> {
-        // Acquire, here and on failure: pairs with the Release of `take_back`, so that the link read
+        // Acquire, here and on failure: pairs with the Release of `push`, so that the link read
         // below is the pushed one, and so that the slot's past is over before it is written anew.
         let mut head = self.free.load(Ordering::Acquire);
         loop {
@@ -328,13 +328,14 @@ mod tests {
                     for round in 0..rounds {
                         // All on one shard, to collide.
                         let Some(id) = pool.allocate(0) else { continue };
+                        let other = (round % 2 == 0).then(|| pool.allocate(0)).flatten();
                         let (row, slot) = place_of::<Pair>(id);
                         let word = pool.row(row).free_link(slot);
                         let mark = (thread << 32 | round) + 1;
                         word.store(mark, Ordering::Relaxed);
                         std::hint::spin_loop();
                         assert_eq!(word.load(Ordering::Relaxed), mark);
-                        pool.give_back(0, id);
+                        pool.shard(0).take_back_many([id].into_iter().chain(other));
                     }
                 });
             }

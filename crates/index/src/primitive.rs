@@ -1,4 +1,5 @@
-//! The atomics, and the one lock, that everything here is built of: the machine's, or loom's under `--cfg loom`.
+//! The atomics that everything here is built of, and the one lock: the machine's, or loom's under
+//! `--cfg loom`.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{

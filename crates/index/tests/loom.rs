@@ -210,6 +210,23 @@ fn delete_beside_reuse_for_another_key() {
     });
 }
 
+/// In a larger index two deletions gather before they are handed over: one thread's with another's,
+/// or both by an audit. Whichever it is, what they took out is reused once.
+#[test]
+fn deletions_that_gather_beside_each_other_and_reuse() {
+    model(2, || {
+        let tree = Arc::new(Index::with_capacity(0, 256, Heads));
+        for key in [A, B, C] {
+            insert(&tree, key);
+        }
+        let other = spawn(&tree, |tree| find_and_delete(tree, B));
+        assert!(find_and_delete(&tree, A));
+        assert!(insert(&tree, D).is_some());
+        assert!(other.join().unwrap());
+        settle(tree, &[C, D]);
+    });
+}
+
 #[test]
 fn query_beside_two_inserts() {
     model(2, || {

@@ -200,7 +200,7 @@ impl Domain {
         for run in runs_of(&slots) {
             self.release(run);
         }
-        guard.flush();
+        self.index.flush(&guard);
     }
 
     /// Frees slots that have no leaf (any more), and gives back the blocks that are empty then.

@@ -19,7 +19,8 @@ pub fn give_back_from(bytes: u32) {
 /// Joins what is free in the heap, and gives the kernel back whole pages of it: malloc_trim(3). Takes
 /// time by what is free, some milliseconds a GiB.
 ///
-/// For who wants what comes next to find the heap as a new process has it, whoever used it before.
+/// For who wants what comes next to find the heap in one piece, whoever used it before. The bound above
+/// which allocations are mappings of their own stays where that use has raised it.
 /// Elsewhere than with glibc this does nothing.
 pub fn give_back_free() {
     #[cfg(target_env = "gnu")]

@@ -136,8 +136,8 @@ const BOUNDS: [(Who, &str); 2] =
 /// Free memory that is touched before each turn, for each key.
 const BYTES_A_KEY: u64 = 256;
 
-/// Times that the epoch collector is asked to free what it has: 512 objects at a time, of which a radix
-/// tree of ten million keys leaves some millions.
+/// Times that the epoch collector is asked to free what it has: 512 objects at a time, of which a
+/// radix tree of ten million keys leaves some millions.
 const COLLECTIONS: usize = 1 << 15;
 
 /// Measures every data set with every number of keys.
@@ -200,9 +200,9 @@ fn compete(
     Ok(runs.collect())
 }
 
-/// Frees what the contenders before have left to be freed later, and joins the pieces of the heap: those
-/// who come next would do it while they are timed. Some share an epoch collector, which frees a little at
-/// a time, and all of them the heap.
+/// Frees what the contenders before have left to be freed later, and joins the pieces of the heap:
+/// those who come next would do it while they are timed. Some share an epoch collector, which frees a
+/// little at a time, and all of them the heap.
 fn clear_away() {
     (0..COLLECTIONS).for_each(|_| pin().flush());
     heap::give_back_free();

@@ -138,8 +138,8 @@ pub(super) fn run<C: Contender>(
 ) -> Measured {
     let (filled, fleeting, staying) = (plan.filled(), plan.fleeting(), plan.staying());
     let (strange, added) = (plan.strange(), plan.added());
-    // A thread that asks for the first time sets up what it needs for that: a phase may take 20 ms, of which
-    // that would be some.
+    // A thread that asks for the first time sets up what it needs for that: some of the 20 ms that a
+    // phase may take.
     let enter = |hand: &mut Hand<'_>| {
         let found = index.query(&hand.take(strange.group(0)));
         assert_eq!(found, 0, "nobody inserts these");
@@ -206,9 +206,10 @@ impl Steps {
     }
 }
 
-/// Takes `step` for each of the numbers of `steps`, dealt out to threads, each of which has come to
-/// `enter` before, and gives millions of operations a second and the sum of what the steps returned. Each thread is timed by itself: the
-/// rate is the sum of the threads' rates, so that one that ends early does not count as idle.
+/// Takes `step` for each of the numbers of `steps`, dealt out to threads that have all gone through
+/// `enter`, and gives millions of operations a second and the sum of what the steps returned. Each
+/// thread is timed by itself: the rate is the sum of the threads' rates, so that one that ends early
+/// does not count as idle.
 fn on_threads(
     pages: &Pages,
     threads: u64,

@@ -7,9 +7,6 @@ use crate::primitive::Ordering;
 
 use super::{Edge, Holder, Trie};
 
-/// Deletions for which a flush of the epochs, some 100 ns, is worth its time.
-const FLUSHED_MIN: usize = 16;
-
 /// What a deletion took out of the tree.
 #[must_use = "what is not retired is never used again"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,14 +72,19 @@ impl<K: Keys> Trie<K> {
         taken
     }
 
-    /// Has what deletions took out used again when every guard of now is gone, or of the time when
-    /// enough of it has gathered.
+    /// Has what deletions took out used again, once enough has gathered and every guard of that time
+    /// is gone.
     pub(crate) fn retire(&self, removed: &[Removed], guard: &Guard) {
-        let ripe = self.limbo.gather(guard.shard(), removed);
-        self.hand_over(ripe, guard);
+        let gathered = self.limbo.gather(guard.shard(), removed);
+        let is_batch = self.limbo.is_batch(gathered.len());
+        self.hand_over(gathered, guard);
+        if is_batch {
+            // The epochs gather as well, 64 closures a thread, which nobody else reaches.
+            guard.flush();
+        }
     }
 
-    /// Has all that deletions took out used again when every guard of now is gone.
+    /// Has all that gathers used again, once every guard of now is gone.
     pub(crate) fn retire_gathered(&self, guard: &Guard) {
         self.hand_over(self.limbo.take_all(), guard);
     }
@@ -91,16 +93,11 @@ impl<K: Keys> Trie<K> {
         if removed.is_empty() {
             return;
         }
-        let many = removed.len() >= FLUSHED_MIN;
         let leaves = self.leaves.shard(guard.shard());
         let nodes = self.nodes.shard(guard.shard());
         guard.defer(move || {
             leaves.take_back_many(removed.iter().map(|removed| removed.leaf));
             nodes.take_back_many(removed.iter().filter_map(|removed| removed.node));
         });
-        // Or it would lie among this thread's until 64 more came, where nobody else reaches it.
-        if many {
-            guard.flush();
-        }
     }
 }
