@@ -200,7 +200,7 @@ impl<K: Keys> Index<K> {
     }
 
     /// Memory taken from the allocator: roots, nodes and leaves, those free for reuse included, but not
-    /// the lists of those that wait for it, some KiB a thread that deletes.
+    /// the lists of those that wait for their readers, some KiB a thread that deletes.
     #[must_use]
     pub fn memory(&self) -> ByteCount {
         let Trie { roots, nodes, leaves, limbo, .. } = &self.trie;

@@ -53,6 +53,7 @@ mod link;
 mod pool;
 mod primitive;
 mod reshape;
+mod ripe;
 mod slots;
 mod trie;
 

@@ -1,8 +1,9 @@
 //! Ids given out and taken back: what leaves and nodes are allocated from.
 //!
 //! Every thread works on one of a few shards. A shard has a free list (a Treiber stack threaded
-//! through the free slots themselves, so that it costs nothing) and a block of ids that nobody has
-//! used yet; blocks are cut off the arena, one after another. Only when both are empty and the
+//! through the free slots themselves, so that it costs nothing), a block of ids that nobody has
+//! used yet, and batches that are [ripe](Ripe), which go to the free list one at a time when it and the
+//! block are empty; blocks are cut off the arena, one after another. Only when all are empty and the
 //! arena is used up does a thread look into other shards; only when those are empty too is the pool
 //! full.
 //!
@@ -22,12 +23,22 @@ use crate::arena::Arena;
 use crate::block::Zeroable;
 use crate::epoch::SHARDS;
 use crate::primitive::{AtomicU64, Ordering};
+use crate::ripe::Ripe;
 
 /// Ids that a shard takes from the arena at a time. 64 leaves are a kibibyte.
 #[cfg(not(any(loom, miri)))]
 const BLOCK: u32 = 64;
 #[cfg(any(loom, miri))]
 const BLOCK: u32 = 2;
+
+/// The fewest ids that are worth a list: fewer are threaded together at once.
+#[cfg(not(any(loom, miri)))]
+const RIPE: usize = 32;
+#[cfg(any(loom, miri))]
+const RIPE: usize = 2;
+
+/// Ripe batches that are put on the free list whenever one more gathers: so they get fewer.
+const RIPE_BATCHES: usize = 2;
 
 /// Rows that hold slots, each slot with a number and with a word that is unused while it is free.
 pub(crate) trait Slots: Zeroable + 'static {
@@ -57,6 +68,7 @@ pub(crate) struct Shard<S: Slots> {
     free: AtomicU64,
     /// end:32 | next:32, ordinals that have never been used.
     fresh: AtomicU64,
+    ripe: Ripe,
     arena: Arc<Arena<S>>,
 }
 
@@ -77,6 +89,7 @@ impl<S: Slots> Pool<S> {
         let shard = || Shard {
             free: AtomicU64::new(0),
             fresh: AtomicU64::new(0),
+            ripe: Ripe::default(),
             arena: Arc::clone(&arena),
         };
         let shards = (0..SHARDS).map(|_| Arc::new(CachePadded::new(shard()))).collect();
@@ -96,10 +109,11 @@ impl<S: Slots> Pool<S> {
     /// An id that nobody else has, or `None` if all are in use or no memory is left.
     pub(crate) fn allocate(&self, shard: usize) -> Option<u32> {
         let own = &self.shards[shard];
-        own.allocate().or_else(|| self.cut_block(own)).or_else(|| {
-            let others = self.shards.iter().cycle().skip(shard + 1).take(SHARDS - 1);
-            others.into_iter().find_map(|other| other.allocate())
-        })
+        let all = || self.shards.iter().cycle().skip(shard + 1).take(SHARDS);
+        own.allocate()
+            .or_else(|| self.cut_block(own))
+            .or_else(|| all().find_map(|other| other.allocate()))
+            .or_else(|| all().find_map(|other| other.thread(other.ripe.wait_and_take()?)))
     }
 
     /// Takes back an id that was never published.
@@ -107,7 +121,7 @@ impl<S: Slots> Pool<S> {
         self.shards[shard].take_back(id);
     }
 
-    /// The shard, for a [`Shard::take_back_many`] that has to wait until nobody can be looking at the
+    /// The shard, for a [`Shard::take_back_batch`] that has to wait until nobody can be looking at the
     /// id any more. That may be after the pool is gone.
     pub(crate) fn shard(&self, shard: usize) -> Arc<CachePadded<Shard<S>>> {
         Arc::clone(&self.shards[shard])
@@ -132,6 +146,7 @@ impl<S: Slots> Pool<S> {
     /// Visits the ids in the free lists.
     pub(crate) fn for_each_free(&self, mut visit: impl FnMut(u32)) {
         for shard in &self.shards {
+            shard.ripe.for_each(&mut visit);
             // Acquire: pairs with the Release of `push`.
             let mut head = shard.free.load(Ordering::Acquire) as u32;
             while let Some(id) = head.checked_sub(1) {
@@ -143,7 +158,8 @@ impl<S: Slots> Pool<S> {
 
     pub(crate) fn allocated_bytes(&self) -> u64 {
         let shards = SHARDS * size_of::<CachePadded<Shard<S>>>();
-        self.arena.allocated_bytes() + shards as u64
+        let ripe: u64 = self.shards.iter().map(|shard| shard.ripe.allocated_bytes()).sum();
+        self.arena.allocated_bytes() + shards as u64 + ripe
     }
 
     /// Cuts a block off the arena for `shard`, and allocates from it.
@@ -174,7 +190,29 @@ impl<S: Slots> Pool<S> {
 
 impl<S: Slots> Shard<S> {
     fn allocate(&self) -> Option<u32> {
-        self.pop().or_else(|| self.take_fresh())
+        self.pop().or_else(|| self.take_fresh()).or_else(|| self.thread(self.ripe.take()?))
+    }
+
+    /// Puts a batch on the free list, but for one of it.
+    #[cold]
+    fn thread(&self, mut batch: Vec<u32>) -> Option<u32> {
+        let one = batch.pop();
+        self.thread_all(batch);
+        one
+    }
+
+    fn thread_all(&self, batch: Vec<u32>) {
+        self.take_back_many(&batch);
+        self.ripe.keep(batch);
+    }
+
+    /// Room for a batch. Puts ripe batches on the free list before: who deletes here has their slots in
+    /// its cache. Not all of them: after a guard that was held for long there are many.
+    pub(crate) fn room(&self) -> Vec<u32> {
+        std::iter::from_fn(|| self.ripe.take())
+            .take(RIPE_BATCHES)
+            .for_each(|batch| self.thread_all(batch));
+        self.ripe.room()
     }
 
     fn pop(&self) -> Option<u32> {
@@ -200,15 +238,23 @@ impl<S: Slots> Shard<S> {
         self.push(id, id);
     }
 
+    /// Makes all of a batch free, without touching its slots if they are many.
+    pub(crate) fn take_back_batch(&self, batch: Vec<u32>) {
+        let left = if batch.len() < RIPE { Err(batch) } else { self.ripe.put(batch) };
+        if let Err(batch) = left {
+            self.take_back_many(&batch);
+        }
+    }
+
     /// Makes all `ids` free, with one exchange.
-    pub(crate) fn take_back_many(&self, mut ids: impl Iterator<Item = u32>) {
-        let Some(bottom) = ids.next() else { return };
-        let top = ids.fold(bottom, |below, id| {
+    fn take_back_many(&self, ids: &[u32]) {
+        let [bottom, others @ ..] = ids else { return };
+        let top = others.iter().fold(*bottom, |below, id| {
             // Relaxed: published by the exchange that puts all of them on the list.
-            self.link(id).store(u64::from(below + 1), Ordering::Relaxed);
-            id
+            self.link(*id).store(u64::from(below + 1), Ordering::Relaxed);
+            *id
         });
-        self.push(bottom, top);
+        self.push(*bottom, top);
     }
 
     /// Puts slots that are linked from `top` down to `bottom` on the free list.
@@ -317,29 +363,84 @@ mod tests {
         assert_eq!(again, HashSet::from([ids[4], ids[7]]));
     }
 
+    /// All ids of a pool of `many`, out of shard 0.
+    fn exhausted(many: u32) -> (Pool<Pair>, Vec<u32>) {
+        let pool = Pool::new(many);
+        let ids = std::iter::from_fn(|| pool.allocate(0)).collect();
+        (pool, ids)
+    }
+
+    fn allocate_all(pool: &Pool<Pair>, shard: usize) -> Vec<u32> {
+        let mut ids: Vec<u32> = std::iter::from_fn(|| pool.allocate(shard)).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    #[test]
+    fn a_batch_that_came_back_is_given_out_again_on_its_shard_and_on_others() {
+        let (pool, ids) = exhausted(3 * RIPE as u32);
+        for allocating in [4, 5] {
+            pool.shard(4).take_back_batch(ids.clone());
+            let mut free = Vec::new();
+            pool.for_each_free(|id| free.push(id));
+            assert_eq!(free, ids, "their slots are not linked yet");
+            assert_eq!(allocate_all(&pool, allocating), ids);
+        }
+    }
+
+    #[test]
+    fn what_is_ripe_is_free_after_room_was_asked_for_and_its_memory_is_the_room() {
+        let (pool, ids) = exhausted(3 * RIPE as u32);
+        let shard = pool.shard(2);
+        let mut batch = Vec::with_capacity(5000);
+        batch.extend_from_slice(&ids);
+        shard.take_back_batch(batch);
+        let room = shard.room();
+        assert_eq!((room.len(), room.capacity(), shard.ripe.take()), (0, 5000, None));
+        assert_eq!(allocate_all(&pool, 2), ids);
+    }
+
+    #[test]
+    fn few_ids_and_those_that_find_another_there_are_free_at_once() {
+        let (pool, ids) = exhausted(3 * RIPE as u32);
+        let (few, many) = ids.split_at(RIPE - 1);
+        let shard = pool.shard(0);
+        shard.take_back_batch(few.to_vec());
+        shard.ripe.hold(|| shard.take_back_batch(many.to_vec()));
+        assert_eq!(shard.ripe.take(), None);
+        assert_eq!(allocate_all(&pool, 0), ids);
+    }
+
     #[test]
     fn threads_never_share_an_id() {
-        let pool = Pool::<Pair>::new(64);
+        const IDS: u32 = 4 * RIPE as u32;
+        let pool = Pool::<Pair>::new(IDS);
         let rounds = if cfg!(miri) { 50 } else { 20_000 };
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
                 let pool = &pool;
                 scope.spawn(move || {
                     for round in 0..rounds {
-                        // All on one shard, to collide.
-                        let Some(id) = pool.allocate(0) else { continue };
-                        let other = (round % 2 == 0).then(|| pool.allocate(0)).flatten();
-                        let (row, slot) = place_of::<Pair>(id);
-                        let word = pool.row(row).free_link(slot);
+                        // All on one shard, to collide; now some, now as many as are worth a list.
+                        let wanted = if round % 2 == 0 { RIPE } else { 2 };
+                        let ids: Vec<u32> = (0..wanted).filter_map(|_| pool.allocate(0)).collect();
                         let mark = (thread << 32 | round) + 1;
-                        word.store(mark, Ordering::Relaxed);
+                        let word = |id| {
+                            let (row, slot) = place_of::<Pair>(id);
+                            pool.row(row).free_link(slot)
+                        };
+                        ids.iter().for_each(|id| word(*id).store(mark, Ordering::Relaxed));
                         std::hint::spin_loop();
-                        assert_eq!(word.load(Ordering::Relaxed), mark);
-                        pool.shard(0).take_back_many([id].into_iter().chain(other));
+                        ids.iter()
+                            .for_each(|id| assert_eq!(word(*id).load(Ordering::Relaxed), mark));
+                        if round % 3 == 0 {
+                            drop(pool.shard(0).room());
+                        }
+                        pool.shard(0).take_back_batch(ids);
                     }
                 });
             }
         });
-        assert_eq!(std::iter::from_fn(|| pool.allocate(0)).count(), 64);
+        assert_eq!(allocate_all(&pool, 0).len() as u32, IDS);
     }
 }

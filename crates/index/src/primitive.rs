@@ -3,13 +3,13 @@
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
-    Mutex,
+    Mutex, MutexGuard,
     atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering},
 };
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
-    Mutex,
+    Mutex, MutexGuard,
     atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering},
 };
 

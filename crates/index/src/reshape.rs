@@ -231,7 +231,9 @@ mod tests {
                 index.reshape(0).unwrap();
             }
             let gathered = index.trie.limbo.take_all();
-            (gathered.len(), gathered.iter().filter(|removed| removed.node.is_some()).count())
+            gathered.fold((0, 0), |(leaves, nodes), gathered| {
+                (leaves + gathered.leaves.len(), nodes + gathered.nodes.len())
+            })
         };
         assert_eq!(gathered(false), (10, 10), "so few gather");
         assert_eq!(gathered(true), (10, 0));

@@ -2,6 +2,7 @@
 
 use crate::epoch::Guard;
 use crate::key::{Keys, Stored};
+use crate::limbo::Gathered;
 use crate::link::{Link, NodeWord, Target};
 use crate::primitive::Ordering;
 
@@ -75,8 +76,13 @@ impl<K: Keys> Trie<K> {
     /// Has what deletions took out used again, once enough has gathered and every guard of that time
     /// is gone.
     pub(crate) fn retire(&self, removed: &[Removed], guard: &Guard) {
-        let gathered = self.limbo.gather(guard.shard(), removed);
-        let is_batch = self.limbo.is_batch(gathered.len());
+        let shard = guard.shard();
+        let room = || Gathered {
+            leaves: self.leaves.shard(shard).room(),
+            nodes: self.nodes.shard(shard).room(),
+        };
+        let Some(gathered) = self.limbo.gather(shard, removed, room) else { return };
+        let is_batch = self.limbo.is_batch(gathered.leaves.len());
         self.hand_over(gathered, guard);
         if is_batch {
             // The epochs gather as well, 64 closures a thread, which nobody else reaches.
@@ -86,18 +92,19 @@ impl<K: Keys> Trie<K> {
 
     /// Has all that gathers used again, once every guard of now is gone.
     pub(crate) fn retire_gathered(&self, guard: &Guard) {
-        self.hand_over(self.limbo.take_all(), guard);
+        self.limbo.take_all().for_each(|gathered| self.hand_over(gathered, guard));
     }
 
-    fn hand_over(&self, removed: Vec<Removed>, guard: &Guard) {
-        if removed.is_empty() {
+    fn hand_over(&self, gathered: Gathered, guard: &Guard) {
+        let Gathered { leaves, nodes } = gathered;
+        if leaves.is_empty() {
             return;
         }
-        let leaves = self.leaves.shard(guard.shard());
-        let nodes = self.nodes.shard(guard.shard());
+        let leaf_shard = self.leaves.shard(guard.shard());
+        let node_shard = self.nodes.shard(guard.shard());
         guard.defer(move || {
-            leaves.take_back_many(removed.iter().map(|removed| removed.leaf));
-            nodes.take_back_many(removed.iter().filter_map(|removed| removed.node));
+            leaf_shard.take_back_batch(leaves);
+            node_shard.take_back_batch(nodes);
         });
     }
 }
