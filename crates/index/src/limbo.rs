@@ -16,7 +16,7 @@ use crate::trie::Removed;
 /// Deletions that are handed over together. Fewer would not pay for what comes with each hand-over;
 /// of more, what they took out would have left the cache by when it comes back.
 #[cfg(not(loom))]
-const BATCHES: std::ops::RangeInclusive<u32> = 64..=512;
+const BATCHES: std::ops::RangeInclusive<u32> = 64..=1024;
 #[cfg(loom)]
 const BATCHES: std::ops::RangeInclusive<u32> = 2..=2;
 
@@ -91,7 +91,7 @@ impl Limbo {
         }
     }
 
-    /// Bytes allocated, but for what gathers: some 5 KiB a shard that is deleted on.
+    /// Bytes allocated, but for what gathers: some 8 KiB a shard that is deleted on.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         size_of_val(&*self.shards) as u64
     }
