@@ -200,7 +200,8 @@ impl<K: Keys> Index<K> {
     }
 
     /// Memory taken from the allocator: roots, nodes and leaves, those free for reuse included, but not
-    /// the lists of those that wait for their readers, some KiB a thread that deletes.
+    /// the lists of those that wait for their readers: up to 8 bytes for each key deleted since the
+    /// oldest guard, and some KiB a thread that deletes. Waits for threads that link a batch.
     #[must_use]
     pub fn memory(&self) -> ByteCount {
         let Trie { roots, nodes, leaves, limbo, .. } = &self.trie;

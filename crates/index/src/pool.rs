@@ -1,11 +1,11 @@
 //! Ids given out and taken back: what leaves and nodes are allocated from.
 //!
-//! Every thread works on one of a few shards. A shard has a free list (a Treiber stack threaded
+//! Every thread works on one of a few shards. A shard has a free list (a Treiber stack linked
 //! through the free slots themselves, so that it costs nothing), a block of ids that nobody has
-//! used yet, and batches that are [ripe](Ripe), which go to the free list one at a time when it and the
-//! block are empty; blocks are cut off the arena, one after another. Only when all are empty and the
-//! arena is used up does a thread look into other shards; only when those are empty too is the pool
-//! full.
+//! used yet, and batches that are [ripe](Ripe), which go to the free list one at a time: when it and
+//! the block are empty, or as more is deleted on the shard. Blocks are cut off the arena, one after
+//! another. Only when all are empty and the arena is used up does a thread look into other shards;
+//! only when those are empty too is the pool full.
 //!
 //! Ids come back in two ways: at once if nobody else can have seen them
 //! ([`give_back`](Pool::give_back)), or through the [`shard`](Pool::shard) when every guard of now
@@ -31,14 +31,14 @@ const BLOCK: u32 = 64;
 #[cfg(any(loom, miri))]
 const BLOCK: u32 = 2;
 
-/// The fewest ids that are worth a list: fewer are threaded together at once.
+/// The fewest ids that are worth a list: fewer are linked at once.
 #[cfg(not(any(loom, miri)))]
-const RIPE: usize = 32;
+const BATCH_MIN: usize = 64;
 #[cfg(any(loom, miri))]
-const RIPE: usize = 2;
+const BATCH_MIN: usize = 2;
 
-/// Ripe batches that are put on the free list whenever one more gathers: so they get fewer.
-const RIPE_BATCHES: usize = 2;
+/// Ripe batches that are linked for each one that is handed over: so they get fewer.
+const LINKED_AT_ONCE: usize = 2;
 
 /// Rows that hold slots, each slot with a number and with a word that is unused while it is free.
 pub(crate) trait Slots: Zeroable + 'static {
@@ -112,8 +112,8 @@ impl<S: Slots> Pool<S> {
         let all = || self.shards.iter().cycle().skip(shard + 1).take(SHARDS);
         own.allocate()
             .or_else(|| self.cut_block(own))
-            .or_else(|| all().find_map(|other| other.allocate()))
-            .or_else(|| all().find_map(|other| other.thread(other.ripe.wait_and_take()?)))
+            .or_else(|| all().find_map(|other| other.pop().or_else(|| other.take_fresh())))
+            .or_else(|| all().find_map(|other| other.give_to(own)))
     }
 
     /// Takes back an id that was never published.
@@ -123,8 +123,8 @@ impl<S: Slots> Pool<S> {
 
     /// The shard, for a [`Shard::take_back_batch`] that has to wait until nobody can be looking at the
     /// id any more. That may be after the pool is gone.
-    pub(crate) fn shard(&self, shard: usize) -> Arc<CachePadded<Shard<S>>> {
-        Arc::clone(&self.shards[shard])
+    pub(crate) fn shard(&self, shard: usize) -> &Arc<CachePadded<Shard<S>>> {
+        &self.shards[shard]
     }
 
     /// Ids that may be in use at once.
@@ -143,10 +143,10 @@ impl<S: Slots> Pool<S> {
         (cut - fresh.sum::<u64>()) as usize
     }
 
-    /// Visits the ids in the free lists.
+    /// Visits the ids that are ripe or in the free lists; for those who have the pool to themselves.
     pub(crate) fn for_each_free(&self, mut visit: impl FnMut(u32)) {
         for shard in &self.shards {
-            shard.ripe.for_each(&mut visit);
+            shard.ripe.ids().into_iter().for_each(&mut visit);
             // Acquire: pairs with the Release of `push`.
             let mut head = shard.free.load(Ordering::Acquire) as u32;
             while let Some(id) = head.checked_sub(1) {
@@ -190,28 +190,35 @@ impl<S: Slots> Pool<S> {
 
 impl<S: Slots> Shard<S> {
     fn allocate(&self) -> Option<u32> {
-        self.pop().or_else(|| self.take_fresh()).or_else(|| self.thread(self.ripe.take()?))
+        let ripe = || self.ripe.link_latest(|batch| self.link_but_one(batch));
+        self.pop().or_else(|| self.take_fresh()).or_else(ripe)
     }
 
-    /// Puts a batch on the free list, but for one of it.
+    /// An id for `other`, which also gets the rest of the batch that it comes from. Waits for another
+    /// thread that links a batch: where nothing else is left, that is not to look like nothing.
     #[cold]
-    fn thread(&self, mut batch: Vec<u32>) -> Option<u32> {
-        let one = batch.pop();
-        self.thread_all(batch);
-        one
+    fn give_to(&self, other: &Self) -> Option<u32> {
+        let mut batches = self.ripe.lock();
+        batches.link_latest(|batch| other.link_but_one(batch)).or_else(|| self.pop())
     }
 
-    fn thread_all(&self, batch: Vec<u32>) {
-        self.take_back_many(&batch);
-        self.ripe.keep(batch);
+    /// Makes all of a batch free, but for the one that is returned.
+    fn link_but_one(&self, batch: &[u32]) -> u32 {
+        let (one, others) = batch.split_first().expect("no batch is empty");
+        self.take_back_many(others);
+        *one
     }
 
-    /// Room for a batch. Puts ripe batches on the free list before: who deletes here has their slots in
-    /// its cache. Not all of them: after a guard that was held for long there are many.
+    /// Makes ripe batches free. Whoever deletes on the shard has their slots in its cache. Not all of
+    /// them, for there may be many.
+    pub(crate) fn link_ripe(&self) {
+        for _ in 0..LINKED_AT_ONCE {
+            self.ripe.link_latest(|batch| self.take_back_many(batch));
+        }
+    }
+
+    /// Room for a batch.
     pub(crate) fn room(&self) -> Vec<u32> {
-        std::iter::from_fn(|| self.ripe.take())
-            .take(RIPE_BATCHES)
-            .for_each(|batch| self.thread_all(batch));
         self.ripe.room()
     }
 
@@ -238,9 +245,9 @@ impl<S: Slots> Shard<S> {
         self.push(id, id);
     }
 
-    /// Makes all of a batch free, without touching its slots if they are many.
+    /// Makes all of a batch free, or ripe, which touches none of its slots, if they are many.
     pub(crate) fn take_back_batch(&self, batch: Vec<u32>) {
-        let left = if batch.len() < RIPE { Err(batch) } else { self.ripe.put(batch) };
+        let left = if batch.len() < BATCH_MIN { Err(batch) } else { self.ripe.put(batch) };
         if let Err(batch) = left {
             self.take_back_many(&batch);
         }
@@ -378,43 +385,54 @@ mod tests {
 
     #[test]
     fn a_batch_that_came_back_is_given_out_again_on_its_shard_and_on_others() {
-        let (pool, ids) = exhausted(3 * RIPE as u32);
+        let (pool, ids) = exhausted(3 * BATCH_MIN as u32);
         for allocating in [4, 5] {
             pool.shard(4).take_back_batch(ids.clone());
+            assert_eq!(pool.shard(4).pop(), None, "it is not linked yet");
             let mut free = Vec::new();
             pool.for_each_free(|id| free.push(id));
-            assert_eq!(free, ids, "their slots are not linked yet");
+            assert_eq!(free, ids);
             assert_eq!(allocate_all(&pool, allocating), ids);
         }
     }
 
     #[test]
-    fn what_is_ripe_is_free_after_room_was_asked_for_and_its_memory_is_the_room() {
-        let (pool, ids) = exhausted(3 * RIPE as u32);
+    fn ripe_batches_are_linked_two_at_a_time_and_their_memory_is_room() {
+        let (pool, ids) = exhausted(3 * BATCH_MIN as u32);
         let shard = pool.shard(2);
-        let mut batch = Vec::with_capacity(5000);
-        batch.extend_from_slice(&ids);
-        shard.take_back_batch(batch);
-        let room = shard.room();
-        assert_eq!((room.len(), room.capacity(), shard.ripe.take()), (0, 5000, None));
+        for some in ids.chunks(BATCH_MIN) {
+            let mut batch = Vec::with_capacity(5000);
+            batch.extend_from_slice(some);
+            shard.take_back_batch(batch);
+        }
+        shard.link_ripe();
+        assert_eq!(shard.ripe.ids(), ids[..BATCH_MIN]);
+        let capacities = [(); 3].map(|()| shard.room().capacity());
+        assert_eq!(capacities, [5000, 5000, 0]);
         assert_eq!(allocate_all(&pool, 2), ids);
     }
 
     #[test]
-    fn few_ids_and_those_that_find_another_there_are_free_at_once() {
-        let (pool, ids) = exhausted(3 * RIPE as u32);
-        let (few, many) = ids.split_at(RIPE - 1);
+    fn few_ids_and_those_that_find_another_there_or_enough_are_free_at_once() {
+        let (pool, ids) = exhausted(99 * BATCH_MIN as u32);
+        let (few, many) = ids.split_at(BATCH_MIN - 1);
         let shard = pool.shard(0);
         shard.take_back_batch(few.to_vec());
-        shard.ripe.hold(|| shard.take_back_batch(many.to_vec()));
-        assert_eq!(shard.ripe.take(), None);
+        assert_eq!(shard.ripe.ids(), []);
+        let held = shard.ripe.lock();
+        shard.take_back_batch(many[..BATCH_MIN].to_vec());
+        drop(held);
+        assert_eq!(shard.ripe.ids(), []);
+        many[BATCH_MIN..].chunks(BATCH_MIN).for_each(|batch| shard.take_back_batch(batch.to_vec()));
+        assert!((2..98).contains(&(shard.ripe.ids().len() / BATCH_MIN)));
         assert_eq!(allocate_all(&pool, 0), ids);
     }
 
     #[test]
-    fn threads_never_share_an_id() {
-        const IDS: u32 = 4 * RIPE as u32;
-        let pool = Pool::<Pair>::new(IDS);
+    fn threads_never_share_an_id_nor_miss_one() {
+        const IDS: u32 = 4 * BATCH_MIN as u32;
+        let (pool, ids) = exhausted(IDS);
+        pool.shard(0).take_back_batch(ids);
         let rounds = if cfg!(miri) { 50 } else { 20_000 };
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
@@ -422,8 +440,10 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..rounds {
                         // All on one shard, to collide; now some, now as many as are worth a list.
-                        let wanted = if round % 2 == 0 { RIPE } else { 2 };
-                        let ids: Vec<u32> = (0..wanted).filter_map(|_| pool.allocate(0)).collect();
+                        let wanted = if round % 2 == 0 { BATCH_MIN } else { 2 };
+                        let ids: Vec<u32> = (0..wanted)
+                            .map(|_| pool.allocate(0).expect("there are as many for each thread"))
+                            .collect();
                         let mark = (thread << 32 | round) + 1;
                         let word = |id| {
                             let (row, slot) = place_of::<Pair>(id);
@@ -434,7 +454,7 @@ mod tests {
                         ids.iter()
                             .for_each(|id| assert_eq!(word(*id).load(Ordering::Relaxed), mark));
                         if round % 3 == 0 {
-                            drop(pool.shard(0).room());
+                            pool.shard(0).link_ripe();
                         }
                         pool.shard(0).take_back_batch(ids);
                     }

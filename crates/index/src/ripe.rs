@@ -2,12 +2,17 @@
 //!
 //! Whoever reclaims, some epochs after a deletion, need not be who deleted: the slots lie in another
 //! core's cache, and the memory of the batch is the allocator's for another thread. So it leaves both
-//! alone, and only hands the batch to the shard that it was deleted on. Who deletes or allocates there
-//! threads its slots together, and uses the memory for another batch.
+//! alone, and only hands the batch to the shard that it was handed over on. Who deletes or allocates
+//! there links its slots, and uses its memory for another batch.
 //!
-//! Nobody waits for the lock, but where an index would be full otherwise.
+//! Nobody who deletes or reclaims waits for the lock, and who allocates only where the pool would be
+//! full otherwise.
 
 use crate::primitive::{Mutex, MutexGuard};
+
+/// Batches that may be ripe on a shard: more come back after a guard that was held for long, and then
+/// who reclaims links their slots.
+const RIPE_MAX: usize = 64;
 
 /// Empty batches that are kept. So many wait for their readers, where nobody is pinned for long.
 const SPARE_MAX: usize = 8;
@@ -17,30 +22,29 @@ const SPARE_MAX: usize = 8;
 pub(crate) struct Ripe(Mutex<Batches>);
 
 #[derive(Default)]
-struct Batches {
+pub(crate) struct Batches {
     ripe: Vec<Vec<u32>>,
     spare: Vec<Vec<u32>>,
 }
 
 impl Ripe {
-    /// Adds a batch.
+    /// Adds a batch, which is not empty.
     ///
     /// # Errors
-    /// The batch, if another thread is here.
+    /// The batch, if another thread is here or there are enough.
     pub(crate) fn put(&self, batch: Vec<u32>) -> Result<(), Vec<u32>> {
-        let Ok(mut batches) = self.0.try_lock() else { return Err(batch) };
-        batches.ripe.push(batch);
-        Ok(())
+        match self.0.try_lock() {
+            Ok(mut batches) if batches.ripe.len() < RIPE_MAX => {
+                batches.ripe.push(batch);
+                Ok(())
+            }
+            _ => Err(batch),
+        }
     }
 
-    /// The latest batch, unless there is none or another thread is here.
-    pub(crate) fn take(&self) -> Option<Vec<u32>> {
-        self.0.try_lock().ok()?.ripe.pop()
-    }
-
-    /// The latest batch. Waits for other threads that are here, which do nothing else meanwhile.
-    pub(crate) fn wait_and_take(&self) -> Option<Vec<u32>> {
-        self.lock().ripe.pop()
+    /// [`Batches::link_latest`], unless another thread is here.
+    pub(crate) fn link_latest<T>(&self, link: impl FnOnce(&[u32]) -> T) -> Option<T> {
+        self.0.try_lock().ok()?.link_latest(link)
     }
 
     /// Room for a batch: of one that was used, if there is any.
@@ -49,22 +53,12 @@ impl Ripe {
         spare.unwrap_or_default()
     }
 
-    /// Keeps the memory of a batch that was used.
-    pub(crate) fn keep(&self, mut batch: Vec<u32>) {
-        batch.clear();
-        if let Ok(mut batches) = self.0.try_lock()
-            && batches.spare.len() < SPARE_MAX
-        {
-            batches.spare.push(batch);
-        }
+    /// The ids. Waits as [`lock`](Self::lock) does.
+    pub(crate) fn ids(&self) -> Vec<u32> {
+        self.lock().ripe.concat()
     }
 
-    /// Visits all ids. Waits as [`wait_and_take`](Self::wait_and_take) does.
-    pub(crate) fn for_each(&self, visit: impl FnMut(u32)) {
-        self.lock().ripe.iter().flatten().copied().for_each(visit);
-    }
-
-    /// Bytes allocated. Waits as [`wait_and_take`](Self::wait_and_take) does.
+    /// Bytes allocated. Waits as [`lock`](Self::lock) does.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         let batches = self.lock();
         let lists = [&batches.ripe, &batches.spare];
@@ -73,14 +67,22 @@ impl Ripe {
         (ids * size_of::<u32>() + vecs * size_of::<Vec<u32>>()) as u64
     }
 
-    /// Does `act` while nobody else can be here.
-    #[cfg(all(test, not(loom)))]
-    pub(crate) fn hold(&self, act: impl FnOnce()) {
-        let _held = self.lock();
-        act();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Batches> {
+    /// Waits for another thread that is here, which links one batch at most meanwhile.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Batches> {
         self.0.lock().expect("no code that panics runs under the lock")
+    }
+}
+
+impl Batches {
+    /// Has `link` make the ids of the latest batch free, if there is one, and keeps its memory. Under
+    /// the lock, so that whoever has it finds each id in a batch or free.
+    pub(crate) fn link_latest<T>(&mut self, link: impl FnOnce(&[u32]) -> T) -> Option<T> {
+        let mut batch = self.ripe.pop()?;
+        let linked = link(&batch);
+        batch.clear();
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(batch);
+        }
+        Some(linked)
     }
 }

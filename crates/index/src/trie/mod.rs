@@ -39,6 +39,8 @@ mod descend;
 mod remove;
 mod upsert;
 
+use std::sync::Arc;
+
 use crate::block::{Block, Zeroable};
 use crate::epoch::Guard;
 use crate::key::Keys;
@@ -207,7 +209,7 @@ impl<K: Keys> Trie<K> {
     }
 
     fn retire_node(&self, id: u32, guard: &Guard) {
-        let nodes = self.nodes.shard(guard.shard());
+        let nodes = Arc::clone(self.nodes.shard(guard.shard()));
         guard.defer(move || nodes.take_back(id));
     }
 }

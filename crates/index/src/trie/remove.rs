@@ -1,5 +1,7 @@
 //! Delete by leaf: the key is the leaf's own, nothing is searched by content.
 
+use std::sync::Arc;
+
 use crate::epoch::Guard;
 use crate::key::{Keys, Stored};
 use crate::limbo::Gathered;
@@ -77,16 +79,16 @@ impl<K: Keys> Trie<K> {
     /// is gone.
     pub(crate) fn retire(&self, removed: &[Removed], guard: &Guard) {
         let shard = guard.shard();
-        let room = || Gathered {
-            leaves: self.leaves.shard(shard).room(),
-            nodes: self.nodes.shard(shard).room(),
-        };
+        let (leaves, nodes) = (self.leaves.shard(shard), self.nodes.shard(shard));
+        let room = || Gathered { leaves: leaves.room(), nodes: nodes.room() };
         let Some(gathered) = self.limbo.gather(shard, removed, room) else { return };
         let is_batch = self.limbo.is_batch(gathered.leaves.len());
         self.hand_over(gathered, guard);
         if is_batch {
             // The epochs gather as well, 64 closures a thread, which nobody else reaches.
             guard.flush();
+            leaves.link_ripe();
+            nodes.link_ripe();
         }
     }
 
@@ -100,8 +102,8 @@ impl<K: Keys> Trie<K> {
         if leaves.is_empty() {
             return;
         }
-        let leaf_shard = self.leaves.shard(guard.shard());
-        let node_shard = self.nodes.shard(guard.shard());
+        let leaf_shard = Arc::clone(self.leaves.shard(guard.shard()));
+        let node_shard = Arc::clone(self.nodes.shard(guard.shard()));
         guard.defer(move || {
             leaf_shard.take_back_batch(leaves);
             node_shard.take_back_batch(nodes);
