@@ -227,6 +227,24 @@ fn deletions_that_gather_beside_each_other_and_reuse() {
     });
 }
 
+/// Two batches ripen, and whoever hands one over links what is ripe, beside an insertion that may take
+/// from it.
+#[test]
+fn batches_that_are_linked_beside_deletions_and_reuse() {
+    model(2, || {
+        let tree = Arc::new(Index::with_capacity(0, 256, Heads));
+        for key in [A, B, C, D] {
+            insert(&tree, key);
+        }
+        let other = spawn(&tree, |tree| find_and_delete(tree, C) && find_and_delete(tree, D));
+        assert!(find_and_delete(&tree, A));
+        assert!(find_and_delete(&tree, B));
+        assert!(insert(&tree, A).is_some());
+        assert!(other.join().unwrap());
+        settle(tree, &[A]);
+    });
+}
+
 #[test]
 fn query_beside_two_inserts() {
     model(2, || {
