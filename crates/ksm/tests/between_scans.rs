@@ -142,7 +142,10 @@ fn a_new_value_takes_effect_between_scans() {
     }
     // The last of them must have been scanned at.
     pilot.next(|event| match event {
-        Event::KsmAdvisor { .. } => Some(()),
+        Event::KsmAdvisor { timing, .. } => {
+            late += u64::from(*timing == Timing::Late);
+            Some(())
+        }
         Event::Raised { pages_to_scan, .. } => {
             exact.entry(under_way).and_modify(|sizes| sizes.push(*pages_to_scan));
             None

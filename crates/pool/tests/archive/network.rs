@@ -117,7 +117,7 @@ fn deadlines_hold_against(fault: &Fault, words: &str) {
     bench.archive("one").put(pool, &object).unwrap();
     let mut options = bench.options("one");
     // Long enough for two attempts on a busy machine.
-    options.patience.deadline = Duration::from_secs(1);
+    options.patience.deadline = Duration::from_secs(5);
     let archive = bench.open(options).unwrap();
     let methods = [Method::PUT, Method::GET, Method::DELETE];
     bench.proxy.follow(methods.clone().map(|method| Rule::always(method, "", fault.clone())));
@@ -128,7 +128,7 @@ fn deadlines_hold_against(fault: &Fault, words: &str) {
                 let start = Instant::now();
                 let fault = attempt(archive, &method, pool, object);
                 let took = start.elapsed();
-                assert!(took < Duration::from_secs(5), "{took:?}");
+                assert!(took < Duration::from_secs(20), "{took:?}");
                 let archive::Fault::Deadline { attempts, last, .. } = &fault else {
                     panic!("{fault}")
                 };

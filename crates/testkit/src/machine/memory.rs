@@ -149,12 +149,21 @@ fn fields(path: &str) -> io::Result<HashMap<String, ByteCount>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
     use super::*;
+
+    /// Held by whoever compares memory before and after: tests of one process see each other's.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     /// What a process gives back is free at once, on whichever list.
     #[test]
     fn memory_given_back_is_free() {
         const BYTES: u64 = 256 << 20;
+        let _alone = alone();
         let block = std::hint::black_box(vec![1_u8; BYTES as usize]);
         let before = MemorySnapshot::take().unwrap();
         drop(block);
@@ -165,6 +174,7 @@ mod tests {
 
     #[test]
     fn new_memory_shows_in_the_process() {
+        let _alone = alone();
         let pid = std::process::id();
         let before = ProcessMemory::of(pid).unwrap();
         let block = std::hint::black_box(vec![1_u8; 32 << 20]);
