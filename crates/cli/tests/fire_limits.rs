@@ -163,8 +163,6 @@ fn a_store_that_is_left_sparse_gives_memory_back() {
     const PAGES: usize = 32_768;
     /// What may be vacant of a store that is small, and the blocks that are being filled.
     const SLACK_PAGES: u64 = 1024 + 2 * 512;
-    /// Of each block some more is free, but fewer slots in a row than are filled before the store grows.
-    const FREE_PAGES_A_BLOCK: u64 = 63;
     let Some(bindery) = bindery() else { return };
     let daemon = eager_daemon(&bindery);
     let mut guests = [("one", 1), ("two", 2)].map(|(name, seed)| {
@@ -197,8 +195,7 @@ fn a_store_that_is_left_sparse_gives_memory_back() {
         || {
             let domain = domain(&daemon);
             let stored = figure(&domain, "store_bytes") / 4096;
-            let slack = SLACK_PAGES + stored / 512 * FREE_PAGES_A_BLOCK;
-            (stored <= figure(&domain, "pages_shared") * 9 / 8 + slack).then_some(())
+            (stored <= figure(&domain, "pages_shared") * 9 / 8 + SLACK_PAGES).then_some(())
         },
         || explain(&daemon),
     );

@@ -166,9 +166,7 @@ fn with_64_guests_at_full_rate_metrics_are_quick_and_memory_is_bounded() {
     }
     let times = ask_while_merging(&daemon, http);
     assert!(times[times.len() / 2] < BUSY_MEDIAN_MAX, "{:?}", times[times.len() / 2]);
-    // One in a hundred; of few answers three, since a machine may stand still for a moment.
-    let most = (times.len() / 100).max(3);
-    assert!(beyond(&times, BUSY_ANSWER_MAX) <= most, "{times:?}");
+    assert!(beyond(&times, BUSY_ANSWER_MAX) * 100 <= times.len(), "{times:?}");
     for guest in &mut guests {
         guest.churn(CHURN_PAUSE_US).unwrap();
     }
