@@ -31,7 +31,16 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
 }
 
 fn tree(keys: &[u64]) -> Tree {
-    let tree = Arc::new(Index::with_capacity(0, 12, Heads));
+    tree_of(12, keys)
+}
+
+/// One in which deletions gather.
+fn larger_tree(keys: &[u64]) -> Tree {
+    tree_of(256, keys)
+}
+
+fn tree_of(capacity: u32, keys: &[u64]) -> Tree {
+    let tree = Arc::new(Index::with_capacity(0, capacity, Heads));
     for key in keys {
         insert(&tree, *key);
     }
@@ -215,10 +224,7 @@ fn delete_beside_reuse_for_another_key() {
 #[test]
 fn deletions_that_gather_beside_each_other_and_reuse() {
     model(2, || {
-        let tree = Arc::new(Index::with_capacity(0, 256, Heads));
-        for key in [A, B, C] {
-            insert(&tree, key);
-        }
+        let tree = larger_tree(&[A, B, C]);
         let other = spawn(&tree, |tree| find_and_delete(tree, B));
         assert!(find_and_delete(&tree, A));
         assert!(insert(&tree, D).is_some());
@@ -232,10 +238,7 @@ fn deletions_that_gather_beside_each_other_and_reuse() {
 #[test]
 fn batches_that_are_linked_beside_deletions_and_reuse() {
     model(2, || {
-        let tree = Arc::new(Index::with_capacity(0, 256, Heads));
-        for key in [A, B, C, D] {
-            insert(&tree, key);
-        }
+        let tree = larger_tree(&[A, B, C, D]);
         let other = spawn(&tree, |tree| find_and_delete(tree, C) && find_and_delete(tree, D));
         assert!(find_and_delete(&tree, A));
         assert!(find_and_delete(&tree, B));
