@@ -155,6 +155,17 @@ impl<K: Keys> Index<K> {
         self.value_word(handle).load(Ordering::Acquire)
     }
 
+    /// The first 64 bits of the key that `handle` names: what [`Keys::head`] gave for it.
+    ///
+    /// # Panics
+    /// If no insert ever gave this handle.
+    #[must_use]
+    pub fn head(&self, handle: Handle) -> u64 {
+        let leaf = self.trie.leaves.row_checked(handle.0);
+        // Relaxed: whoever has the handle has it from whoever wrote this.
+        leaf.expect("an insert gave this handle").head.load(Ordering::Relaxed)
+    }
+
     /// Gives the key that `handle` names the value `new` if it has the value `current`. The new
     /// value must name the same key.
     ///

@@ -178,6 +178,8 @@ impl<U: Universe> Run<U> {
                 prop_assert_eq!(self.index.exchange_value(handle, !value, new), Err(value));
                 prop_assert_eq!(self.index.exchange_value(handle, value, new), Ok(()));
                 prop_assert_eq!(self.index.value(handle), new);
+                let head = U::with(bits, |key| self.index.keys().head(key));
+                prop_assert_eq!(self.index.head(handle), head);
                 self.oracle.insert(U::identity(bits), (handle, new, bits));
             }
             Operation::Reshape(root_bits) => {
