@@ -44,7 +44,7 @@ struct Memory {
 
 impl Memory {
     fn now(fleet: &Fleet) -> Result<Self> {
-        Ok(Self { used: MemorySnapshot::take()?.used(), pss: fleet.pss()? })
+        Ok(Self { used: MemorySnapshot::take_settled()?.used(), pss: fleet.pss()? })
     }
 }
 
@@ -52,14 +52,14 @@ impl Memory {
 pub(super) fn run(engine: &Engine, options: &Options) -> Result<Measured> {
     // Caches are in no figure, but to reclaim them would take time later.
     drop_caches()?;
-    let idle = MemorySnapshot::take()?.used();
+    let idle = MemorySnapshot::take_settled()?.used();
     let merger = Merger::hold(engine)?;
     let mut fleet = Fleet::boot(&merger, &options.kinds(), options.memory_mib)?;
     let digests = fleet.digest_images()?;
     fleet.work()?;
+    let (before, mappings) = (Memory::now(&fleet)?, fleet.mappings()?);
     // Contents and tables take less than this.
     back_free_memory(ByteCount(options.memory().0 / 4));
-    let (before, mappings) = (Memory::now(&fleet)?, fleet.mappings()?);
     let samples = watch(&merger, &fleet)?;
     let (after, metadata) = (Memory::now(&fleet)?, merger.metadata()?);
     let mappings = fleet.mappings()?.saturating_sub(mappings);

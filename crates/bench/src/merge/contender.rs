@@ -40,15 +40,15 @@ pub(crate) fn wait_until_merged(merger: &Merger, dataset: &Dataset) -> Result<()
 pub(super) fn converge(engine: &Engine, dataset: &Dataset, program: &Path) -> Result<Measured> {
     let merger = Merger::start(engine)?;
     let mut crowd = Crowd::start(&merger, dataset, program)?;
+    let used_before = MemorySnapshot::take_settled()?.used();
     back_free_memory(dataset.contents());
-    let used_before = MemorySnapshot::take()?.used();
     let (wall, cpu) = (Instant::now(), merger.cpu_time(&crowd)?);
     crowd.merge()?;
     wait_until_merged(&merger, dataset)?;
     let (time, cpu_time) = (wall.elapsed(), merger.cpu_time(&crowd)?.saturating_sub(cpu));
     // What is left of the work ends by itself; memory is compared when both are done.
     interrupt::rest(Duration::from_millis(500))?;
-    let used_after = MemorySnapshot::take()?.used();
+    let used_after = MemorySnapshot::take_settled()?.used();
     let (saved, metadata) = (merger.pages_saved()?, merger.metadata()?);
     merger.pause()?;
     crowd.verify()?;
