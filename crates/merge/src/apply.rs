@@ -29,7 +29,7 @@ pub(crate) fn apply_zeros(
     let mut zeros = std::mem::take(&mut state.zeros);
     zeros.sort_unstable();
     let runs = cut_zeros(&zeros);
-    Applying { domain, member, workers, state, outcomes, refused: false }
+    Applying { domain, member, workers, state, outcomes, presumed: Vec::new(), refused: false }
         .ask(&runs, |work, lane| work.request(lane, &runs));
 }
 
@@ -39,7 +39,9 @@ pub(crate) fn apply(domain: &Domain, member: &Member, workers: &Workers, outcome
     let state = &mut *guard;
     // Sorted when they were given their places.
     let runs = cut(&std::mem::take(&mut state.merges));
-    Applying { domain, member, workers, state, outcomes, refused: false }
+    let mut presumed = std::mem::take(&mut state.presumed);
+    presumed.sort_unstable();
+    Applying { domain, member, workers, state, outcomes, presumed, refused: false }
         .ask(&runs, |work, lane| work.request_what_fits(lane, &runs));
 }
 
@@ -49,6 +51,8 @@ struct Applying<'a> {
     workers: &'a Workers,
     state: &'a mut State,
     outcomes: &'a mut Vec<u8>,
+    /// Pages that were not digested, ascending (`between`).
+    presumed: Vec<u32>,
     /// The guest has said that it has no room for mappings.
     refused: bool,
 }
@@ -159,6 +163,11 @@ impl Applying<'_> {
         }
     }
 
+    /// Whether a page was to be merged for its neighbours' sake.
+    fn is_presumed(&self, page: PageIndex) -> bool {
+        self.presumed.binary_search(&page.0).is_ok()
+    }
+
     /// Whether a page that was to move has another slot, which it keeps.
     fn stays_merged(&self, page: PageIndex) -> bool {
         matches!(self.member.links.get(page), Link::Merged(_))
@@ -166,14 +175,20 @@ impl Applying<'_> {
 
     /// A page was not merged: when is it to be looked at again?
     fn left_private(&mut self, page: PageIndex, outcome: u8) {
-        let State { stable, counts, .. } = &mut *self.state;
+        let presumed = self.is_presumed(page);
+        let State { stable, counts, foreign, .. } = &mut *self.state;
         match outcome {
             outcome::DIFFERENT => {
-                // Written since it was digested: the next scan tells, and it counts as a break,
-                // so that a page that never turns out as digested is tried ever more rarely.
+                // Written since it was digested, or not like its neighbours: the next scan tells, as of
+                // all that was moved, and it counts as a break, so that a page that never turns out as
+                // digested is tried ever more rarely, and one that was presumed apart from its ends.
                 counts.digest_different += 1;
                 if self.domain.backs_off {
                     stable.note_break(page);
+                }
+                // It is compared where it is.
+                if foreign.contains(&page.0) {
+                    stable.tell_after_back_off(page);
                 }
             }
             outcome::BUSY => {
@@ -185,7 +200,7 @@ impl Applying<'_> {
             }
             outcome::NO_MAPPINGS => {
                 self.refused = true;
-                stable.tell_again(page, BACK_OFF_MAX);
+                stable.tell_again(page, if presumed { 0 } else { BACK_OFF_MAX });
             }
             _ => {
                 counts.pages_never += 1;
@@ -194,7 +209,8 @@ impl Applying<'_> {
         }
     }
 
-    /// Pages that were not asked for are told again, after `periods` more periods.
+    /// Pages that were not asked for are told again, after `periods` more periods. Those that were only
+    /// presumed are told before, alone, to be digested: they may be zero, which takes no mapping.
     fn put_back(&mut self, runs: &[Run], periods: u8) {
         for run in runs {
             for merge in merges_of(run) {
@@ -202,6 +218,7 @@ impl Applying<'_> {
                     self.domain.give_back(merge.slot);
                 }
                 if !self.stays_merged(merge.page) {
+                    let periods = if self.is_presumed(merge.page) { 0 } else { periods };
                     self.state.stable.tell_again(merge.page, periods);
                 }
             }

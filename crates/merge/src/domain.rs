@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bindery_index::{Guard, Handle, Heads, Index, pin};
 use bindery_page::DigestKey;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot, SlotRange};
 
+use crate::classes::Classes;
 use crate::compact::Patience;
 use crate::copies::{Copies, free_rows};
 use crate::links::Link;
@@ -99,7 +99,7 @@ pub(crate) struct Domain {
     pub(crate) departed: Vec<Member>,
     next_member: u32,
     /// Classes made in this round.
-    pub(crate) classes: AtomicU32,
+    pub(crate) classes: Classes,
     pub(crate) found: Mutex<Found>,
     /// Slots whose last reference was given back in this phase.
     unmapped: Mutex<Vec<Slot>>,
@@ -125,7 +125,7 @@ impl Domain {
             members: BTreeMap::new(),
             departed: Vec::new(),
             next_member: 0,
-            classes: AtomicU32::new(0),
+            classes: Classes::default(),
             found: Mutex::default(),
             unmapped: Mutex::default(),
             shortage: Mutex::default(),
@@ -273,6 +273,7 @@ impl Domain {
         let found = locked(&self.found);
         let lists = found.seeds.capacity() * size_of::<Seed>()
             + found.joins.capacity() * size_of::<Join>()
+            + self.classes.memory_bytes()
             + size_of::<Self>();
         let mappings_bytes = all().map(Member::merge_mappings).sum::<u64>() * MAPPING_BYTES;
         let metadata_bytes = self.index.memory().0
@@ -298,12 +299,6 @@ impl Domain {
             counts,
             guests: all().map(Member::status).collect(),
         }
-    }
-
-    /// Which class comes next in this round.
-    pub(crate) fn next_class(&self) -> u32 {
-        // Relaxed: a number that nobody else has; nothing is ordered by it.
-        self.classes.fetch_add(1, Ordering::Relaxed)
     }
 }
 

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A leaf goes from candidate to planned by one compare-and-swap, of whoever finds the content for
-//! the second time, and from planned to canonical between the phases, or is deleted.
+//! the second time, and from planned to canonical between the phases, or back.
 
 use bindery_units::{PageIndex, Slot};
 

@@ -3,7 +3,8 @@
 //! Zero pages are known at once. Any other content goes into the index under the first 64 bits of
 //! its keyed digest: who comes first becomes the candidate; who comes second makes a class of both,
 //! by the one compare-and-swap that takes the leaf from candidate to planned; whoever comes after
-//! joins the class, or the slot that there is already. Nothing is merged on a digest: pages are
+//! joins the class, or the slot that there is already. Where guests hold long stretches in common,
+//! most pages join unread ([`between`](crate::between)). Nothing is merged on a digest: pages are
 //! compared byte for byte later, out of everybody's reach.
 
 use std::borrow::Borrow;
@@ -12,6 +13,7 @@ use bindery_index::{Full, Handle, Inserted, pin};
 use bindery_space::wire::lane::PageDigest;
 use bindery_units::PageIndex;
 
+use crate::between::{self, Place, STRIDE};
 use crate::domain::{Domain, Found, locked};
 use crate::entry::Entry;
 use crate::links::Link;
@@ -21,7 +23,7 @@ use crate::pressure::Shortage;
 use crate::runs::Merge;
 use crate::stable::BACK_OFF_MAX;
 
-/// Stable pages of one guest that are digested with one request.
+/// Stable pages of one guest that are digested with one request, or two.
 pub(crate) struct Batch<'a> {
     pub(crate) domain: &'a Domain,
     pub(crate) member: &'a Member,
@@ -39,12 +41,15 @@ pub(crate) struct Scratch {
 #[derive(Clone, Copy)]
 struct Content {
     page: PageIndex,
-    digest: [u64; 2],
+    /// The first 64 bits of the digest.
+    head: u64,
+    /// The others; none if it was not digested, but presumed.
+    tail: Option<u64>,
 }
 
 impl Borrow<u64> for Content {
     fn borrow(&self) -> &u64 {
-        &self.digest[0]
+        &self.head
     }
 }
 
@@ -54,26 +59,44 @@ struct Outcome {
     zeros: Vec<u32>,
     merges: Vec<Merge>,
     found: Found,
+    /// Where contents were found, by page.
+    places: Vec<(PageIndex, Place)>,
+    presumed: Vec<u32>,
     /// There was no room in the index.
     left_out: Vec<PageIndex>,
 }
 
 impl Batch<'_> {
-    /// Digests the pages and looks them up. If the guest fails, they are told again.
+    /// Finds out what the pages hold. If the guest fails, they are told again.
     pub(crate) fn examine(&self, scratch: &mut Scratch) {
-        let Some(mut lane) = self.member.lane() else { return self.put_back() };
-        let result = lane.digest(self.pages, &mut scratch.digests);
+        let stretches: Vec<usize> = between::stretches(self.pages).collect();
+        if stretches.is_empty() {
+            self.digest(self.pages, scratch);
+            return;
+        }
+        let places = self.digest(&without_between(self.pages, &stretches), scratch);
+        let left = self.presume(&stretches, &places);
+        self.digest(&left, scratch);
+    }
+
+    /// Digests pages and looks them up. Returns where what they hold was found, by page.
+    fn digest(&self, pages: &[u32], scratch: &mut Scratch) -> Vec<(PageIndex, Place)> {
+        if pages.is_empty() {
+            return Vec::new();
+        }
+        let Some(mut lane) = self.member.lane() else { return self.put_back(pages) };
+        let result = lane.digest(pages, &mut scratch.digests);
         let mut state = self.member.state();
         self.member.take_gauges(&mut lane, &mut state);
         drop((lane, state));
         if let Err(error) = result {
             self.member.note(&error);
-            return self.put_back();
+            return self.put_back(pages);
         }
-        self.member.count_digested(self.pages.len());
+        self.member.count_digested(pages.len());
         let mut outcome = Outcome::default();
         scratch.contents.clear();
-        for (page, digest) in self.pages.iter().zip(&scratch.digests) {
+        for (page, digest) in pages.iter().zip(&scratch.digests) {
             // Linked since it was told: it is known already.
             if self.member.links.get(PageIndex(*page)) != Link::None {
                 continue;
@@ -82,13 +105,59 @@ impl Batch<'_> {
                 0 => {}
                 1 => outcome.zeros.push(*page),
                 _ => {
-                    let (page, digest) = (PageIndex(*page), digest.digest);
-                    scratch.contents.push(Content { page, digest });
+                    let (page, [head, tail]) = (PageIndex(*page), digest.digest);
+                    scratch.contents.push(Content { page, head, tail: Some(tail) });
                 }
             }
         }
         self.look_up(&scratch.contents, &mut outcome);
+        let places = std::mem::take(&mut outcome.places);
         self.record(outcome);
+        places
+    }
+
+    /// Has pages between ends that were found side by side join what lies between there. Returns the
+    /// others.
+    fn presume(&self, stretches: &[usize], places: &[(PageIndex, Place)]) -> Vec<u32> {
+        let (mut outcome, mut left) = (Outcome::default(), Vec::new());
+        for at in stretches {
+            let base = between::base(self.pages[*at], places);
+            for pages in 1..STRIDE {
+                let page = PageIndex(self.pages[*at + pages as usize]);
+                let place = base.map(|base| base.plus(pages));
+                if place.is_some_and(|place| self.join_at(page, place, &mut outcome)) {
+                    outcome.presumed.push(page.0);
+                } else {
+                    left.push(page.0);
+                }
+            }
+        }
+        self.record(outcome);
+        left
+    }
+
+    /// Joins a page to what is at `place`. False if nothing is known of that, or the page is known itself.
+    fn join_at(&self, page: PageIndex, place: Place, outcome: &mut Outcome) -> bool {
+        if self.member.links.get(page) != Link::None {
+            return false;
+        }
+        match place {
+            Place::Slot(slot) => {
+                let taken = self.domain.slots.take_indexed(slot);
+                outcome.merges.extend(taken.then_some(Merge { page, slot }));
+                taken
+            }
+            Place::Page { member, page: origin } => {
+                let members = &self.domain.members;
+                let link = members.get(&member).map(|member| member.links.get(origin));
+                let Some(Link::Candidate(leaf)) = link else { return false };
+                let leaf = Handle::from_bits(leaf);
+                let index = &self.domain.index;
+                let content = Content { page, head: index.head(leaf), tail: None };
+                self.join(content, leaf, index.value(leaf), outcome);
+                true
+            }
+        }
     }
 
     fn look_up(&self, contents: &[Content], outcome: &mut Outcome) {
@@ -104,34 +173,43 @@ impl Batch<'_> {
                     self.member.link(content.page, Link::Candidate(leaf.to_bits()));
                 }
                 Ok(Inserted::Found(leaf, value)) => {
-                    self.join(*content, leaf, value, outcome);
+                    let place = self.join(*content, leaf, value, outcome);
+                    outcome.places.push((content.page, place));
                 }
                 Err(Full { .. }) => outcome.left_out.push(content.page),
             },
         );
     }
 
-    /// Joins a page to what has its content.
-    fn join(&self, content: Content, leaf: Handle, mut value: u64, outcome: &mut Outcome) {
-        let Content { page, digest } = content;
-        let class = loop {
+    /// Joins a page to what has its content. Returns where that was found.
+    fn join(&self, content: Content, leaf: Handle, mut value: u64, outcome: &mut Outcome) -> Place {
+        let Content { page, head, tail } = content;
+        let (class, origin) = loop {
             match Entry::from_bits(value) {
                 Entry::Canonical { slot } => {
                     // Mapped by somebody, or one of its copies is: it cannot go away before the
                     // reference is taken.
                     self.domain.slots.take(slot);
-                    return outcome.merges.push(Merge { page, slot });
+                    outcome.merges.push(Merge { page, slot });
+                    return Place::Slot(slot);
                 }
-                Entry::Planned { class } => break class,
+                Entry::Planned { class } => break (class, self.domain.classes.origin(class)),
                 Entry::Candidate { member, page } => {
-                    let class = self.domain.next_class();
+                    let class = self.domain.classes.number(value);
                     let planned = Entry::Planned { class }.to_bits();
                     match self.domain.index.exchange_value(leaf, value, planned) {
                         Ok(()) => {
                             let leaf = leaf.to_bits();
-                            outcome.found.seeds.push(Seed { class, leaf, digest });
-                            outcome.found.joins.push(Join { class, member, page });
-                            break class;
+                            outcome.found.seeds.push(Seed {
+                                class,
+                                leaf,
+                                head,
+                                tail,
+                                origin: (member, page),
+                            });
+                            let presumed = false;
+                            outcome.found.joins.push(Join { class, member, page, presumed });
+                            break (class, (member, page));
                         }
                         // Somebody else was second; the number stays unused.
                         Err(now) => value = now,
@@ -139,11 +217,13 @@ impl Batch<'_> {
                 }
             }
         };
-        outcome.found.joins.push(Join { class, member: self.member.number, page });
+        let (member, presumed) = (self.member.number, tail.is_none());
+        outcome.found.joins.push(Join { class, member, page, presumed });
+        Place::Page { member: origin.0, page: origin.1 }
     }
 
     fn record(&self, outcome: Outcome) {
-        let Outcome { zeros, merges, found, left_out } = outcome;
+        let Outcome { zeros, merges, found, presumed, left_out, places: _ } = outcome;
         if !found.joins.is_empty() {
             let mut all = locked(&self.domain.found);
             all.seeds.extend(found.seeds);
@@ -155,16 +235,35 @@ impl Batch<'_> {
         let mut state = self.member.state();
         state.zeros.extend(zeros);
         state.merges.extend(merges);
+        state.presumed.extend(presumed);
         for page in left_out {
             state.stable.tell_again(page, BACK_OFF_MAX);
         }
     }
 
-    /// The pages are told again when their guest is well.
-    pub(crate) fn put_back(&self) {
+    /// Nothing was found: pages are told again when their guest is well.
+    fn put_back(&self, pages: &[u32]) -> Vec<(PageIndex, Place)> {
         let mut state = self.member.state();
-        for page in self.pages {
+        for page in pages {
             state.stable.tell_again(PageIndex(*page), 0);
         }
+        Vec::new()
     }
+
+    /// The batch has to wait: its pages are told again.
+    pub(crate) fn postpone(&self) {
+        self.put_back(self.pages);
+    }
+}
+
+/// `pages` without those that are between ends.
+fn without_between(pages: &[u32], stretches: &[usize]) -> Vec<u32> {
+    let mut rest = Vec::with_capacity(pages.len());
+    let mut at = 0;
+    for first in stretches {
+        rest.extend_from_slice(&pages[at..=*first]);
+        at = first + STRIDE as usize;
+    }
+    rest.extend_from_slice(&pages[at..]);
+    rest
 }

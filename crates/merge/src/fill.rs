@@ -1,16 +1,17 @@
 //! Newly shared contents get slots, and the slots their contents.
 //!
-//! Contents are copied from the home of each class, digested here once more, and written only if
-//! they are what the class was found by: a guest that lied about a digest, or wrote to the page
+//! Contents are copied from the source of each class, digested here once more, and written only if
+//! they are what the leaf is found by: a guest that lied about a digest, or wrote to the page
 //! meanwhile, spoils nothing but its own class.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_guest::Fetched;
-use bindery_index::{Handle, pin};
+use bindery_index::Handle;
 use bindery_space::wire::lane::FETCH_PAGES_MAX;
 use bindery_units::Slot;
 
+use crate::classes::Classes;
 use crate::domain::{Domain, locked_mut};
 use crate::entry::Entry;
 use crate::headroom::pages_to_spare;
@@ -23,7 +24,7 @@ use crate::stable::BACK_OFF_MAX;
 use crate::workers::Workers;
 
 /// Guests that a content is asked of, one after the other, before it is given up.
-const HOMES_MAX: usize = 3;
+const SOURCES_MAX: usize = 3;
 
 /// The classes of a round, in order of their homes; the first of them have slots.
 pub(crate) struct Plan {
@@ -37,7 +38,7 @@ impl Plan {
     /// Plans what a round found, and allocates the slots.
     pub(crate) fn make(domain: &mut Domain) -> Self {
         let mut found = std::mem::take(locked_mut(&mut domain.found));
-        *domain.classes.get_mut() = 0;
+        domain.classes = Classes::default();
         let classes = plan::classes(&mut found.seeds, &mut found.joins);
         let runs = domain.slots.allocate(classes.len() as u32);
         let slots: Vec<Slot> = plan::slots_in(&runs).collect();
@@ -48,7 +49,7 @@ impl Plan {
         Self { classes, joins: found.joins, slots, filled }
     }
 
-    /// Copies the contents into the store, from other guests where homes fail. A phase of its own,
+    /// Copies the contents into the store, from other guests where sources fail. A phase of its own,
     /// or several.
     pub(crate) fn fill(&mut self, domain: &Domain, workers: &Workers) {
         if self.slots.is_empty() {
@@ -56,16 +57,16 @@ impl Plan {
         }
         let affordable = self.slots.len().min(pages_to_spare());
         let mut missing: Vec<usize> = (0..affordable).collect();
-        for _ in 0..HOMES_MAX {
-            let homes = missing.chunk_by(|a, b| self.home_of(*a) == self.home_of(*b));
+        for tried in 1..=SOURCES_MAX {
+            missing.sort_by_key(|class| self.source_of(*class));
+            let sources = missing.chunk_by(|a, b| self.source_of(*a) == self.source_of(*b));
             let requests: Vec<&[usize]> =
-                homes.flat_map(|home| home.chunks(FETCH_PAGES_MAX)).collect();
+                sources.flat_map(|source| source.chunks(FETCH_PAGES_MAX)).collect();
             workers.each(&requests, Fetched::default, |fetched, classes| {
                 self.fill_some(domain, classes, fetched);
             });
             missing.retain(|class| !self.is_filled(*class));
-            missing.retain(|class| self.try_next_home(*class));
-            missing.sort_by_key(|class| self.home_of(*class));
+            missing.retain(|class| self.try_next_source(*class, tried));
         }
         if affordable < self.slots.len() {
             tracing::debug!("memory for canonical pages is short: merging pauses");
@@ -73,8 +74,8 @@ impl Plan {
         }
     }
 
-    fn home_of(&self, class: usize) -> u32 {
-        self.classes[class].home.0
+    fn source_of(&self, class: usize) -> u32 {
+        self.classes[class].source.0
     }
 
     fn is_filled(&self, class: usize) -> bool {
@@ -82,25 +83,23 @@ impl Plan {
         self.filled[class].load(Ordering::Relaxed)
     }
 
-    /// Makes the next guest that has the content its home. False if there is none.
-    fn try_next_home(&mut self, class: usize) -> bool {
+    /// Makes the next guest that has the content its source, after so many were tried. False if there is
+    /// no other.
+    fn try_next_source(&mut self, class: usize, tried: usize) -> bool {
         let class = &mut self.classes[class];
-        let joins = &self.joins[class.joins.0 as usize..class.joins.1 as usize];
-        let next = joins.iter().find(|join| join.member > class.home.0);
-        if let Some(join) = next {
-            class.home = (join.member, join.page);
-        }
+        let next = class.next_source(&self.joins, tried);
+        class.source = next.unwrap_or(class.source);
         next.is_some()
     }
 
-    /// Fetches the contents of classes with one home, and writes those that are as digested.
+    /// Fetches the contents of classes with sources in one guest, and writes those that are as digested.
     fn fill_some(&self, domain: &Domain, classes: &[usize], fetched: &mut Fetched) {
-        let Some(member) = domain.members.get(&self.home_of(classes[0])) else { return };
+        let Some(member) = domain.members.get(&self.source_of(classes[0])) else { return };
         if domain.shortage() == Some(Shortage::Memory) {
             return;
         }
         let Some(mut lane) = member.lane() else { return };
-        let pages: Vec<u32> = classes.iter().map(|class| self.classes[*class].home.1.0).collect();
+        let pages: Vec<u32> = classes.iter().map(|class| self.classes[*class].source.1.0).collect();
         let result = lane.fetch(&pages, fetched);
         member.take_gauges(&mut lane, &mut member.state());
         drop(lane);
@@ -111,7 +110,9 @@ impl Plan {
             .filter(|at| {
                 fetched.page(*at).is_some_and(|page| {
                     let digest = bindery_page::digest(page, &domain.key);
-                    digest.to_words() == self.classes[classes[*at]].seed.digest
+                    let [head, tail] = digest.to_words();
+                    let seed = &self.classes[classes[*at]].seed;
+                    head == seed.head && seed.tail.is_none_or(|found| tail == found)
                 })
             })
             .collect();
@@ -131,26 +132,21 @@ impl Plan {
 
     /// Makes filled classes canonical and enters the merges of their pages; gives up the others.
     pub(crate) fn commit(self, domain: &mut Domain) {
-        let guard = pin();
         let mut empty = Vec::new();
         let memory_is_short = domain.shortage() == Some(Shortage::Memory);
         for (at, class) in self.classes.iter().enumerate() {
             let slot = self.slots.get(at).copied();
-            let joins = &self.joins[class.joins.0 as usize..class.joins.1 as usize];
-            // Their links led to the leaf as a candidate's, which it is no more.
-            for join in joins {
-                if let Some(member) = domain.members.get(&join.member)
-                    && matches!(member.links.get(join.page), Link::Candidate(_))
-                {
-                    member.link(join.page, Link::None);
-                }
-            }
+            let joins = class.joins(&self.joins);
             match slot.filter(|_| self.is_filled(at)) {
-                Some(slot) => make_canonical(domain, class, slot, joins),
+                Some(slot) => {
+                    unlink_candidates(domain, joins);
+                    make_canonical(domain, class, slot, joins);
+                }
                 None => {
-                    domain.delete(class.seed.leaf, &guard);
+                    make_candidate(domain, class);
                     empty.extend(slot);
-                    give_up(domain, joins, slot.is_none() || memory_is_short);
+                    let later: Vec<Join> = class.later(&self.joins).copied().collect();
+                    give_up(domain, &later, slot.is_none() || memory_is_short);
                 }
             }
         }
@@ -161,12 +157,34 @@ impl Plan {
     }
 }
 
-fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]) {
+/// The links of pages that led to the leaf as a candidate's, which it is no more.
+fn unlink_candidates(domain: &Domain, joins: &[Join]) {
+    for join in joins {
+        if let Some(member) = domain.members.get(&join.member)
+            && matches!(member.links.get(join.page), Link::Candidate(_))
+        {
+            member.link(join.page, Link::None);
+        }
+    }
+}
+
+/// No other page has it, or there is no room: the page that was seen first is a candidate still, as its link
+/// says.
+fn make_candidate(domain: &Domain, class: &Class) {
+    let (member, page) = class.seed.origin;
+    exchange(domain, class, Entry::Candidate { member, page });
+}
+
+/// Has the leaf of a class say something else.
+fn exchange(domain: &Domain, class: &Class, entry: Entry) {
     let planned = Entry::Planned { class: class.seed.class }.to_bits();
-    let canonical = Entry::Canonical { slot }.to_bits();
     let leaf = Handle::from_bits(class.seed.leaf);
-    let exchanged = domain.index.exchange_value(leaf, planned, canonical);
+    let exchanged = domain.index.exchange_value(leaf, planned, entry.to_bits());
     assert!(exchanged.is_ok(), "a planned leaf is changed by its planner alone");
+}
+
+fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]) {
+    exchange(domain, class, Entry::Canonical { slot });
     domain.slots.set_leaf(slot, Some(class.seed.leaf));
     // As for any slot: a reference for each page that is to map it, before it is asked to.
     for join in joins {
@@ -177,13 +195,15 @@ fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]
     }
 }
 
-/// Pages of a class that is given up are looked at again: later if there was no room, ever later
-/// if nobody had what was digested.
+/// Pages that have no slot to be merged with are looked at again: later if there was no room, and ever later
+/// if nobody had what was digested. Those that were only presumed to have it are told alone, to be digested.
 fn give_up(domain: &mut Domain, joins: &[Join], no_room: bool) {
     for join in joins {
         let Some(member) = domain.members.get_mut(&join.member) else { continue };
         let stable = &mut member.state_mut().stable;
-        if no_room {
+        if join.presumed {
+            stable.tell_again(join.page, 0);
+        } else if no_room {
             stable.tell_again(join.page, BACK_OFF_MAX);
         } else {
             if domain.backs_off {

@@ -3,9 +3,9 @@
 //! Four bytes a page, in blocks that exist only where a page was ever linked.
 //!
 //! # Concurrency
-//! Links are read and written with relaxed atomics. No two threads work on one page at a time: a
-//! phase gives each page to one worker, and what one phase wrote the next one reads after the
-//! workers have been joined, which orders it.
+//! No two threads work on one page at a time: a phase gives each page to one worker, and what one
+//! phase wrote the next one reads after the workers have been joined, which orders it. Only while pages
+//! are examined may others read a link (`between`): whoever finds a leaf there finds the leaf's key.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -80,8 +80,8 @@ impl Links {
     pub(crate) fn get(&self, page: PageIndex) -> Link {
         let block = self.blocks.get((page.0 / BLOCK_PAGES) as usize).and_then(OnceLock::get);
         block.map_or(Link::None, |block| {
-            // Relaxed: see the module's concurrency rule.
-            Link::from_bits(block[(page.0 % BLOCK_PAGES) as usize].load(Ordering::Relaxed))
+            // Acquire: pairs with the Release of `set`.
+            Link::from_bits(block[(page.0 % BLOCK_PAGES) as usize].load(Ordering::Acquire))
         })
     }
 
@@ -95,9 +95,9 @@ impl Links {
             return Link::None;
         }
         let block = lock.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU32::new(0))));
-        // Relaxed: see the module's concurrency rule.
+        // Release: publishes the leaf that is named to the Acquire of `get`.
         let old = &block[(page.0 % BLOCK_PAGES) as usize];
-        Link::from_bits(old.swap(link.to_bits(), Ordering::Relaxed))
+        Link::from_bits(old.swap(link.to_bits(), Ordering::Release))
     }
 
     /// Gives the pages of `range` that are linked, block by block; pages of blocks that do not

@@ -28,6 +28,7 @@ use bindery_guest::{GuestError, RegionChange};
 use bindery_units::{PageIndex, PageRange};
 
 use crate::apply::{apply, apply_zeros};
+use crate::classes::Classes;
 use crate::compact::Moves;
 use crate::copies::spread;
 use crate::domain::{Domain, locked_mut};
@@ -357,6 +358,7 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
     for (name, domain) in domains.iter_mut() {
         let portions = round.iter().filter(|portion| portion.domain == *name);
         let pages: usize = portions.map(|portion| portion.pages.len()).sum();
+        domain.classes = Classes::of_round(pages);
         // Half of what is new is a guess: what proves too wide is narrowed after the period.
         let keys = (domain.index.len() + pages as u64 / 2).max(1);
         if keys.ilog2() > domain.index.root_bits() {
@@ -368,7 +370,7 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
     workers.each(&batches, examine::Scratch::default, |scratch, batch| {
         match batch.domain.shortage() {
             None => batch.examine(scratch),
-            Some(_) => batch.put_back(),
+            Some(_) => batch.postpone(),
         }
     });
     drop(batches);

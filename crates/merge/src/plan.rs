@@ -1,9 +1,14 @@
 //! Where newly shared contents go in the store: in the order in which guests hold them.
 //!
-//! A *class* is a content that was seen twice in this period. All pages seen with it are known by
+//! A *class* is a content that was seen twice in this period, or seen once and presumed to be in another
+//! page ([`between`](crate::between)). All pages of it are known by
 //! now; the first of them, by guest and page, is its *home*. Laid out in order of their homes,
 //! contents that lie side by side in the first guest lie side by side in the store, and so in every
 //! guest that has been started from the same image.
+//!
+//! A content is copied from another page than the one that it was seen in first, and only if that is as
+//! was digested: where nobody lies, no page gets into the store, which all guests of the domain can read,
+//! unless there is a second one like it.
 
 use bindery_units::{PageIndex, Slot, SlotRange};
 
@@ -14,8 +19,12 @@ pub(crate) struct Seed {
     pub(crate) class: u32,
     /// Its leaf in the index.
     pub(crate) leaf: u32,
-    /// Its digest.
-    pub(crate) digest: [u64; 2],
+    /// The first 64 bits of its digest, as in the index.
+    pub(crate) head: u64,
+    /// The others, unless its second page is presumed to have it.
+    pub(crate) tail: Option<u64>,
+    /// The member and the page that it was seen in first.
+    pub(crate) origin: (u32, PageIndex),
 }
 
 /// A page that was seen with the content of a class. Sorts by class, then as homes are chosen.
@@ -24,19 +33,49 @@ pub(crate) struct Join {
     pub(crate) class: u32,
     pub(crate) member: u32,
     pub(crate) page: PageIndex,
+    /// It was not digested.
+    pub(crate) presumed: bool,
 }
 
 /// A class with its home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class {
     pub(crate) seed: Seed,
-    /// The member and the page that the content is copied from.
+    /// The first member and page that have it.
     pub(crate) home: (u32, PageIndex),
+    /// The member and the page that the content is copied from.
+    pub(crate) source: (u32, PageIndex),
+    /// Which one that was to be at first.
+    first_source: (u32, PageIndex),
     /// Where its pages begin and end in the sorted joins.
     pub(crate) joins: (u32, u32),
+    /// All but the page that it was seen in first are presumed to have it.
+    pub(crate) presumed: bool,
 }
 
-/// Sorts `joins` and gives every class its home. Classes come in order of their homes.
+impl Class {
+    /// Its pages, of the sorted joins.
+    pub(crate) fn joins<'a>(&self, all: &'a [Join]) -> &'a [Join] {
+        &all[self.joins.0 as usize..self.joins.1 as usize]
+    }
+
+    /// Its pages but for the one that it was seen in first. There is one at least.
+    pub(crate) fn later<'a>(&self, all: &'a [Join]) -> impl Iterator<Item = &'a Join> + use<'a> {
+        let origin = self.seed.origin;
+        self.joins(all).iter().filter(move |join| (join.member, join.page) != origin)
+    }
+
+    /// Another page that its content may be copied from, after so many were tried: one that was digested,
+    /// if there is any. One of each guest.
+    pub(crate) fn next_source(&self, all: &[Join], tried: usize) -> Option<(u32, PageIndex)> {
+        let of_kind = self.later(all).filter(|join| join.presumed == self.presumed);
+        let mut sources: Vec<_> = of_kind.map(|join| (join.member, join.page)).collect();
+        sources.dedup_by_key(|(member, _)| *member);
+        sources.into_iter().filter(|source| *source != self.first_source).nth(tried - 1)
+    }
+}
+
+/// Sorts `joins` and gives every class its home and its source. Classes come in order of their homes.
 ///
 /// # Panics
 /// If a class has no page, or a page no class: whoever makes a class enters its first two pages.
@@ -50,13 +89,30 @@ pub(crate) fn classes(seeds: &mut [Seed], joins: &mut Vec<Join>) -> Vec<Class> {
         assert!(group[0].class == seed.class, "every class has pages, every page a class");
         let end = start + group.len() as u32;
         let home = (group[0].member, group[0].page);
-        classes.push(Class { seed: *seed, home, joins: (start, end) });
+        let presumed = group.iter().filter(|join| !join.presumed).nth(1).is_none();
+        let (seed, joins) = (*seed, (start, end));
+        classes.push(Class { seed, home, source: home, first_source: home, joins, presumed });
         start = end;
     }
     let complete = classes.len() == seeds.len() && start as usize == joins.len();
     assert!(complete, "every class has pages, every page a class");
     classes.sort_unstable_by_key(|class| class.home);
+    give_sources(&mut classes, joins);
     classes
+}
+
+/// Gives every class a source: in the same member as the class before, if it has a page there, so that many
+/// contents are asked for at a time and written side by side.
+fn give_sources(classes: &mut [Class], joins: &[Join]) {
+    let mut last = None;
+    for class in classes {
+        let same = class.later(joins).find(|join| Some(join.member) == last);
+        let source = same.or_else(|| class.later(joins).next());
+        let source = source.expect("whoever makes a class enters its first two pages");
+        class.first_source = (source.member, source.page);
+        class.source = class.first_source;
+        last = Some(source.member);
+    }
 }
 
 /// The slots of `runs`, in the order of the runs.
@@ -84,12 +140,15 @@ mod tests {
         let (mut seeds, mut joins) = (Vec::new(), Vec::new());
         for (class, (content, pages)) in homes.iter().enumerate() {
             // As many workers leave them: in no order of pages.
-            let (class, digest) = (class as u32, [u64::from(*content), 0]);
-            seeds.push(Seed { class, leaf: *content, digest });
+            let class = class as u32;
+            let head = u64::from(*content);
+            let origin = (pages[0].0, PageIndex(pages[0].1));
+            seeds.push(Seed { class, leaf: *content, head, tail: None, origin });
             let join = |(member, page): &(u32, u32)| Join {
                 class,
                 member: *member,
                 page: PageIndex(*page),
+                presumed: false,
             };
             joins.extend(pages.iter().rev().map(join));
         }

@@ -139,6 +139,16 @@ impl Slots {
         Some(self.leaves[slot.at()]).filter(|leaf| *leaf != NO_LEAF)
     }
 
+    /// Takes a reference of a slot that was not found in the index. False if it could not be: no page
+    /// gets it any more that does not have it.
+    pub(crate) fn take_indexed(&self, slot: Slot) -> bool {
+        let indexed = slot.at() < self.leaves.len() && self.leaf(slot).is_some();
+        if indexed {
+            self.take(slot);
+        }
+        indexed
+    }
+
     /// Takes a reference.
     pub(crate) fn take(&self, slot: Slot) {
         // Relaxed: the phases order what depends on it, see the module's concurrency rule.

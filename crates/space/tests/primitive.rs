@@ -14,7 +14,7 @@ use bindery_space::wire::{
 };
 use bindery_space::{Sought, Worker};
 use bindery_sys::mapping;
-use bindery_units::{HostAddress, PAGE_BYTES, Slot};
+use bindery_units::{HostAddress, PAGE_BYTES, PageRange, Slot};
 use common::{Bench, STORE, merged};
 
 /// How the kernel backs a page: (file's page, zero page, frame).
@@ -72,6 +72,30 @@ fn merged_pages_share_a_frame_and_part_when_written() {
     bench.fill(5, 6);
     assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), merged(1));
     assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), [outcome::ALREADY]);
+}
+
+/// A page that was moved and moved back is told by the next scan, whether it was written or not: who asked to
+/// merge it looks at it again because of that.
+#[test]
+fn a_page_that_proves_different_counts_as_written() {
+    let Some(bench) = Bench::new(64, 64) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    (0..8).for_each(|page| bench.fill(page, u64::from(page) + 1));
+    (0..8).for_each(|slot| bench.fill_slot(Slot(slot), u64::from(slot) + 1));
+    bench.fill(3, 99);
+    let range = PageRange::new(bench.page(0), 64);
+    let mut scan = || {
+        let mut written = Vec::new();
+        assert_eq!(worker.scan(range, &mut written, 64).expect("a scan"), None);
+        written.iter().map(|span| (span.first, span.count)).collect::<Vec<_>>()
+    };
+    assert_eq!(scan(), [(bench.page(0).0, 8)]);
+    assert_eq!(scan(), []);
+    let mut merger = bench.space.worker().expect("worker");
+    let outcomes = bench.merge(&mut merger, 0, 8, Slot(0));
+    let expected = |page| if page == 3 { outcome::DIFFERENT } else { outcome::MERGED };
+    assert_eq!(outcomes, (0..8).map(expected).collect::<Vec<u8>>());
+    assert_eq!(scan(), [(bench.page(3).0, 1)]);
 }
 
 /// Losses, once there are any: a writer goes on before its page is noted as lost.

@@ -161,11 +161,18 @@ impl Process {
                 if bytes == self.slot_bytes(store, slot) =>
             {
                 if self.mappings > self.mappings_max {
+                    // It was moved, and moved back.
+                    self.written.extend(matches!(state, Page::Private(_)).then_some(page));
                     return outcome::NO_MAPPINGS;
                 }
                 self.pages.insert(page, Page::Merged(store, slot, content));
                 self.written.remove(&page);
                 outcome::MERGED
+            }
+            (Page::Private(_), Some(_)) => {
+                // It was moved, and moved back.
+                self.written.insert(page);
+                outcome::DIFFERENT
             }
             _ => outcome::DIFFERENT,
         }

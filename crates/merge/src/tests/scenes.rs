@@ -78,11 +78,95 @@ fn pages_are_merged_after_two_quiet_periods_and_then_left_in_peace() {
 }
 
 #[test]
+fn stretches_in_common_are_digested_at_their_ends() {
+    // Every eighth page, and those after the last of them.
+    const ENDS: u64 = 1024 / 8 + 7;
+    let mut scene = Scene::new(Settings::default());
+    let (one, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
+    let (two, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
+    scene.periods(3);
+    let digested = |guest| scene.status_of(guest).counts.pages_digested;
+    assert_eq!((digested(&one), digested(&two)), (1024, ENDS));
+    assert_eq!((one.merged().len(), two.merged().len()), (1024, 1024));
+    // Found in the store now, and some pages further on.
+    let (late, _) = scene.guest("a", 1024, |page| u64::from(1 + (page + 99) % 1024));
+    scene.periods(3);
+    assert_eq!(late.merged().len(), 1024);
+    // One stretch goes over the end of the others' memory.
+    assert_eq!(scene.status_of(&late).counts.pages_digested, ENDS + 7);
+    assert_eq!(scene.domain("a").counts.digest_different, 0);
+    assert_converged(&scene.guests);
+}
+
+/// Zero, unlike all others, and like one that is elsewhere.
+fn odd(page: u32) -> u64 {
+    match page {
+        11 => 0,
+        100 => 9999,
+        203 => 7,
+        _ => u64::from(1 + page),
+    }
+}
+
+#[test]
+fn what_nobody_has_in_common_within_a_stretch_never_gets_into_the_store() {
+    let mut scene = Scene::new(Settings::default());
+    let (one, _) = scene.guest("a", 512, |page| u64::from(1 + page));
+    let (two, _) = scene.guest("a", 512, odd);
+    scene.periods(3);
+    let digested = |guest| scene.status_of(guest).counts.pages_digested;
+    assert_eq!((digested(&one), digested(&two)), (512, 512 / 8 + 7));
+    assert_eq!((one.merged().len(), two.merged().len()), (509, 509));
+    assert_eq!(scene.domain("a").pages_shared, 509);
+    scene.periods(1);
+    assert_eq!((digested(&one), digested(&two)), (512, 512 / 8 + 7 + 3));
+    let counts = scene.status_of(&two).counts;
+    assert_eq!((counts.pages_merged, counts.zero_pages, counts.pages_unshared), (510, 1, 1));
+    assert_eq!(scene.domain("a").pages_shared, 509);
+    assert_eq!(scene.domain("a").counts.digest_different, 0);
+    assert_converged(&scene.guests);
+}
+
+#[test]
+fn what_differs_within_a_stretch_in_common_is_found_when_it_is_compared() {
+    let mut scene = Scene::new(Settings::default());
+    let (one, _) = scene.guest("a", 512, |page| u64::from(1 + page));
+    let (two, _) = scene.guest("a", 512, odd);
+    let (three, _) = scene.guest("a", 512, |page| u64::from(1 + page));
+    scene.periods(3);
+    let merged = || [&one, &two, &three].map(|guest| guest.merged().len());
+    // The second guest was asked for the contents first, and the third had them.
+    assert_eq!(merged(), [512, 509, 512]);
+    assert_eq!(scene.status_of(&two).counts.digest_different, 3);
+    // They were moved, which is the same as written, and wait a period longer than their neighbours would.
+    scene.periods(4);
+    assert_eq!(merged(), [512, 510, 512]);
+    let counts = scene.status_of(&two).counts;
+    assert_eq!((counts.pages_digested, counts.digest_different), (512 / 8 + 7 + 3, 3));
+    assert_eq!((counts.zero_pages, counts.pages_unshared), (1, 1));
+    assert_converged(&scene.guests);
+}
+
+#[test]
+fn zero_pages_within_a_stretch_are_found_though_mappings_are_short() {
+    let mut scene = Scene::new(Settings::default());
+    let (_, _) = scene.guest("a", 512, |page| u64::from(1 + page));
+    let (two, _) = scene.guest("a", 512, odd);
+    let mappings = two.process().mappings;
+    two.process().mappings_max = mappings;
+    scene.periods(5);
+    assert_eq!(two.merged().len(), 0);
+    assert_eq!(scene.status_of(&two).counts.zero_pages, 1);
+}
+
+#[test]
 fn what_a_period_has_no_time_for_is_looked_at_in_the_next_ones_guest_after_guest() {
     // Periods that are over at once: one round each, of one block.
     let (period, rest, pages_to_scan) = (Duration::ZERO, Duration::ZERO, Some(512));
     let mut scene = Scene::new(Settings { period, rest, pages_to_scan, ..Settings::default() });
-    let guests = [(); 3].map(|()| scene.guest("a", 1536, |page| u64::from(1 + page)).0);
+    // The same contents in three orders: each page has to be digested.
+    let guests =
+        [5, 7, 11].map(|step| scene.guest("a", 1536, |page| u64::from(1 + page * step % 1536)).0);
     scene.periods(2);
     let looked_at = || guests.each_ref().map(|guest| scene.status_of(guest).counts.pages_digested);
     assert_eq!(looked_at(), [0; 3]);
@@ -106,7 +190,7 @@ fn at_full_speed_guests_are_asked_in_every_period_too() {
     let mut scene = Scene::new(Settings { period: Duration::ZERO, ..Settings::default() });
     let (large, _) = scene.guest("a", 2 * ROUND, |page| u64::from(1 + page));
     scene.periods(1);
-    let (late, _) = scene.guest("a", ROUND / 2, |page| u64::from(1 + page));
+    let (late, _) = scene.guest("a", ROUND / 2, |page| u64::from(1 + page * 5 % (2 * ROUND)));
     scene.periods(2);
     let looked_at = |guest| scene.status_of(guest).counts.pages_digested;
     assert_eq!((looked_at(&large), looked_at(&late)), (u64::from(ROUND), 0));
@@ -303,15 +387,16 @@ fn an_answer_to_a_merge_that_never_came_is_asked_for() {
     let mut merged = Vec::new();
     for others in 0..8 {
         let mut scene = Scene::new(Settings::default());
-        // Each run gives the last guest another seed: it stops before its merge, or after it.
+        // Each run gives the guest another seed: it stops before its merge, or after it. It comes first, so
+        // that contents are copied from the other.
         (0..others).for_each(|_| drop(scene.guest("b", 1, |_| 1)));
-        let (one, _) = scene.guest("a", 100, |page| u64::from(page + 1));
         let (two, _) = scene.guest("a", 100, |page| u64::from(page + 1));
+        let (one, _) = scene.guest("a", 100, |page| u64::from(page + 1));
         scene.periods(2);
         two.process().requests.clear();
-        two.process().fails_in = Some((3, Line::Stalled));
+        two.process().fails_in = Some((4, Line::Stalled));
         scene.periods(1);
-        assert_eq!(two.process().requests, ["lost", "scan", "digest", "merge"]);
+        assert_eq!(two.process().requests, ["lost", "scan", "digest", "digest", "merge"]);
         merged.push(two.merged().len());
         // Nobody else maps the slots any more: the stopped guest alone keeps them.
         (0..100).for_each(|page| one.process().write(page, 900 + u64::from(page)));
