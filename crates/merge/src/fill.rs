@@ -42,21 +42,35 @@ impl Plan {
         let classes = plan::classes(&mut found.seeds, &mut found.joins);
         let runs = domain.slots.allocate(classes.len() as u32);
         let slots: Vec<Slot> = plan::slots_in(&runs).collect();
-        if slots.len() < classes.len() {
-            domain.note_shortage(Shortage::Store);
-        }
         let filled = slots.iter().map(|_| AtomicBool::new(false)).collect();
         Self { classes, joins: found.joins, slots, filled }
     }
 
-    /// Copies the contents into the store, from other guests where sources fail. A phase of its own,
-    /// or several.
+    /// Copies the contents into the store. A slot whose class nobody has the content of goes to the next class
+    /// that found none.
     pub(crate) fn fill(&mut self, domain: &Domain, workers: &Workers) {
-        if self.slots.is_empty() {
-            return;
-        }
         let affordable = self.slots.len().min(pages_to_spare());
         let mut missing: Vec<usize> = (0..affordable).collect();
+        let mut waiting = self.slots.len()..self.classes.len();
+        while !missing.is_empty() && domain.shortage() != Some(Shortage::Memory) {
+            self.try_sources(domain, workers, missing.clone());
+            missing.retain(|class| !self.is_filled(*class));
+            missing.truncate(waiting.len());
+            for (failed, next) in missing.iter().zip(&mut waiting) {
+                self.classes.swap(*failed, next);
+            }
+        }
+        if affordable < self.slots.len() {
+            tracing::debug!("memory for canonical pages is short: merging pauses");
+            domain.note_shortage(Shortage::Memory);
+        } else if !waiting.is_empty() {
+            domain.note_shortage(Shortage::Store);
+        }
+    }
+
+    /// Copies the contents of classes that have slots, from other guests where sources fail. A phase of its
+    /// own, or several.
+    fn try_sources(&mut self, domain: &Domain, workers: &Workers, mut missing: Vec<usize>) {
         for tried in 1..=SOURCES_MAX {
             missing.sort_by_key(|class| self.source_of(*class));
             let sources = missing.chunk_by(|a, b| self.source_of(*a) == self.source_of(*b));
@@ -67,10 +81,6 @@ impl Plan {
             });
             missing.retain(|class| !self.is_filled(*class));
             missing.retain(|class| self.try_next_source(*class, tried));
-        }
-        if affordable < self.slots.len() {
-            tracing::debug!("memory for canonical pages is short: merging pauses");
-            domain.note_shortage(Shortage::Memory);
         }
     }
 

@@ -148,6 +148,16 @@ fn what_differs_within_a_stretch_in_common_is_found_when_it_is_compared() {
 }
 
 #[test]
+fn a_store_is_filled_though_some_of_what_was_presumed_is_wrong() {
+    let mut scene = Scene::new(Settings { store_slots: 100, ..Settings::default() });
+    scene.guest("a", 512, |page| u64::from(1 + page));
+    scene.guest("a", 512, |page| u64::from(if page % 4 == 3 { 5000 + page } else { 1 + page }));
+    scene.periods(3);
+    let domain = scene.domain("a");
+    assert_eq!((domain.pages_shared, domain.state), (100, DomainState::StoreFull));
+}
+
+#[test]
 fn zero_pages_within_a_stretch_are_found_though_mappings_are_short() {
     let mut scene = Scene::new(Settings::default());
     let (_, _) = scene.guest("a", 512, |page| u64::from(1 + page));
