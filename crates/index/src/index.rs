@@ -9,6 +9,7 @@ use crate::limbo::Limbo;
 use crate::link::ID_LIMIT;
 use crate::pool::Pool;
 use crate::primitive::{AtomicU64, Ordering};
+use crate::slots::Leaf;
 use crate::trie::{self, Removed, Trie, Upserted};
 
 /// Most keys that an index holds: 2 TiB of unique pages. Half of all ids, because there may for a
@@ -161,9 +162,8 @@ impl<K: Keys> Index<K> {
     /// If no insert ever gave this handle.
     #[must_use]
     pub fn head(&self, handle: Handle) -> u64 {
-        let leaf = self.trie.leaves.row_checked(handle.0);
         // Relaxed: whoever has the handle has it from whoever wrote this.
-        leaf.expect("an insert gave this handle").head.load(Ordering::Relaxed)
+        self.leaf(handle).head.load(Ordering::Relaxed)
     }
 
     /// Gives the key that `handle` names the value `new` if it has the value `current`. The new
@@ -262,7 +262,11 @@ impl<K: Keys> Index<K> {
 
     #[inline]
     fn value_word(&self, handle: Handle) -> &AtomicU64 {
+        &self.leaf(handle).value
+    }
+
+    fn leaf(&self, handle: Handle) -> &Leaf {
         let leaf = self.trie.leaves.row_checked(handle.0);
-        &leaf.expect("a handle comes from an insert into this index").value
+        leaf.expect("a handle comes from an insert into this index")
     }
 }
