@@ -175,7 +175,6 @@ impl Applying<'_> {
 
     /// A page was not merged: when is it to be looked at again?
     fn left_private(&mut self, page: PageIndex, outcome: u8) {
-        let presumed = self.is_presumed(page);
         let State { stable, counts, foreign, .. } = &mut *self.state;
         match outcome {
             outcome::DIFFERENT => {
@@ -186,7 +185,7 @@ impl Applying<'_> {
                 if self.domain.backs_off {
                     stable.note_break(page);
                 }
-                // It is compared where it is.
+                // What another daemon's store holds is compared where it is, and no scan tells of it.
                 if foreign.contains(&page.0) {
                     stable.tell_after_back_off(page);
                 }
@@ -200,7 +199,7 @@ impl Applying<'_> {
             }
             outcome::NO_MAPPINGS => {
                 self.refused = true;
-                stable.tell_again(page, if presumed { 0 } else { BACK_OFF_MAX });
+                stable.tell_again(page, BACK_OFF_MAX);
             }
             _ => {
                 counts.pages_never += 1;

@@ -165,6 +165,44 @@ mod tests {
         merges
     }
 
+    /// Joins of one class, which was seen first in page 0 of guest 1, each with whether it is presumed.
+    fn class(pages: &[(u32, u32, bool)]) -> (Class, Vec<Join>) {
+        let origin = (1, PageIndex(0));
+        let mut seeds = [Seed { class: 0, leaf: 0, head: 0, tail: None, origin }];
+        let join = |(member, page, presumed): &(u32, u32, bool)| Join {
+            class: 0,
+            member: *member,
+            page: PageIndex(*page),
+            presumed: *presumed,
+        };
+        let mut joins: Vec<Join> = [(1, 0, false)].iter().chain(pages).map(join).collect();
+        (classes(&mut seeds, &mut joins)[0], joins)
+    }
+
+    /// Guests that a class's content is asked of, the first one included.
+    fn asked(pages: &[(u32, u32, bool)]) -> Vec<u32> {
+        let (mut class, joins) = class(pages);
+        let mut asked = vec![class.source.0];
+        while let Some(source) = class.next_source(&joins, asked.len()) {
+            assert_ne!(source, class.seed.origin);
+            class.source = source;
+            asked.push(source.0);
+        }
+        asked
+    }
+
+    #[test]
+    fn a_content_is_asked_of_each_guest_once_and_never_of_the_first_page() {
+        assert_eq!(asked(&[(2, 7, false), (5, 7, false), (5, 8, false), (9, 7, false)]), [2, 5, 9]);
+        // Nobody else says that it has it.
+        assert_eq!(asked(&[(0, 7, true), (2, 7, true)]), [0, 2]);
+        // The first may be any; then those that were digested.
+        assert_eq!(asked(&[(0, 7, true), (2, 7, true), (3, 7, false)]), [0, 3]);
+        // Another page of the same guest has it.
+        assert_eq!(asked(&[(1, 7, false)]), [1]);
+        assert_eq!(asked(&[(1, 7, true), (1, 8, false)]), [1, 1]);
+    }
+
     #[test]
     fn guests_of_one_image_merge_in_the_longest_runs() {
         // Four guests from one image of 4096 pages, each with 100 stretches of its own.

@@ -160,8 +160,10 @@ fn a_store_is_filled_though_some_of_what_was_presumed_is_wrong() {
 #[test]
 fn zero_pages_within_a_stretch_are_found_though_mappings_are_short() {
     let mut scene = Scene::new(Settings::default());
-    let (_, _) = scene.guest("a", 512, |page| u64::from(1 + page));
+    let (_one, _) = scene.guest("a", 512, |page| u64::from(1 + page));
     let (two, _) = scene.guest("a", 512, odd);
+    // So that there is a slot for what the second is presumed to hold.
+    let (_three, _) = scene.guest("a", 512, |page| u64::from(1 + page));
     let mappings = two.process().mappings;
     two.process().mappings_max = mappings;
     scene.periods(5);
