@@ -26,6 +26,10 @@ use crate::workers::Workers;
 /// Guests that a content is asked of, one after the other, before it is given up.
 const SOURCES_MAX: usize = 3;
 
+/// Times that slots are passed on in one round: a guest whose pages are all unlike what they are presumed to be
+/// could have it go on with few slots and many classes.
+const PASSES_MAX: usize = 8;
+
 /// The classes of a round, in order of their homes; the first of them have slots.
 pub(crate) struct Plan {
     classes: Vec<Class>,
@@ -52,7 +56,10 @@ impl Plan {
         let affordable = self.slots.len().min(pages_to_spare());
         let mut missing: Vec<usize> = (0..affordable).collect();
         let mut waiting = self.slots.len()..self.classes.len();
-        while !missing.is_empty() && domain.shortage() != Some(Shortage::Memory) {
+        for _ in 0..PASSES_MAX {
+            if missing.is_empty() || domain.shortage() == Some(Shortage::Memory) {
+                break;
+            }
             self.try_sources(domain, workers, missing.clone());
             missing.retain(|class| !self.is_filled(*class));
             missing.truncate(waiting.len());
@@ -146,17 +153,16 @@ impl Plan {
         let memory_is_short = domain.shortage() == Some(Shortage::Memory);
         for (at, class) in self.classes.iter().enumerate() {
             let slot = self.slots.get(at).copied();
-            let joins = class.joins(&self.joins);
             match slot.filter(|_| self.is_filled(at)) {
                 Some(slot) => {
-                    unlink_candidates(domain, joins);
-                    make_canonical(domain, class, slot, joins);
+                    unlink_origin(domain, class);
+                    make_canonical(domain, class, slot, class.joins(&self.joins));
                 }
                 None => {
                     make_candidate(domain, class);
                     empty.extend(slot);
-                    let later: Vec<Join> = class.later(&self.joins).copied().collect();
-                    give_up(domain, &later, slot.is_none() || memory_is_short);
+                    let no_room = slot.is_none() || memory_is_short;
+                    give_up(domain, class.later(&self.joins), no_room);
                 }
             }
         }
@@ -167,14 +173,12 @@ impl Plan {
     }
 }
 
-/// The links of pages that led to the leaf as a candidate's, which it is no more.
-fn unlink_candidates(domain: &Domain, joins: &[Join]) {
-    for join in joins {
-        if let Some(member) = domain.members.get(&join.member)
-            && matches!(member.links.get(join.page), Link::Candidate(_))
-        {
-            member.link(join.page, Link::None);
-        }
+/// The link of the page that was seen first leads to the leaf as a candidate's, which it is no more.
+fn unlink_origin(domain: &Domain, class: &Class) {
+    let (member, page) = class.seed.origin;
+    if let Some(member) = domain.members.get(&member) {
+        let old = member.link(page, Link::None);
+        assert!(old == Link::Candidate(class.seed.leaf), "a class is made of a candidate: {old:?}");
     }
 }
 
@@ -207,7 +211,7 @@ fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]
 
 /// Pages that have no slot to be merged with are looked at again: later if there was no room, and ever later
 /// if nobody had what was digested. Those that were only presumed to have it are told alone, to be digested.
-fn give_up(domain: &mut Domain, joins: &[Join], no_room: bool) {
+fn give_up<'a>(domain: &mut Domain, joins: impl Iterator<Item = &'a Join>, no_room: bool) {
     for join in joins {
         let Some(member) = domain.members.get_mut(&join.member) else { continue };
         let stable = &mut member.state_mut().stable;
