@@ -17,13 +17,14 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// No more passes are begun after that time: on a machine of many CPUs not all have their turn.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Folios are as long as what is written.
-const FOLIO_BYTES: usize = 64 * PAGE_BYTES;
+/// What is written at once.
+const WRITE_BYTES: usize = 64 * PAGE_BYTES;
 
 /// Touches so much free memory, and gives it back, from each CPU that the caller may run on, until that
 /// costs no less than the time before. Each CPU hands out first what was freed on it last
 /// (`zone_highsize` in the kernel's mm/page_alloc.c), so what one of them has touched the next may never
-/// get; and what was freed in single pages is kept for single pages, so large folios are touched as well.
+/// get; and what was freed in single pages is kept for single pages, so large folios are touched as well,
+/// of the two lengths that they have in a file which grows and in one that is filled.
 /// Holds twice the memory for a moment, beside all that is in use; seconds where the host has taken it.
 pub fn back_free_memory(bytes: ByteCount) {
     let deadline = Instant::now() + PATIENCE;
@@ -53,13 +54,16 @@ fn touch_until_at_hand(bytes: ByteCount, deadline: Instant) {
 fn touch(bytes: ByteCount) -> Duration {
     let start = Instant::now();
     let pages = black_box(vec![1_u8; bytes.0 as usize]);
-    // Who may not mount gets none: neither does who is measured.
-    let folios = tmpfs::create("bindery-touch", bytes.0).ok();
-    if let Some(file) = &folios {
-        let filled = pages.chunks(FOLIO_BYTES).try_for_each(|chunk| (&*file).write_all(chunk));
-        filled.expect("there is memory for as much again");
+    // As long as a write where it ends the file, 2 MiB where it is within.
+    for length in [0, bytes.0] {
+        // Who may not mount gets none: neither does who is measured.
+        let Ok(mut file) = tmpfs::create("bindery-touch", bytes.0) else { continue };
+        let written = file
+            .set_len(length)
+            .and_then(|()| pages.chunks(WRITE_BYTES).try_for_each(|chunk| file.write_all(chunk)));
+        written.expect("there is memory for as much again");
     }
-    drop((pages, folios));
+    drop(pages);
     start.elapsed()
 }
 
