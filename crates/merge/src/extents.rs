@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 
 use bindery_units::{Slot, SlotRange};
 
-/// Free runs at least this long are filled before the file grows. Shorter ones would cut the runs
-/// of what is stored there, and wait until their neighbours are free as well.
+/// Where single slots are given back, free runs at least this long are filled before the file grows.
+/// Shorter ones would cut the runs of what is stored there, and wait until their neighbours are free as
+/// well.
 const REUSE_SLOTS_MIN: u32 = 64;
 
 /// Free and used slots of one store. Slots at and above the *frontier* were never used.
+///
+/// Where slots are given back in blocks, what is left of one that was *begun* has its memory, so it is
+/// filled before another block is begun.
 #[derive(Debug)]
 pub(crate) struct Extents {
     /// Free runs below the frontier, by first slot; no two touch.
@@ -16,12 +20,13 @@ pub(crate) struct Extents {
     free_slots: u32,
     frontier: u32,
     limit: u32,
+    block_slots: u32,
 }
 
 impl Extents {
-    /// All of `limit` slots are free.
-    pub(crate) fn new(limit: u32) -> Self {
-        Self { free: BTreeMap::new(), free_slots: 0, frontier: 0, limit }
+    /// All of `limit` slots are free, and will be given back in blocks of so many.
+    pub(crate) fn new(limit: u32, block_slots: u32) -> Self {
+        Self { free: BTreeMap::new(), free_slots: 0, frontier: 0, limit, block_slots }
     }
 
     /// Slots below this have been used.
@@ -36,11 +41,12 @@ impl Extents {
 
     /// Takes `count` slots, in as few runs as it can; fewer slots if the store is full.
     ///
-    /// Long free runs first, then fresh slots, then what is left. When more slots below the
-    /// frontier are free than used, all free runs are taken before fresh slots: tables grow with
-    /// the frontier.
+    /// Blocks that were begun first, then long free runs, then fresh slots, then what is left. When
+    /// more slots below the frontier are free than used, all free runs are taken before fresh slots:
+    /// tables grow with the frontier.
     pub(crate) fn allocate(&mut self, count: u32) -> Vec<SlotRange> {
-        let reuse_all = self.free_slots > self.used().max(REUSE_SLOTS_MIN);
+        let in_blocks = self.block_slots > 1;
+        let reuse_all = in_blocks || self.free_slots > self.used().max(REUSE_SLOTS_MIN);
         let mut taken = Vec::new();
         let mut left = count;
         left -= self.take_free(left, if reuse_all { 1 } else { REUSE_SLOTS_MIN }, &mut taken);
@@ -74,8 +80,10 @@ impl Extents {
             return 0;
         }
         let long_enough = |run: &(&u32, &u32)| *run.1 >= least.min(count);
-        let runs: Vec<(u32, u32)> =
+        let mut runs: Vec<(u32, u32)> =
             self.free.iter().filter(long_enough).map(|(first, length)| (*first, *length)).collect();
+        // Of a block that was begun its end is free.
+        runs.sort_by_key(|(first, _)| first.is_multiple_of(self.block_slots));
         for (first, length) in runs {
             if left == 0 {
                 break;
@@ -200,10 +208,11 @@ mod tests {
         /// No slot is given twice, none is lost, and a store is full only when it is.
         #[test]
         fn slots_are_given_once(
-            steps in prop::collection::vec((0..5, 0u32..400, any::<usize>()), 1..60)
+            steps in prop::collection::vec((0..5, 0u32..400, any::<usize>()), 1..60),
+            block_slots in prop_oneof![Just(1u32), Just(16)],
         ) {
             let limit = 1000;
-            let mut extents = Extents::new(limit);
+            let mut extents = Extents::new(limit, block_slots);
             let mut used = BTreeSet::new();
             for (takes, count, seed) in steps {
                 if takes == 0 {
@@ -253,7 +262,7 @@ mod tests {
 
     #[test]
     fn scattered_free_slots_do_not_cut_runs() {
-        let mut extents = Extents::new(100_000);
+        let mut extents = Extents::new(100_000, 1);
         extents.allocate(1000);
         (0..500).for_each(|slot| extents.release(SlotRange::new(Slot(2 * slot), 1)));
         let runs = extents.allocate(300);
@@ -262,10 +271,22 @@ mod tests {
 
     #[test]
     fn a_sparse_store_is_filled_before_it_grows() {
-        let mut extents = Extents::new(100_000);
+        let mut extents = Extents::new(100_000, 1);
         extents.allocate(1000);
         (0..249).for_each(|at| extents.release(SlotRange::new(Slot(4 * at), 3)));
         extents.allocate(700);
         assert_eq!(extents.frontier(), 1000);
+    }
+
+    #[test]
+    fn a_block_that_was_begun_is_filled_before_another() {
+        let run = |first, count| SlotRange::new(Slot(first), count);
+        let mut extents = Extents::new(100_000, 16);
+        extents.allocate(160);
+        [32, 80].map(|first| extents.release(run(first, 16)));
+        assert_eq!(extents.allocate(10), [run(32, 10)]);
+        extents.release(run(0, 16));
+        assert_eq!(extents.allocate(10), [run(42, 6), run(0, 4)]);
+        assert_eq!(extents.allocate(30), [run(4, 12), run(80, 16), run(160, 2)]);
     }
 }

@@ -55,7 +55,7 @@ impl Slots {
     /// A store that can have `limit` slots, which are given back in blocks of so many.
     pub(crate) fn new(limit: u32, block_slots: u32) -> Self {
         Self {
-            extents: Extents::new(limit),
+            extents: Extents::new(limit, block_slots),
             references: Vec::new(),
             leaves: Vec::new(),
             used_of: Vec::new(),
