@@ -85,6 +85,8 @@ fn compile(load: &Load) -> io::Result<()> {
     let units = (load.bytes / 2 / DOCUMENT_BYTES).max(1);
     let mut build = 0_u64;
     while load.goes_on() {
+        // Time may be up before the first unit.
+        std::fs::create_dir_all(&directory)?;
         for unit in (0..units).take_while(|_| load.goes_on()) {
             compile_unit(
                 &directory.join(format!("module-{}", unit % 16)),
