@@ -283,7 +283,7 @@ mod tests {
         let run = |first, count| SlotRange::new(Slot(first), count);
         let mut extents = Extents::new(100_000, 16);
         extents.allocate(160);
-        [32, 80].map(|first| extents.release(run(first, 16)));
+        [run(32, 16), run(80, 16)].into_iter().for_each(|block| extents.release(block));
         assert_eq!(extents.allocate(10), [run(32, 10)]);
         extents.release(run(0, 16));
         assert_eq!(extents.allocate(10), [run(42, 6), run(0, 4)]);
