@@ -239,7 +239,7 @@ pub(crate) struct GuestsArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     workers: u32,
     /// Bindery's merge period, in milliseconds
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     period_ms: u64,
 }
 
