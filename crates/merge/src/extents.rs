@@ -12,7 +12,7 @@ const REUSE_SLOTS_MIN: u32 = 64;
 /// Free and used slots of one store. Slots at and above the *frontier* were never used.
 ///
 /// Where slots are given back in blocks, what is left of one that was *begun* has its memory, so it is
-/// filled before another block is begun.
+/// filled before another block is begun, but for a run that it has no room for.
 #[derive(Debug)]
 pub(crate) struct Extents {
     /// Free runs below the frontier, by first slot; no two touch.
@@ -41,15 +41,16 @@ impl Extents {
 
     /// Takes `count` slots, in as few runs as it can; fewer slots if the store is full.
     ///
-    /// Blocks that were begun first, then long free runs, then fresh slots, then what is left. When
-    /// more slots below the frontier are free than used, all free runs are taken before fresh slots:
-    /// tables grow with the frontier.
+    /// Long free runs first, then fresh slots, then what is left. All free runs are taken before fresh
+    /// slots where those are blocks or what is left of one, and when more slots below the frontier are
+    /// free than used: tables grow with the frontier.
     pub(crate) fn allocate(&mut self, count: u32) -> Vec<SlotRange> {
         let in_blocks = self.block_slots > 1;
-        let reuse_all = in_blocks || self.free_slots > self.used().max(REUSE_SLOTS_MIN);
+        let is_sparse = self.free_slots > self.used().max(REUSE_SLOTS_MIN);
+        let least = if in_blocks || is_sparse { 1 } else { REUSE_SLOTS_MIN };
         let mut taken = Vec::new();
         let mut left = count;
-        left -= self.take_free(left, if reuse_all { 1 } else { REUSE_SLOTS_MIN }, &mut taken);
+        left -= self.take_free(left, least, &mut taken);
         let fresh = left.min(self.limit - self.frontier);
         if fresh > 0 {
             taken.push(SlotRange::new(Slot(self.frontier), fresh));
@@ -73,7 +74,8 @@ impl Extents {
         })
     }
 
-    /// Takes up to `count` slots from free runs of at least `least`. Returns how many.
+    /// Takes up to `count` slots from free runs of at least `least`, those of blocks that were begun
+    /// first. Returns how many.
     fn take_free(&mut self, count: u32, least: u32, taken: &mut Vec<SlotRange>) -> u32 {
         let mut left = count;
         if count == 0 {
@@ -82,7 +84,7 @@ impl Extents {
         let long_enough = |run: &(&u32, &u32)| *run.1 >= least.min(count);
         let mut runs: Vec<(u32, u32)> =
             self.free.iter().filter(long_enough).map(|(first, length)| (*first, *length)).collect();
-        // Of a block that was begun its end is free.
+        // What is left of a block that was begun is its end.
         runs.sort_by_key(|(first, _)| first.is_multiple_of(self.block_slots));
         for (first, length) in runs {
             if left == 0 {
