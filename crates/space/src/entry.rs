@@ -132,6 +132,14 @@ impl Entry {
         }
     }
 
+    /// Whether it is `pages` after `first` in a run: of its kind and store, the slot so much further
+    /// on.
+    #[must_use]
+    pub fn is_after(self, first: Self, pages: u32) -> bool {
+        let same = (self.kind(), self.store()) == (first.kind(), first.store());
+        same && self.slot().0.checked_sub(first.slot().0) == Some(pages)
+    }
+
     /// The slot `pages` further on, for runs.
     #[must_use]
     pub fn plus(self, pages: u32) -> Self {

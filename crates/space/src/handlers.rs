@@ -13,15 +13,12 @@ use bindery_sys::{
     thread::{self, CpuClock},
     userfault::{Fault, Userfault},
 };
-use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
+use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
-use crate::{Core, entry::Kind, held::Tried, region::Region, spare::Spare};
+use crate::{Core, held::Tried, march::March, region::Region, restore::Cause, spare::Spare};
 
 /// Pages filled with zeros for one fault: the next ones are mostly touched soon after.
 const ZERO_FILL_PAGES: usize = 64;
-
-/// Neighbours brought back together when breaks march through a run.
-const BREAK_PAGES_MAX: u32 = 16;
 
 /// Starts the two. Returns their clocks, which go on as long as the process.
 pub(crate) fn start(core: &Arc<Core>) -> io::Result<[CpuClock; 2]> {
@@ -106,63 +103,72 @@ impl Core {
     }
 
     fn serve_breaks(&self, mut spare: Spare) {
-        let mut last = HostAddress(0);
-        let mut batch = 1;
+        let mut march = March::new();
         serve(&self.store_faults, |faults| {
             for fault in faults {
-                // A march through consecutive pages brings more and more of them back at once.
-                batch = if fault.address == last { (batch * 2).min(BREAK_PAGES_MAX) } else { 1 };
-                last = self.break_page(fault.address, batch, &mut spare);
+                self.break_page(fault.address, &mut march, &mut spare);
             }
             spare.populate();
         });
     }
 
-    /// Brings a written page back, with up to `batch` pages from it on. Returns the address after.
-    fn break_page(&self, address: HostAddress, batch: u32, spare: &mut Spare) -> HostAddress {
+    /// Brings a written page back, and with it what lies ahead of a march.
+    fn break_page(&self, address: HostAddress, march: &mut March, spare: &mut Spare) {
         let regions = self.regions.read();
         let region = regions.iter().find(|r| r.start() <= address && address < r.end());
         let Some(region) = region else {
             // Memory that was forgotten: its owner answers for it.
             self.let_write(address);
-            return address;
+            return;
         };
-        let page = region.page(address);
-        let wanted = PageRange::new(page, batch).intersection(region.pages());
-        let count = self.merged_run(region, wanted).count.max(1);
-        let hold = match self.try_hold(address, address.plus_pages(count)) {
+        let (written, step) = (region.page(address), march.step(address));
+        let wanted = region.pages_between(step.start, step.end);
+        let run = self.merged_around(region, written, wanted);
+        let run = if run.is_empty() { PageRange::new(written, 1) } else { run };
+        let start = region.address(run.first);
+        let hold = match self.try_hold(address, start, start.plus_pages(run.count)) {
             Tried::Held(hold) => hold,
-            Tried::Others => return address,
+            Tried::Others => return,
             Tried::Full => {
                 // Whoever wrote looks again, until there is room.
                 std::thread::yield_now();
                 self.wake(address, 1);
-                return address;
+                return;
             }
         };
-        let run = self.merged_run(region, PageRange::new(page, hold.pages()));
+        let run =
+            self.merged_around(region, written, region.pages_between(hold.start(), hold.end()));
         if run.is_empty() {
             // It came back while the fault was on its way to us, or it is a stray.
             self.let_write(address);
         } else {
-            self.break_run(region, run, spare);
+            let back = self.break_run(region, written, run, spare);
+            let start = region.address(back.first);
+            march.take(step, start, start.plus_pages(back.count));
         }
-        address.plus_pages(hold.pages())
     }
 
-    fn break_run(&self, region: &Region, run: PageRange, spare: &mut Spare) {
-        let single = PageRange::new(run.first, 1);
-        let restored = if self.restore(region, run, Kind::Broken, spare) {
-            run.count
-        } else if run.count > 1 && self.restore(region, single, Kind::Broken, spare) {
-            1
+    /// Brings back `run`, or the `written` page of it at least. Returns what it brought back.
+    fn break_run(
+        &self,
+        region: &Region,
+        written: PageIndex,
+        run: PageRange,
+        spare: &mut Spare,
+    ) -> PageRange {
+        let (cause, single) = (Cause::Write(written), PageRange::new(written, 1));
+        let back = if self.restore(region, run, cause, spare) {
+            run
+        } else if run.count > 1 && self.restore(region, single, cause, spare) {
+            single
         } else {
-            let restored = self.restore_by_kernel(region, run.first);
+            let restored = self.restore_by_kernel(region, written);
             // Whoever wrote goes on, or looks again if there was no memory for the page.
-            self.wake(region.address(run.first), 1);
-            u32::from(restored)
+            self.wake(region.address(written), 1);
+            PageRange::new(written, u32::from(restored))
         };
-        self.breaks.fetch_add(restored, Ordering::Relaxed);
+        self.breaks.fetch_add(back.count, Ordering::Relaxed);
+        back
     }
 
     /// Ends the protection of a page, if it has any, and wakes whoever waits to write it.

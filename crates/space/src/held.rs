@@ -204,6 +204,13 @@ impl Table {
         let starts = self.held().iter().map(|range| range.start);
         starts.filter(|&low| low > start).fold(end, HostAddress::min)
     }
+
+    /// The smallest start not before `start` such that nothing from it to `end` is held, given that
+    /// what is right before `end` is not.
+    fn free_from(&self, start: HostAddress, end: HostAddress) -> HostAddress {
+        let ends = self.held().iter().map(|range| range.end);
+        ends.filter(|&high| high < end).fold(start, HostAddress::max)
+    }
 }
 
 impl Core {
@@ -221,25 +228,41 @@ impl Core {
         self.held.settle(start, end);
     }
 
-    /// Holds the page at `start` and as many after it as are free and before `end`, without waiting.
-    /// For work that never leaves a page absent.
-    pub(crate) fn try_hold(&self, start: HostAddress, end: HostAddress) -> Tried<'_> {
+    /// Holds the page at `address` and as many around it, from `start` to `end`, as are free, without
+    /// waiting. For work that never leaves a page absent.
+    pub(crate) fn try_hold(
+        &self,
+        address: HostAddress,
+        start: HostAddress,
+        end: HostAddress,
+    ) -> Tried<'_> {
         let mut table = self.held.lock();
-        if table.leave_to_holder(start) {
+        if table.leave_to_holder(address) {
             return Tried::Others;
         }
         if table.is_full() {
             return Tried::Full;
         }
-        let end = table.free_until(start, end);
+        let start = table.free_from(start, address.plus(PAGE_BYTES));
+        let end = table.free_until(address, end);
         table.add(start, end, false);
         Tried::Held(Hold { core: self, start, end })
     }
 }
 
 impl Hold<'_> {
+    /// Where the range starts.
+    pub(crate) const fn start(&self) -> HostAddress {
+        self.start
+    }
+
+    /// Where it ends.
+    pub(crate) const fn end(&self) -> HostAddress {
+        self.end
+    }
+
     /// How many pages are held.
-    pub(crate) const fn pages(&self) -> u32 {
+    const fn pages(&self) -> u32 {
         ((self.end.0 - self.start.0) / PAGE_BYTES) as u32
     }
 }
@@ -287,6 +310,9 @@ mod tests {
         assert!(held.lock().leave_to_holder(at(7)));
         assert!(!held.lock().leave_to_holder(at(9)));
         assert_eq!(held.lock().free_until(at(0), at(100)), at(4));
+        assert_eq!(held.lock().free_from(at(0), at(20)), at(9));
+        assert_eq!(held.lock().free_from(at(12), at(20)), at(12));
+        assert_eq!(held.lock().free_from(at(0), at(3)), at(0));
         assert!(!held.remove(at(8), at(9)));
         assert!(held.remove(at(4), at(8)));
         assert_eq!(held.lock().free_until(at(0), at(100)), at(100));

@@ -34,6 +34,7 @@ mod extents;
 mod handlers;
 mod held;
 mod manage;
+mod march;
 mod mend;
 mod merge;
 mod region;

@@ -21,6 +21,24 @@ use crate::{
     transfer::{COPIED, find_pages},
 };
 
+/// Why pages are brought back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Somebody waits to write one of them.
+    Write(PageIndex),
+    /// It was asked for.
+    Request,
+}
+
+impl Cause {
+    const fn kind(self) -> Kind {
+        match self {
+            Self::Write(_) => Kind::Broken,
+            Self::Request => Kind::Unmerged,
+        }
+    }
+}
+
 impl Core {
     /// Makes merged pages of one run private again, and wakes those that wait to write them if that
     /// is the `cause`. All of `pages` are merged with consecutive slots and the caller holds them.
@@ -29,7 +47,7 @@ impl Core {
         &self,
         region: &Region,
         pages: PageRange,
-        cause: Kind,
+        cause: Cause,
         spare: &mut Spare,
     ) -> bool {
         let entry = region.entry(pages.first);
@@ -37,12 +55,13 @@ impl Core {
         let store = self.store_of(entry);
         let Ok(filled) = spare.peek(pages.count as usize) else { return false };
         let address = region.address(pages.first);
-        for offset in 0..pages.count {
+        for (offset, page) in (0..).zip(pages.pages()) {
             // Where a page was just written its slot is mapped for sure; our own view of the store
             // would mostly fault.
-            let source = match (cause, offset) {
-                (Kind::Broken, 0) => address.0 as *const u8,
-                _ => store.page(entry.slot().plus(offset)),
+            let source = if cause == Cause::Write(page) {
+                region.address(page).0 as *const u8
+            } else {
+                store.page(entry.slot().plus(offset))
             };
             let target = filled.plus_pages(offset).0 as *mut u8;
             // SAFETY: a slot is 4096 readable bytes that do not change while pages are merged with
@@ -54,7 +73,7 @@ impl Core {
         if unsafe { put_in_place(region, spare, filled, (address, bytes)) }.is_err() {
             return false;
         }
-        if cause == Kind::Broken {
+        if matches!(cause, Cause::Write(_)) {
             // The pages are what the writer needs; the rest is for us.
             let woken = self.store_faults.wake(address, bytes);
             assert!(woken.is_ok(), "waking a range of whole pages cannot fail");
@@ -65,7 +84,7 @@ impl Core {
         let registered =
             unsafe { self.guest_faults.register(address, bytes, mode::MISSING | mode::WP) };
         let kind = match registered {
-            Ok(()) => cause,
+            Ok(()) => cause.kind(),
             // Private memory that cannot be watched: as good as a stray.
             Err(_) => Kind::StrayLost,
         };
@@ -115,15 +134,29 @@ impl Core {
     /// The longest run within `pages`, from its first page on, that is merged with consecutive
     /// slots of one store; at most what can be restored in one step.
     pub(crate) fn merged_run(&self, region: &Region, pages: PageRange) -> PageRange {
-        let first = region.entry(pages.first);
-        let follows = |offset: u32| region.entry(pages.first.plus(offset)) == first.plus(offset);
         let limit = pages.count.min(SPARE_PAGES_MAX as u32);
-        let count = if first.kind() == Kind::Merged {
-            (1..limit).find(|&offset| !follows(offset)).unwrap_or(limit)
-        } else {
-            0
-        };
-        PageRange::new(pages.first, count)
+        self.merged_around(region, pages.first, PageRange::new(pages.first, limit))
+    }
+
+    /// The longest run within `pages` that has `page`, which is one of them, and is merged with
+    /// consecutive slots of one store. Empty if that page is not merged.
+    pub(crate) fn merged_around(
+        &self,
+        region: &Region,
+        page: PageIndex,
+        pages: PageRange,
+    ) -> PageRange {
+        let entry = region.entry(page);
+        if entry.kind() != Kind::Merged {
+            return PageRange::new(page, 0);
+        }
+        let (below, above) = (page.0 - pages.first.0, pages.end().0 - page.0);
+        let follows = |&offset: &u32| region.entry(page.plus(offset)).is_after(entry, offset);
+        let leads =
+            |&offset: &u32| entry.is_after(region.entry(PageIndex(page.0 - offset)), offset);
+        let after = (1..above).take_while(follows).count() as u32;
+        let before = (1..=below).take_while(leads).count() as u32;
+        PageRange::new(PageIndex(page.0 - before), before + 1 + after)
     }
 
     /// Makes the merged pages among `pages` private again, until `budget_pages` were. Where it
@@ -154,7 +187,7 @@ impl Core {
             if run.is_empty() {
                 continue;
             }
-            if self.restore(region, run, Kind::Unmerged, spare) {
+            if self.restore(region, run, Cause::Request, spare) {
                 done.pages += run.count;
             } else {
                 done.stuck += run.count;

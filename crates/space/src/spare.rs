@@ -57,11 +57,16 @@ impl Spare {
         Ok(())
     }
 
-    /// `count` consecutive spare pages, still in stock until [`take`](Self::take).
+    /// `count` consecutive spare pages, still in stock until [`take`](Self::take). They have memory,
+    /// unless there was none.
     pub(crate) fn peek(&mut self, count: usize) -> io::Result<HostAddress> {
         assert!(count <= SPARE_PAGES_MAX, "a restore is bounded");
         if self.taken + count > CHUNK_PAGES {
             self.refill()?;
+        }
+        if self.populated < count {
+            // In one call: a fault for each would take twice as long.
+            self.populate_to(count);
         }
         Ok(self.next())
     }
@@ -109,12 +114,19 @@ impl Spare {
             // Tried again when a page is wanted.
             return;
         }
-        let pages = POPULATED_PAGES.min(CHUNK_PAGES - self.taken);
+        self.populate_to(POPULATED_PAGES.min(CHUNK_PAGES - self.taken));
+    }
+
+    /// Gives as many of the next pages memory as are missing to `count`, which are in the chunk.
+    fn populate_to(&mut self, count: usize) {
+        let missing = self.next().plus(self.populated * PAGE_BYTES);
+        let bytes = (count - self.populated) * PAGE_BYTES;
         // SAFETY: the pages are ours, and what is in them is wanted by nobody.
-        let populated =
-            unsafe { mapping::advise(self.next(), pages * PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
-        // If this fails, they get memory as they are filled, or that fails.
-        self.populated = if populated.is_ok() { pages } else { 0 };
+        let populated = unsafe { mapping::advise(missing, bytes, libc::MADV_POPULATE_WRITE) };
+        if populated.is_ok() {
+            self.populated = count;
+        }
+        // If it fails, they get memory as they are filled, or that fails.
     }
 
     fn release(&mut self) {

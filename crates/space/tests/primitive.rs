@@ -431,3 +431,33 @@ fn an_old_store_is_forgotten_with_its_last_page() {
     assert_eq!(known(0), [true, true], "a page is still merged with the old one");
     assert_eq!(known(1), [false, true], "nobody knows the old one, and the current one stays");
 }
+
+/// What pages of a merged run are anonymous again after one write each to `written`, in this order.
+fn brought_back(written: &[u32]) -> Option<Vec<u32>> {
+    let bench = Bench::new(64, 64)?;
+    let mut worker = bench.space.worker().expect("worker");
+    (0..64).for_each(|page| bench.fill(page, u64::from(page) + 1));
+    (0..64).for_each(|slot| bench.fill_slot(Slot(slot), u64::from(slot) + 1));
+    assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
+    for &page in written {
+        // SAFETY: the page is in the mapping, and its first word is this.
+        unsafe { bench.words(page).write_volatile(u64::from(page) + 1) };
+    }
+    assert!(
+        (0..64).all(|page| bench.holds(page, u64::from(page) + 1)),
+        "content came back changed"
+    );
+    Some((0..64).filter(|&page| !backing(bench.address(page)).0).collect())
+}
+
+#[test]
+fn writes_that_go_up_or_down_bring_back_what_lies_ahead() {
+    let Some(up) = brought_back(&[20, 21, 23]) else { return };
+    assert_eq!(up, (20..27).collect::<Vec<_>>());
+    let down = brought_back(&[40, 39, 37]).expect("as above");
+    assert_eq!(down, (34..41).collect::<Vec<_>>());
+    let first = brought_back(&[4, 3, 1]).expect("as above");
+    assert_eq!(first, [0, 1, 2, 3, 4], "nothing lies ahead of the first page");
+    let apart = brought_back(&[10, 12, 50, 8]).expect("as above");
+    assert_eq!(apart, [8, 10, 12, 50]);
+}

@@ -20,7 +20,7 @@ use super::{
     process::Memory,
 };
 
-/// Pages between two that are written to: more than are brought back together.
+/// Pages between two that are written to: as many as are ever brought back together.
 const WRITE_SPACING_PAGES: usize = 32;
 
 /// The rest between two accesses: what serves them has come to rest too, and the CPU is free for
@@ -64,19 +64,25 @@ impl Latencies {
     }
 }
 
-/// First writes to pages that other processes have too, in random order.
+/// First writes to pages that other processes have too.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct FirstWrites {
-    /// One at a time, with rests.
+    /// Far apart and in random order, one at a time, with rests.
     pub alone: Latencies,
-    /// One after the other.
+    /// The same, one after the other.
     pub burst: Latencies,
+    /// All pages from one to another, upwards: microseconds for each that others have too.
+    pub up_us: f64,
+    /// The same, downwards.
+    pub down_us: f64,
 }
 
 impl FirstWrites {
     /// Times them. What the pages hold stays as it is.
     pub(super) fn time(memory: &Memory) -> Self {
-        let mut targets: Vec<usize> = (0..memory.seeds.len())
+        let pages = memory.seeds.len();
+        let (apart, half) = (pages / 4 * 3, pages / 8 * 7);
+        let mut targets: Vec<usize> = (0..apart)
             .step_by(WRITE_SPACING_PAGES)
             .filter(|&at| is_image(memory.seeds[at]))
             .collect();
@@ -85,9 +91,25 @@ impl FirstWrites {
             targets.swap(left - 1, (random.next() % left as u64) as usize);
         }
         let burst = targets.split_off(targets.len() / 2);
-        let alone = time_writes(memory, &targets, WRITE_REST);
-        Self { alone, burst: time_writes(memory, &burst, Duration::ZERO) }
+        Self {
+            alone: time_writes(memory, &targets, WRITE_REST),
+            burst: time_writes(memory, &burst, Duration::ZERO),
+            up_us: time_march(memory, apart..half),
+            down_us: time_march(memory, (half..pages).rev()),
+        }
     }
+}
+
+fn time_march(memory: &Memory, pages: impl Iterator<Item = usize>) -> f64 {
+    let mut shared = 0;
+    let start = Instant::now();
+    for at in pages {
+        let byte = memory.page(at).cast::<u8>();
+        // SAFETY: the page is in the mapping, which this process alone writes to, here.
+        unsafe { byte.write_volatile(byte.read_volatile()) };
+        shared += u32::from(is_image(memory.seeds[at]));
+    }
+    start.elapsed().as_secs_f64() * 1e6 / f64::from(shared)
 }
 
 fn time_writes(memory: &Memory, targets: &[usize], rest: Duration) -> Latencies {

@@ -37,7 +37,7 @@ pub(super) fn run(engine: &Engine, program: &Path) -> Result<Measured> {
     let reads: Latencies = parse(&crowd.ask_one(0, "watched")?)?;
     // In KSM's favour: at full speed it would take a CPU from the writer and break what it writes.
     merger.pause()?;
-    let FirstWrites { alone, burst } = parse(&crowd.ask_one(1, "write")?)?;
+    let FirstWrites { alone, burst, up_us, down_us } = parse(&crowd.ask_one(1, "write")?)?;
     crowd.verify()?;
     drop(crowd);
     merger.stop()?;
@@ -49,6 +49,8 @@ pub(super) fn run(engine: &Engine, program: &Path) -> Result<Measured> {
         .and("first write in a burst, p99", "µs", burst.p99_us)
         .and("first write in a burst, longest", "µs", burst.max_us)
         .and("first writes of each", "count", alone.count as f64)
+        .and("first writes upwards", "µs/page", up_us)
+        .and("first writes downwards", "µs/page", down_us)
         .and("read, p50", "µs", reads.p50_us)
         .and("read, p99", "µs", reads.p99_us)
         .and("read, p99.9", "µs", reads.p999_us)
