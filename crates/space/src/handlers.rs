@@ -15,7 +15,9 @@ use bindery_sys::{
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
-use crate::{Core, held::Tried, march::March, region::Region, restore::Cause, spare::Spare};
+use crate::{
+    Core, entry::Kind, held::Tried, march::March, region::Region, restore::Cause, spare::Spare,
+};
 
 /// Pages filled with zeros for one fault: the next ones are mostly touched soon after.
 const ZERO_FILL_PAGES: usize = 64;
@@ -121,7 +123,8 @@ impl Core {
             self.let_write(address);
             return;
         };
-        let (written, step) = (region.page(address), march.step(address));
+        let written = region.page(address);
+        let step = march.step(address, |start, end| has_no_merged_page(region, start, end));
         let wanted = region.pages_between(step.start, step.end);
         let run = self.merged_around(region, written, wanted);
         let run = if run.is_empty() { PageRange::new(written, 1) } else { run };
@@ -183,4 +186,11 @@ fn anonymous_until(region: &Region, start: HostAddress, limit: HostAddress) -> H
     let pages = region.pages_between(start, limit);
     let end = pages.pages().find(|&page| !region.entry(page).is_anonymous());
     end.map_or(limit, |page| region.address(page))
+}
+
+/// Whether all pages between two addresses are the region's, and none of them is merged.
+fn has_no_merged_page(region: &Region, start: HostAddress, end: HostAddress) -> bool {
+    let is_merged = |page| region.entry(page).kind() == Kind::Merged;
+    let is_inside = region.start() <= start && end <= region.end();
+    is_inside && !region.pages_between(start, end).pages().any(is_merged)
 }

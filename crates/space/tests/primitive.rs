@@ -3,7 +3,9 @@ mod common;
 
 use std::{
     fs::File,
+    ops::Range,
     os::unix::fs::MetadataExt,
+    slice,
     time::{Duration, Instant},
 };
 
@@ -432,13 +434,16 @@ fn an_old_store_is_forgotten_with_its_last_page() {
     assert_eq!(known(1), [false, true], "nobody knows the old one, and the current one stays");
 }
 
-/// What pages of a merged run are anonymous again after one write each to `written`, in this order.
-fn brought_back(written: &[u32]) -> Option<Vec<u32>> {
+/// What pages of merged runs are anonymous again after one write each to `written`, in this order.
+fn brought_back(runs: &[Range<u32>], written: &[u32]) -> Option<Vec<u32>> {
     let bench = Bench::new(64, 64)?;
     let mut worker = bench.space.worker().expect("worker");
     (0..64).for_each(|page| bench.fill(page, u64::from(page) + 1));
     (0..64).for_each(|slot| bench.fill_slot(Slot(slot), u64::from(slot) + 1));
-    assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
+    for run in runs.iter().cloned() {
+        let outcomes = bench.merge(&mut worker, run.start, run.len() as u32, Slot(run.start));
+        assert_eq!(outcomes, merged(run.len()));
+    }
     for &page in written {
         // SAFETY: the page is in the mapping, and its first word is this.
         unsafe { bench.words(page).write_volatile(u64::from(page) + 1) };
@@ -447,17 +452,31 @@ fn brought_back(written: &[u32]) -> Option<Vec<u32>> {
         (0..64).all(|page| bench.holds(page, u64::from(page) + 1)),
         "content came back changed"
     );
-    Some((0..64).filter(|&page| !backing(bench.address(page)).0).collect())
+    let pages = runs.iter().cloned().flatten();
+    Some(pages.filter(|&page| !backing(bench.address(page)).0).collect())
 }
 
 #[test]
 fn writes_that_go_up_or_down_bring_back_what_lies_ahead() {
-    let Some(up) = brought_back(&[20, 21, 23]) else { return };
+    let run = 0..64;
+    let whole = slice::from_ref(&run);
+    let Some(up) = brought_back(whole, &[20, 21, 23]) else { return };
     assert_eq!(up, (20..27).collect::<Vec<_>>());
-    let down = brought_back(&[40, 39, 37]).expect("as above");
+    let down = brought_back(whole, &[40, 39, 37]).expect("as above");
     assert_eq!(down, (34..41).collect::<Vec<_>>());
-    let first = brought_back(&[4, 3, 1]).expect("as above");
+    let first = brought_back(whole, &[4, 3, 1]).expect("as above");
     assert_eq!(first, [0, 1, 2, 3, 4], "nothing lies ahead of the first page");
-    let apart = brought_back(&[10, 12, 50, 8]).expect("as above");
+    let apart = brought_back(whole, &[10, 12, 50, 8]).expect("as above");
     assert_eq!(apart, [8, 10, 12, 50]);
+}
+
+#[test]
+fn writes_that_go_through_pages_of_the_guests_own_bring_back_what_lies_ahead_of_those() {
+    let runs = [0..16, 20..64];
+    let Some(up) = brought_back(&runs, &[13, 14, 20]) else { return };
+    assert_eq!(up, (13..16).chain(20..24).collect::<Vec<_>>());
+    let down = brought_back(&runs, &[22, 21, 15]).expect("as above");
+    assert_eq!(down, (12..16).chain(20..23).collect::<Vec<_>>());
+    let elsewhere = brought_back(&runs, &[13, 14, 22]).expect("as above");
+    assert_eq!(elsewhere, [13, 14, 15, 22], "two merged pages were not written");
 }
