@@ -54,6 +54,7 @@ impl Core {
         assert!(entry.kind() == Kind::Merged, "only merged pages are restored");
         let store = self.store_of(entry);
         let Ok(filled) = spare.peek(pages.count as usize) else { return false };
+        spare.populate_next(pages.count as usize);
         let address = region.address(pages.first);
         for (offset, page) in (0..).zip(pages.pages()) {
             // Where a page was just written its slot is mapped for sure; our own view of the store
@@ -209,10 +210,7 @@ pub(crate) unsafe fn put_in_place(
     filled: HostAddress,
     (address, bytes): (HostAddress, usize),
 ) -> io::Result<()> {
-    if region.forks_without() {
-        // SAFETY: the spare pages are the caller's; they become the guest's with its advice.
-        unsafe { mapping::advise(filled, bytes, libc::MADV_DONTFORK)? };
-    }
+    spare.set_dont_fork(region.forks_without(), filled)?;
     if spare.stays_mapped() {
         // SAFETY: the caller's contract.
         let moved = unsafe { mapping::move_over(filled, address, bytes) };

@@ -33,12 +33,20 @@ pub(crate) struct Spare {
     /// each would be charged for, and some kernels never give that back (until the fix "correctly
     /// account old mapping after MREMAP_DONTUNMAP" of mm/mremap.c).
     stays_mapped: bool,
+    /// Whether the pages that are left would not be there in a child of fork. Not known after advice
+    /// that failed, maybe half-way.
+    dont_fork: Option<bool>,
 }
 
 impl Spare {
     pub(crate) fn new() -> io::Result<Self> {
-        let mut spare =
-            Self { chunk: HostAddress(0), taken: CHUNK_PAGES, populated: 0, stays_mapped: true };
+        let mut spare = Self {
+            chunk: HostAddress(0),
+            taken: CHUNK_PAGES,
+            populated: 0,
+            stays_mapped: true,
+            dont_fork: None,
+        };
         spare.refill()?;
         Ok(spare)
     }
@@ -51,22 +59,18 @@ impl Spare {
         self.chunk = chunk.address();
         self.taken = 0;
         self.populated = 0;
+        self.dont_fork = Some(false);
         self.stays_mapped = mapping::is_overcommitted();
         // Unmapped by `release`.
         std::mem::forget(chunk);
         Ok(())
     }
 
-    /// `count` consecutive spare pages, still in stock until [`take`](Self::take). They have memory,
-    /// unless there was none.
+    /// `count` consecutive spare pages, still in stock until [`take`](Self::take).
     pub(crate) fn peek(&mut self, count: usize) -> io::Result<HostAddress> {
         assert!(count <= SPARE_PAGES_MAX, "a restore is bounded");
         if self.taken + count > CHUNK_PAGES {
             self.refill()?;
-        }
-        if self.populated < count {
-            // In one call: a fault for each would take twice as long.
-            self.populate_to(count);
         }
         Ok(self.next())
     }
@@ -105,6 +109,21 @@ impl Spare {
         }
     }
 
+    /// Has the pages from `first` on, which is one of the chunk, be there in a child of fork or not, as
+    /// the memory is that they are for. All that are left at once: advice for a single page cuts it
+    /// out of the chunk, and then moving it takes a third longer.
+    pub(crate) fn set_dont_fork(&mut self, dont_fork: bool, first: HostAddress) -> io::Result<()> {
+        if self.dont_fork != Some(dont_fork) {
+            self.dont_fork = None;
+            let advice = if dont_fork { libc::MADV_DONTFORK } else { libc::MADV_DOFORK };
+            let end = self.chunk.plus(CHUNK_PAGES * PAGE_BYTES);
+            // SAFETY: the pages are ours, and the advice keeps what they hold.
+            unsafe { mapping::advise(first, end.0 - first.0, advice)? };
+            self.dont_fork = Some(dont_fork);
+        }
+        Ok(())
+    }
+
     /// Gives the next pages memory if they have none, to be called when nobody waits.
     pub(crate) fn populate(&mut self) {
         if self.populated > 0 {
@@ -114,15 +133,19 @@ impl Spare {
             // Tried again when a page is wanted.
             return;
         }
-        self.populate_to(POPULATED_PAGES.min(CHUNK_PAGES - self.taken));
+        self.populate_next(POPULATED_PAGES.min(CHUNK_PAGES - self.taken));
     }
 
-    /// Gives as many of the next pages memory as are missing to `count`, which are in the chunk.
-    fn populate_to(&mut self, count: usize) {
-        let missing = self.next().plus(self.populated * PAGE_BYTES);
+    /// Gives the next `count` pages, which were [peeked](Self::peek) at, what memory they lack. In one
+    /// call: a fault for each would take twice as long.
+    pub(crate) fn populate_next(&mut self, count: usize) {
+        if count <= self.populated {
+            return;
+        }
+        let lacking = self.next().plus(self.populated * PAGE_BYTES);
         let bytes = (count - self.populated) * PAGE_BYTES;
         // SAFETY: the pages are ours, and what is in them is wanted by nobody.
-        let populated = unsafe { mapping::advise(missing, bytes, libc::MADV_POPULATE_WRITE) };
+        let populated = unsafe { mapping::advise(lacking, bytes, libc::MADV_POPULATE_WRITE) };
         if populated.is_ok() {
             self.populated = count;
         }

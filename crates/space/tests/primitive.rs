@@ -15,7 +15,10 @@ use bindery_space::wire::{
     lane::{Lost, Run, outcome},
 };
 use bindery_space::{Sought, Worker};
-use bindery_sys::mapping;
+use bindery_sys::{
+    mapping::{self, Mapping},
+    maps,
+};
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange, Slot};
 use common::{Bench, STORE, merged};
 
@@ -453,7 +456,10 @@ fn brought_back(runs: &[Range<u32>], written: &[u32]) -> Option<Vec<u32>> {
         "content came back changed"
     );
     let pages = runs.iter().cloned().flatten();
-    Some(pages.filter(|&page| !backing(bench.address(page)).0).collect())
+    let back = pages.filter(|&page| !backing(bench.address(page)).0).collect();
+    // Whoever brought the last ones back is done with them before the memory goes.
+    bench.space.release().expect("release");
+    Some(back)
 }
 
 #[test]
@@ -479,4 +485,41 @@ fn writes_that_go_through_pages_of_the_guests_own_bring_back_what_lies_ahead_of_
     assert_eq!(down, (12..16).chain(20..23).collect::<Vec<_>>());
     let elsewhere = brought_back(&runs, &[13, 14, 22]).expect("as above");
     assert_eq!(elsewhere, [13, 14, 15, 22], "two merged pages were not written");
+}
+
+/// Two parts of memory, of which one is not to be in a child of fork: what comes back is as its part is,
+/// whichever came back before.
+#[test]
+fn what_comes_back_is_in_a_child_of_fork_where_its_memory_is() {
+    let Some(bench) = Bench::new(16, 64) else { return };
+    let other = Mapping::anonymous(16 * PAGE_BYTES).expect("memory");
+    let region = bench.space.manage(other.address(), other.bytes()).expect("manage");
+    bench.space.note_fork_advice(other.address(), other.bytes(), true);
+    // SAFETY: the memory is ours.
+    let advised = unsafe { mapping::advise(other.address(), other.bytes(), libc::MADV_DONTFORK) };
+    advised.expect("advice");
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..16 {
+        bench.fill(page, u64::from(page) + 1);
+        bench.fill_slot(Slot(page), u64::from(page) + 1);
+        let other = other.address().plus_pages(page);
+        // SAFETY: both pages are mapped, and nobody else's.
+        unsafe { mapping::copy_page(bench.address(page).0 as *const u8, other.0 as *mut u8) };
+    }
+    assert_eq!(bench.merge(&mut worker, 0, 16, Slot(0)), merged(16));
+    let run = Run { page: region.pages.first.0, count: 16, slot: 0, zero: 0 };
+    let mut outcomes = Vec::new();
+    worker.merge(STORE, &[run], &mut outcomes);
+    assert_eq!(outcomes, merged(16));
+    for page in [1, 4, 7, 10] {
+        for start in [other.address(), bench.address(0)] {
+            let address = start.plus_pages(page);
+            // SAFETY: the page is mapped; its first word is this.
+            unsafe { (address.0 as *mut u64).write_volatile(u64::from(page) + 1) };
+            assert!(!backing(address).0, "a written page is anonymous again");
+            let advised = maps::advised(address.0).expect("smaps");
+            assert_eq!(advised.dont_fork, start == other.address(), "page {page}");
+        }
+    }
+    bench.space.release().expect("release");
 }
