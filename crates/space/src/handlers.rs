@@ -16,7 +16,7 @@ use bindery_sys::{
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
-    Core, entry::Kind, held::Tried, march::March, region::Region, restore::Cause, spare::Spare,
+    Core, entry::Kind, held::Tried, marches::Marches, region::Region, restore::Cause, spare::Spare,
 };
 
 /// Pages filled with zeros for one fault: the next ones are mostly touched soon after.
@@ -105,17 +105,17 @@ impl Core {
     }
 
     fn serve_breaks(&self, mut spare: Spare) {
-        let mut march = March::new();
+        let mut marches = Marches::new();
         serve(&self.store_faults, |faults| {
             for fault in faults {
-                self.break_page(fault.address, &mut march, &mut spare);
+                self.break_page(fault.address, &mut marches, &mut spare);
             }
             spare.populate();
         });
     }
 
     /// Brings a written page back, and with it what lies ahead of a march.
-    fn break_page(&self, address: HostAddress, march: &mut March, spare: &mut Spare) {
+    fn break_page(&self, address: HostAddress, marches: &mut Marches, spare: &mut Spare) {
         let regions = self.regions.read();
         let region = regions.iter().find(|r| r.start() <= address && address < r.end());
         let Some(region) = region else {
@@ -124,7 +124,7 @@ impl Core {
             return;
         };
         let written = region.page(address);
-        let step = march.step(address, |start, end| has_no_merged_page(region, start, end));
+        let step = marches.step(address, |start, end| has_no_merged_page(region, start, end));
         let wanted = region.pages_between(step.start, step.end);
         let run = self.merged_around(region, written, wanted);
         let run = if run.is_empty() { PageRange::new(written, 1) } else { run };
@@ -147,7 +147,7 @@ impl Core {
         } else {
             let back = self.break_run(region, written, run, spare);
             let start = region.address(back.first);
-            march.take(step, start, start.plus_pages(back.count));
+            marches.take(step, start, start.plus_pages(back.count));
         }
     }
 

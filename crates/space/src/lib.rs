@@ -34,7 +34,7 @@ mod extents;
 mod handlers;
 mod held;
 mod manage;
-mod march;
+mod marches;
 mod mend;
 mod merge;
 mod region;
