@@ -22,7 +22,7 @@ fn guest_process() {
 }
 
 /// Pages that are brought back with one that was merged and is written, at most (`space`).
-const NEIGHBOURS: u32 = 16;
+const NEIGHBOURS: u32 = 31;
 
 /// Nothing is merged meanwhile.
 const QUIET: [&str; 2] = ["--period", "1m"];
