@@ -182,4 +182,17 @@ mod tests {
         assert_eq!(Entry(0).kind(), Kind::Private);
         assert_eq!(Entry::PRIVATE.reported(), Entry::PRIVATE);
     }
+
+    #[test]
+    fn a_run_ends_with_its_kind_its_store_and_the_last_slot() {
+        let entry = |kind, store, slot| Entry::new(kind, StoreId(store), Slot(slot));
+        let first = entry(Kind::Merged, 1, SLOTS_MAX - 2);
+        let last = entry(Kind::Merged, 1, SLOTS_MAX - 1);
+        assert!(first.is_after(first, 0) && last.is_after(first, 1));
+        assert!(!last.is_after(first, 2) && !first.is_after(last, 1));
+        assert!(!entry(Kind::Broken, 1, SLOTS_MAX - 1).is_after(first, 1));
+        // One bit more than the slot has.
+        assert_eq!(entry(Kind::Merged, 2, 0).0, last.0 + 1);
+        assert!(!entry(Kind::Merged, 2, 0).is_after(last, 1));
+    }
 }

@@ -137,7 +137,7 @@ impl Spare {
     }
 
     /// Gives the next `count` pages, which were [peeked](Self::peek) at, what memory they lack. In one
-    /// call: a fault for each would take twice as long.
+    /// call: filling them takes 1.7 times as long with a fault for each.
     pub(crate) fn populate_next(&mut self, count: usize) {
         if count <= self.populated {
             return;
