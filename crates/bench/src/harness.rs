@@ -12,15 +12,15 @@
 //! Everything here runs on the caller's thread; a contender may start threads of its own.
 
 mod table;
+mod turns;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use crate::interrupt;
-
 pub use self::table::{Table, significant};
+pub use self::turns::{ended_after, interleave, take_turns};
 
 /// One number that a run cost, for example `("time", "ns/page", 141.0)`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -157,45 +157,6 @@ impl SampleSet {
     }
 }
 
-/// Runs every contender once a round for `rounds` rounds, after one round that is thrown away
-/// (it faults memory in and wakes the clock up). The sample sets come in the contenders' order.
-///
-/// # Errors
-/// If there is no round or no contender, if two contenders give different check values, or if a
-/// run reports other figures than the first one did.
-pub fn interleave(rounds: usize, contenders: &mut [Contender<'_>]) -> Result<Vec<SampleSet>> {
-    for contender in contenders.iter_mut() {
-        (contender.run)();
-    }
-    let names: Vec<String> = contenders.iter().map(|contender| contender.name.clone()).collect();
-    take_turns(rounds, &names, |who| Ok((contenders[who].run)()))
-}
-
-/// As [`interleave`], for runs that take long, start cold anyway and may fail: no round is thrown
-/// away. `run` is told whose turn it is, by the position of the name.
-///
-/// # Errors
-/// As [`interleave`], and the first run that fails ends it, as do `SIGINT` and `SIGTERM`.
-pub fn take_turns(
-    rounds: usize,
-    names: &[String],
-    mut run: impl FnMut(usize) -> Result<Measured>,
-) -> Result<Vec<SampleSet>> {
-    ensure!(rounds > 0, "a measurement needs at least one round");
-    ensure!(!names.is_empty(), "a measurement needs at least one contender");
-    let mut runs: Vec<Vec<Measured>> = vec![Vec::with_capacity(rounds); names.len()];
-    interrupt::catch()?;
-    for round in 0..rounds {
-        for turn in 0..names.len() {
-            interrupt::check()?;
-            let who = (round + turn) % names.len();
-            runs[who].push(run(who).with_context(|| names[who].clone())?);
-        }
-    }
-    ensure_comparable(names, &runs)?;
-    Ok(names.iter().zip(&runs).map(|(name, runs)| collect(name, runs)).collect())
-}
-
 fn ensure_comparable(names: &[String], runs: &[Vec<Measured>]) -> Result<()> {
     let labels = |run: &Measured| -> Vec<(&str, &str)> {
         run.figures.iter().map(|figure| (figure.name, figure.unit)).collect()
@@ -261,23 +222,6 @@ mod tests {
         assert_eq!(slow.ratio_to(&fast), 2.0);
         assert_eq!((slow.median, slow.min, slow.max), (30.0, 10.0, 200.0));
         assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), 2.5);
-    }
-
-    #[test]
-    fn every_contender_runs_once_a_round_and_the_first_turn_rotates() {
-        let order = std::cell::RefCell::new(Vec::new());
-        let run = |who: u32| {
-            let order = &order;
-            move || {
-                order.borrow_mut().push(who);
-                Measured::new("time", "ns", 1.0)
-            }
-        };
-        let (mut a, mut b) = (run(0), run(1));
-        let mut contenders = [Contender::new("a", &mut a), Contender::new("b", &mut b)];
-        let sets = interleave(2, &mut contenders).unwrap();
-        assert_eq!(*order.borrow(), [0, 1, 0, 1, 1, 0]);
-        assert_eq!(sets[1].figure("time").unwrap().samples.len(), 2);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::{
     crowd::Crowd,
     engine::{Engine, KsmPace, Merger},
-    harness::{median, significant},
+    harness::{Measured, median, significant, take_turns},
     interrupt,
     merge::{
         dataset::{Content, Dataset},
@@ -48,7 +48,7 @@ pub struct Report {
     pub ksm_scan_cpu_us: Vec<f64>,
     /// Bindery's, in microseconds, one for each round.
     pub bindery_scan_cpu_us: Vec<f64>,
-    /// The median of KSM's over the median of Bindery's.
+    /// KSM's over Bindery's: the median of the rounds' ratios.
     pub ratio: f64,
 }
 
@@ -64,18 +64,17 @@ pub fn run(options: &Options) -> Result<Report> {
         processes: options.processes,
     };
     let bindery = Engine::Bindery { workers: 1, period: PERIOD, program: options.program.clone() };
-    let (mut ksm_us, mut bindery_us) = (Vec::new(), Vec::new());
-    interrupt::catch()?;
-    for _ in 0..options.rounds {
-        ksm_us.push(scan_cpu_us(&Engine::Ksm(KsmPace::FullSpeed), &dataset, options)?);
-        bindery_us.push(scan_cpu_us(&bindery, &dataset, options)?);
-    }
-    let ratio = median(&ksm_us) / median(&bindery_us);
+    let engines = [Engine::Ksm(KsmPace::FullSpeed), bindery];
+    let names = engines.each_ref().map(ToString::to_string);
+    let sets = take_turns(options.rounds, &names, |who| {
+        Ok(Measured::new("CPU", "µs/scan", scan_cpu_us(&engines[who], &dataset, options)?))
+    })?;
+    let [ksm, bindery] = [&sets[0].figures[0], &sets[1].figures[0]];
     Ok(Report {
         memory_mib: options.process_mib * options.processes,
-        ksm_scan_cpu_us: ksm_us,
-        bindery_scan_cpu_us: bindery_us,
-        ratio,
+        ratio: ksm.ratio_to(bindery),
+        ksm_scan_cpu_us: ksm.samples.clone(),
+        bindery_scan_cpu_us: bindery.samples.clone(),
     })
 }
 

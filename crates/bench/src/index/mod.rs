@@ -32,7 +32,9 @@ use bindery_testkit::machine::back_free_memory;
 use bindery_units::ByteCount;
 use serde::Serialize;
 
-use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns};
+use crate::harness::{
+    Measured, SampleSet, Table, ended_after, median, significant, take_turns,
+};
 
 use self::bound::Bound;
 use self::contender::Setting;
@@ -158,8 +160,13 @@ pub fn run(options: &Options) -> Result<Report> {
         for keys in keys {
             let plan = Plan::new(*keys, *operations);
             let setting = Setting { pages: &pages, key: &key, keys: plan.keys(), ids: plan.ids() };
-            let runs = compete(plan, setting, threads, *rounds)?;
-            comparisons.push(Comparison { content: *content, keys: plan.keys(), runs });
+            match compete(plan, setting, threads, *rounds) {
+                Ok(runs) => {
+                    comparisons.push(Comparison { content: *content, keys: plan.keys(), runs });
+                }
+                Err(error) if comparisons.is_empty() => return Err(error),
+                Err(error) => return Err(ended_after(error, Report { comparisons })),
+            }
         }
     }
     Ok(Report { comparisons })

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::{
     engine::{Engine, KsmPace},
-    harness::{SampleSet, Table, take_turns},
+    harness::{SampleSet, Table, ended_after, take_turns},
 };
 
 /// What can be measured by itself.
@@ -97,8 +97,12 @@ pub fn run(options: &Options) -> Result<Report> {
     if measured(Part::Accesses) {
         let engines = [Engine::Neither, full_speed, options.bindery()];
         let names = engines.each_ref().map(ToString::to_string);
-        accesses =
-            take_turns(options.rounds, &names, |who| access::run(&engines[who], &options.program))?;
+        let turn = |who: usize| access::run(&engines[who], &options.program);
+        accesses = match take_turns(options.rounds, &names, turn) {
+            Ok(accesses) => accesses,
+            Err(error) if guests.is_empty() => return Err(error),
+            Err(error) => return Err(ended_after(error, Report { guests, accesses })),
+        };
     }
     Ok(Report { guests, accesses })
 }
