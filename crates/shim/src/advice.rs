@@ -6,7 +6,7 @@
 //! | `UNMERGEABLE` | gives it back |
 //! | `DONTNEED`, `DONTNEED_LOCKED`, `FREE`, `REMOVE` | discards, as the memory's first backing would |
 //! | `HUGEPAGE`, `NOHUGEPAGE`, `NORMAL`, `RANDOM`, `SEQUENTIAL` | nothing: they would cut mappings |
-//! | `DONTFORK`, `DOFORK` | passed on, and remembered for mappings made later |
+//! | `DONTFORK`, `DOFORK`, `DONTDUMP`, `DODUMP` | passed on, and remembered for mappings made later |
 //! | `WIPEONFORK`, `KEEPONFORK`, `GUARD_INSTALL`, `GUARD_REMOVE` | gives it back, then passed on |
 //! | all others | passed on |
 
@@ -91,10 +91,9 @@ pub(crate) unsafe fn advise(
                 managed.step_aside(address, bytes, "keep memory unmerged (MADV_UNMERGEABLE)");
                 pass_on(address, bytes, advice)
             }
-            libc::MADV_DONTFORK | libc::MADV_DOFORK => {
+            libc::MADV_DONTFORK | libc::MADV_DOFORK | libc::MADV_DONTDUMP | libc::MADV_DODUMP => {
                 // Noted first: a mapping made meanwhile gets it either from us or from the kernel.
-                let dont_fork = advice == libc::MADV_DONTFORK;
-                managed.space.note_fork_advice(HostAddress(address), bytes, dont_fork);
+                managed.space.note_advice(HostAddress(address), bytes, advice);
                 pass_on(address, bytes, advice)
             }
             libc::MADV_WIPEONFORK

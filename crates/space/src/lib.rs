@@ -25,6 +25,7 @@
 //! memory (QEMU's post-copy and background snapshot) is refused by the kernel, so whoever wants one
 //! calls [`Space::release_range`] first.
 
+mod advice;
 pub mod agent;
 mod backing;
 mod budget;
@@ -236,11 +237,11 @@ impl Space {
         self.core.forget(address, end_of(address, bytes))
     }
 
-    /// Notes that the VMM advised `MADV_DONTFORK` (or its opposite), so that mappings made later get
-    /// it too. The caller gives the advice to the kernel itself.
-    pub fn note_fork_advice(&self, address: HostAddress, bytes: usize, dont_fork: bool) {
+    /// Notes that the VMM advised `MADV_DONTFORK`, `MADV_DONTDUMP` or the opposite of one, so that
+    /// mappings made later get it too. The caller gives the advice to the kernel itself.
+    pub fn note_advice(&self, address: HostAddress, bytes: usize, advice: i32) {
         for region in self.core.regions.overlapping(address, end_of(address, bytes)) {
-            region.dont_fork.store(dont_fork, Ordering::Relaxed);
+            region.note_advice(advice);
             // Work under way may not have seen it: what it maps must be there for the caller's
             // advice. The lock of the held ranges orders the note before later work.
             drop(self.core.hold(region.start(), region.end()));

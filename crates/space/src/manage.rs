@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io,
     os::{fd::AsFd, unix::fs::MetadataExt},
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError},
     thread,
     time::Duration,
 };
@@ -97,12 +97,11 @@ impl Core {
             Found::Memfd(memfd) => (Backing::SharedMemfd, memfd.offset_bytes),
         };
         let announced = Announced { pages, address, backing: kind };
-        let region = Region::new(announced, file, offset).map_err(kernel)?;
-        region.dont_fork.store(advised.dont_fork, Ordering::Relaxed);
+        let region = Region::new(announced, file, offset, advised).map_err(kernel)?;
         // Strays of earlier times that are no more: their owner mapped other memory here.
         self.forget(address, HostAddress(end));
         if region.file.is_some() {
-            self.take_over(&region, bytes, advised.dont_dump)?;
+            self.take_over(&region, bytes)?;
         } else {
             self.watch(address, bytes)?;
         }
@@ -111,7 +110,7 @@ impl Core {
     }
 
     /// Puts memory in place of an empty file that is only mapped here, and has it watched.
-    fn take_over(&self, region: &Region, bytes: usize, dont_dump: bool) -> Result<(), ManageError> {
+    fn take_over(&self, region: &Region, bytes: usize) -> Result<(), ManageError> {
         let address = region.start();
         // While nothing has changed: if another userfaultfd has it, the file stays where it is.
         // SAFETY: absent pages of an empty file are filled with zeros, as of any memory.
@@ -119,7 +118,7 @@ impl Core {
             .map_err(|source| refused(address, source))?;
         // SAFETY: the file is empty and only mapped here, so fresh memory in its place holds the
         // same zeros; the advice is its owner's.
-        let replaced = unsafe { replace_file(region, bytes, dont_dump) };
+        let replaced = unsafe { replace_file(region, bytes) };
         let taken = replaced.map_err(|source| refused(address, source));
         taken.and_then(|()| self.watch(address, bytes)).inspect_err(|_| {
             let file = region.file.as_ref().expect("it is the file's memory");
@@ -150,16 +149,12 @@ impl Core {
 ///
 /// # Safety
 /// The region is its owner's to replace, and holds only zeros.
-unsafe fn replace_file(region: &Region, bytes: usize, dont_dump: bool) -> io::Result<()> {
+unsafe fn replace_file(region: &Region, bytes: usize) -> io::Result<()> {
     // SAFETY: the caller's contract.
     unsafe {
         mapping::replace_with_anonymous(region.start(), bytes)?;
-        region.advise_mapping(region.start(), bytes)?;
-        if dont_dump {
-            mapping::advise(region.start(), bytes, libc::MADV_DONTDUMP)?;
-        }
+        region.advise_mapping(region.start(), bytes)
     }
-    Ok(())
 }
 
 fn refused(address: HostAddress, source: io::Error) -> ManageError {

@@ -9,14 +9,14 @@ use std::{
     io,
     sync::{
         Arc, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
-use bindery_sys::mapping::Mapping;
+use bindery_sys::{mapping::Mapping, maps::Advised};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
-use crate::{entry::Entry, extents::Extents, wire::control::Region as Announced};
+use crate::{advice::Advice, entry::Entry, extents::Extents, wire::control::Region as Announced};
 
 /// Pages that share one bit of the summary of losses.
 pub(crate) const GROUP_PAGES: usize = 64;
@@ -35,8 +35,8 @@ pub(crate) struct Region {
     table: Arc<Table>,
     /// The page that the table's first entry is for.
     table_base: PageIndex,
-    /// `MADV_DONTFORK` was given: mappings made later get it too.
-    pub(crate) dont_fork: AtomicBool,
+    /// What the VMM advised: mappings made later get it too.
+    pub(crate) advice: Advice,
     /// Held for reading while a lane looks at pages, for writing while memory goes away. Taken
     /// before pages are held, never after.
     pub(crate) mapped: RwLock<()>,
@@ -53,6 +53,7 @@ impl Region {
         announced: Announced,
         file: Option<Arc<File>>,
         file_offset_bytes: u64,
+        advised: Advised,
     ) -> io::Result<Self> {
         let pages = announced.pages.count as usize;
         let groups = pages.div_ceil(GROUP_PAGES).div_ceil(64);
@@ -64,7 +65,7 @@ impl Region {
             announced,
             table: Arc::new(table),
             table_base: announced.pages.first,
-            dont_fork: AtomicBool::new(false),
+            advice: advised.into(),
             mapped: RwLock::new(()),
             file,
             file_offset_bytes,
@@ -83,7 +84,7 @@ impl Region {
             },
             table: Arc::clone(&self.table),
             table_base: self.table_base,
-            dont_fork: AtomicBool::new(self.dont_fork.load(Ordering::Relaxed)),
+            advice: self.advised().into(),
             mapped: RwLock::new(()),
             file: self.file.clone(),
             file_offset_bytes: self.file_offset_bytes + (u64::from(skipped) << PAGE_SHIFT),
@@ -312,7 +313,7 @@ mod tests {
             address: HostAddress(0x10_0000),
             backing: Backing::Anonymous,
         };
-        Region::new(announced, None, 0).expect("small tables")
+        Region::new(announced, None, 0, Advised::default()).expect("small tables")
     }
 
     #[test]

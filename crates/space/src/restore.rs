@@ -210,7 +210,7 @@ pub(crate) unsafe fn put_in_place(
     filled: HostAddress,
     (address, bytes): (HostAddress, usize),
 ) -> io::Result<()> {
-    spare.set_dont_fork(region.forks_without(), filled)?;
+    spare.advise(region.advised(), filled)?;
     if spare.stays_mapped() {
         // SAFETY: the caller's contract.
         let moved = unsafe { mapping::move_over(filled, address, bytes) };
@@ -242,22 +242,4 @@ pub struct Unmerged {
     pub stuck: u32,
     /// Where to go on.
     pub resume_at: Option<PageIndex>,
-}
-
-impl Region {
-    fn forks_without(&self) -> bool {
-        self.dont_fork.load(std::sync::atomic::Ordering::Relaxed)
-    }
-
-    /// Applies what the VMM advised for the region to a mapping just made in it.
-    ///
-    /// # Safety
-    /// The caller holds the range.
-    pub(crate) unsafe fn advise_mapping(&self, start: HostAddress, bytes: usize) -> io::Result<()> {
-        if self.forks_without() {
-            // SAFETY: the caller's contract; the advice keeps the content.
-            unsafe { mapping::advise(start, bytes, libc::MADV_DONTFORK)? };
-        }
-        Ok(())
-    }
 }

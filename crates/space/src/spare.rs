@@ -8,7 +8,10 @@
 
 use std::io;
 
-use bindery_sys::mapping::{self, Mapping};
+use bindery_sys::{
+    mapping::{self, Mapping},
+    maps::Advised,
+};
 use bindery_units::{HostAddress, PAGE_BYTES};
 
 /// Spare pages are mapped so many at a time.
@@ -33,9 +36,9 @@ pub(crate) struct Spare {
     /// each would be charged for, and some kernels never give that back (until the fix "correctly
     /// account old mapping after MREMAP_DONTUNMAP" of mm/mremap.c).
     stays_mapped: bool,
-    /// Whether the pages that are left would not be there in a child of fork. Not known after advice
-    /// that failed, maybe half-way.
-    dont_fork: Option<bool>,
+    /// What was advised for the pages that are left. Not known after advice that failed, maybe
+    /// half-way.
+    advised: Option<Advised>,
 }
 
 impl Spare {
@@ -45,7 +48,7 @@ impl Spare {
             taken: CHUNK_PAGES,
             populated: 0,
             stays_mapped: true,
-            dont_fork: None,
+            advised: None,
         };
         spare.refill()?;
         Ok(spare)
@@ -59,7 +62,7 @@ impl Spare {
         self.chunk = chunk.address();
         self.taken = 0;
         self.populated = 0;
-        self.dont_fork = Some(false);
+        self.advised = Some(Advised::default());
         self.stays_mapped = mapping::is_overcommitted();
         // Unmapped by `release`.
         std::mem::forget(chunk);
@@ -109,17 +112,18 @@ impl Spare {
         }
     }
 
-    /// Has the pages from `first` on, which is one of the chunk, be there in a child of fork or not, as
-    /// the memory is that they are for. All that are left at once: advice for a single page cuts it
-    /// out of the chunk, and then moving it takes a third longer.
-    pub(crate) fn set_dont_fork(&mut self, dont_fork: bool, first: HostAddress) -> io::Result<()> {
-        if self.dont_fork != Some(dont_fork) {
-            self.dont_fork = None;
-            let advice = if dont_fork { libc::MADV_DONTFORK } else { libc::MADV_DOFORK };
-            let end = self.chunk.plus(CHUNK_PAGES * PAGE_BYTES);
-            // SAFETY: the pages are ours, and the advice keeps what they hold.
-            unsafe { mapping::advise(first, end.0 - first.0, advice)? };
-            self.dont_fork = Some(dont_fork);
+    /// Advises the pages from `first` on, which is one of the chunk, as the memory is advised that they
+    /// are for. All that are left at once: advice for a single page cuts it out of the chunk, and then
+    /// moving it takes a third longer.
+    pub(crate) fn advise(&mut self, advised: Advised, first: HostAddress) -> io::Result<()> {
+        if self.advised != Some(advised) {
+            let before = self.advised.take();
+            let bytes = self.chunk.plus(CHUNK_PAGES * PAGE_BYTES).0 - first.0;
+            for advice in advised.changes(before) {
+                // SAFETY: the pages are ours, and the advice keeps what they hold.
+                unsafe { mapping::advise(first, bytes, advice)? };
+            }
+            self.advised = Some(advised);
         }
         Ok(())
     }

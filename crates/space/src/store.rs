@@ -39,6 +39,8 @@ pub(crate) struct StoreView {
 impl StoreView {
     pub(crate) fn map(id: StoreId, file: OwnedFd, slots: u32) -> io::Result<Self> {
         let mapping = Mapping::shared(file.as_fd(), (slots as usize) << PAGE_SHIFT, false)?;
+        // It shows what others have merged, and its holes would be filled by who reads them.
+        mapping.keep_from_dumps()?;
         let (was_read, has_tables) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Self { id, file, mapping, slots, was_read, has_tables, pages_mapped: AtomicU32::new(0) })
     }

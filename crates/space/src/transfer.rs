@@ -81,8 +81,8 @@ impl PageSet {
 /// Runs use it window after window, and it is emptied when none is left: emptying costs a flush of
 /// the TLB of every CPU that runs the guest. What waits for that is at most [`STAGING_PAGES`].
 ///
-/// Nobody else uses this memory, but others may look at it: a debugger that dumps the process
-/// populates it, and so does mlockall(2). So that a page is here does not say that it was moved
+/// Nobody else uses this memory, but others may look at it: mlockall(2) populates it, and so does a
+/// debugger that reads all of it. So that a page is here does not say that it was moved
 /// here; that it is gone from the guest as well does.
 #[derive(Debug)]
 pub(crate) struct Staging {
@@ -98,11 +98,12 @@ impl Staging {
         let mapping = Mapping::anonymous(STAGING_PAGES as usize * PAGE_BYTES)?;
         let (start, bytes) = (mapping.address(), mapping.bytes());
         // SAFETY: the memory is ours. A child of fork must not share pages in transit, or they
-        // could not be moved back; the target of a move must be registered, for writes only, since
-        // nobody but us touches it.
+        // could not be moved back, and a core dump must not have what the VMM keeps out of it; the
+        // target of a move must be registered, for writes only, since nobody but us touches it.
         unsafe {
             mapping::advise(start, bytes, libc::MADV_NOHUGEPAGE)?;
             mapping::advise(start, bytes, libc::MADV_DONTFORK)?;
+            mapping::advise(start, bytes, libc::MADV_DONTDUMP)?;
             guest_faults.register(start, bytes, mode::WP)?;
         }
         Ok(Self { mapping, window: 0 })

@@ -487,17 +487,21 @@ fn writes_that_go_through_pages_of_the_guests_own_bring_back_what_lies_ahead_of_
     assert_eq!(elsewhere, [13, 14, 15, 22], "two merged pages were not written");
 }
 
-/// Two parts of memory, of which one is not to be in a child of fork: what comes back is as its part is,
-/// whichever came back before.
+/// Two parts of memory, of which one is not to be in a child of fork or in a core dump: what is merged
+/// and what comes back is as its part is, whichever came back before.
 #[test]
-fn what_comes_back_is_in_a_child_of_fork_where_its_memory_is() {
+fn what_comes_back_is_in_children_of_fork_and_in_dumps_where_its_memory_is() {
     let Some(bench) = Bench::new(16, 64) else { return };
     let other = Mapping::anonymous(16 * PAGE_BYTES).expect("memory");
     let region = bench.space.manage(other.address(), other.bytes()).expect("manage");
-    bench.space.note_fork_advice(other.address(), other.bytes(), true);
-    // SAFETY: the memory is ours.
-    let advised = unsafe { mapping::advise(other.address(), other.bytes(), libc::MADV_DONTFORK) };
-    advised.expect("advice");
+    for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+        bench.space.note_advice(other.address(), other.bytes(), advice);
+        // SAFETY: the memory is ours.
+        unsafe { mapping::advise(other.address(), other.bytes(), advice) }.expect("advice");
+    }
+    let dont = maps::Advised { dont_fork: true, dont_dump: true };
+    let wanted = |start| if start == other.address() { dont } else { maps::Advised::default() };
+    let advised = |address: HostAddress| maps::advised(address.0).expect("smaps");
     let mut worker = bench.space.worker().expect("worker");
     for page in 0..16 {
         bench.fill(page, u64::from(page) + 1);
@@ -514,11 +518,11 @@ fn what_comes_back_is_in_a_child_of_fork_where_its_memory_is() {
     for page in [1, 4, 7, 10] {
         for start in [other.address(), bench.address(0)] {
             let address = start.plus_pages(page);
+            assert_eq!(advised(address), wanted(start), "page {page} is merged");
             // SAFETY: the page is mapped; its first word is this.
             unsafe { (address.0 as *mut u64).write_volatile(u64::from(page) + 1) };
             assert!(!backing(address).0, "a written page is anonymous again");
-            let advised = maps::advised(address.0).expect("smaps");
-            assert_eq!(advised.dont_fork, start == other.address(), "page {page}");
+            assert_eq!(advised(address), wanted(start), "page {page} is back");
         }
     }
     bench.space.release().expect("release");

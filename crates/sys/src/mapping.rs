@@ -169,6 +169,15 @@ impl Mapping {
         unsafe { advise(self.address, self.bytes, libc::MADV_DONTFORK) }
     }
 
+    /// Keeps the mapping out of core dumps.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn keep_from_dumps(&self) -> io::Result<()> {
+        // SAFETY: this advice changes no content.
+        unsafe { advise(self.address, self.bytes, libc::MADV_DONTDUMP) }
+    }
+
     /// Takes the pages of a shared file mapping out of the page tables, and gives back the tables
     /// where the kernel does that (`CONFIG_PT_RECLAIM`, since Linux 6.14). Reads find them again, for
     /// a fault.

@@ -124,6 +124,18 @@ pub struct Advised {
     pub dont_dump: bool,
 }
 
+impl Advised {
+    /// The advice that makes memory so that was advised as `before`, or nobody knows how.
+    pub fn changes(self, before: Option<Self>) -> impl Iterator<Item = libc::c_int> {
+        let fork = if self.dont_fork { libc::MADV_DONTFORK } else { libc::MADV_DOFORK };
+        let dump = if self.dont_dump { libc::MADV_DONTDUMP } else { libc::MADV_DODUMP };
+        let changed = |of: fn(Self) -> bool| before.is_none_or(|before| of(before) != of(self));
+        let fork = changed(|advised| advised.dont_fork).then_some(fork);
+        let dump = changed(|advised| advised.dont_dump).then_some(dump);
+        fork.into_iter().chain(dump)
+    }
+}
+
 /// What was advised for the mapping that the byte at `address` lies in; nothing where there is none.
 /// Reads `/proc/self/smaps`, which takes some 10 ms for each GiB that the process has in memory.
 ///
@@ -187,6 +199,21 @@ mod tests {
         assert_eq!(advised_in(smaps, 0x7f_0004_0000), dont(false, true));
         assert_eq!(advised_in(smaps, 0x7f_0005_0000), dont(false, false));
         assert_eq!(advised((&raw const smaps).addr()).unwrap(), dont(false, false));
+    }
+
+    #[test]
+    fn only_advice_that_changes_something_is_given() {
+        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump };
+        let changes = |advised: Advised, before| advised.changes(before).collect::<Vec<_>>();
+        let plain = Some(Advised::default());
+        assert_eq!(changes(Advised::default(), plain), []);
+        assert_eq!(changes(dont(true, false), plain), [libc::MADV_DONTFORK]);
+        assert_eq!(changes(dont(true, true), plain), [libc::MADV_DONTFORK, libc::MADV_DONTDUMP]);
+        assert_eq!(changes(dont(true, true), Some(dont(true, false))), [libc::MADV_DONTDUMP]);
+        let turned = [libc::MADV_DOFORK, libc::MADV_DONTDUMP];
+        assert_eq!(changes(dont(false, true), Some(dont(true, false))), turned);
+        assert_eq!(changes(dont(false, true), None), turned);
+        assert_eq!(changes(dont(false, false), None), [libc::MADV_DOFORK, libc::MADV_DODUMP]);
     }
 
     #[test]

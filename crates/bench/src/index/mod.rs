@@ -32,9 +32,7 @@ use bindery_testkit::machine::back_free_memory;
 use bindery_units::ByteCount;
 use serde::Serialize;
 
-use crate::harness::{
-    Measured, SampleSet, Table, ended_after, median, significant, take_turns,
-};
+use crate::harness::{Measured, SampleSet, Table, ended_after, median, significant, take_turns};
 
 use self::bound::Bound;
 use self::contender::Setting;

@@ -44,6 +44,7 @@ fn act(backing: &str, action: &str) {
 fn steps_aside(action: &str) -> bool {
     let aside = [
         "unmergeable",
+        "dontdump",
         "mremap",
         "mprotect",
         "mlock",
@@ -87,12 +88,14 @@ act! {
     children_see_the_pages: "anonymous" "fork";
     forks_and_breaks_do_not_wait_for_each_other: "anonymous" "fork-often";
     children_without_the_memory: "anonymous" "dontfork";
+    dumps_without_the_memory: "anonymous" "dontdump";
     others_can_write_to_it: "anonymous" "written-from-outside";
     programs_can_be_started_from_it: "anonymous" "spawn";
     memfd_pages_read_as_written: "memfd" "nothing";
     memfd_pages_can_be_written: "memfd" "write";
     memfd_unmergeable_gives_back: "memfd" "unmergeable";
     memfd_children_without_the_memory: "memfd" "dontfork";
+    memfd_dumps_without_the_memory: "memfd" "dontdump";
     a_memfd_can_be_shared: "memfd" "share";
     a_memfd_can_be_mapped_again: "memfd" "map-again";
     a_memfd_can_be_punched: "memfd" "punch";

@@ -47,6 +47,29 @@ void act_remove(void)
 	expect(ram, 0, PAGES);
 }
 
+/* What is merged, written or discarded stays out of core dumps, until it is advised otherwise. */
+void act_dontdump(void)
+{
+	unsigned of_store;
+
+	mappings(&of_store);
+	CHECK(of_store > 0);
+	CHECK(bytes_flagged(" dd") == BYTES);
+	write_through(20, 30);
+	CHECK(madvise(ram + 8 * PAGE, 8 * PAGE, MADV_DONTNEED) == 0);
+	write_through(12, 13);
+	CHECK(bytes_flagged(" dd") == BYTES);
+	CHECK(madvise(ram, BYTES, MADV_DODUMP) == 0);
+	write_through(40, 50);
+	CHECK(madvise(ram + 60 * PAGE, 8 * PAGE, MADV_DONTNEED) == 0);
+	write_through(62, 63);
+	CHECK(bytes_flagged(" dd") == 0);
+	CHECK(madvise(ram, BYTES, MADV_DONTDUMP) == 0);
+	CHECK(madvise(ram, BYTES, MADV_UNMERGEABLE) == 0);
+	expect_no_store();
+	CHECK(bytes_flagged(" dd") == BYTES);
+}
+
 void act_hints(void)
 {
 	static const int hints[] = { MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_RANDOM,

@@ -21,7 +21,8 @@ static const struct {
 	{ "mlock", act_mlock },		  { "mlockall", act_mlockall },
 	{ "guard", act_guard },		  { "userfault", act_userfault },
 	{ "fork", act_fork },		  { "fork-often", act_fork_often },
-	{ "dontfork", act_dontfork },	  { "share", act_share },
+	{ "dontfork", act_dontfork },	  { "dontdump", act_dontdump },
+	{ "share", act_share },
 	{ "nothing-at-all", act_nothing }, { "locked", act_left_to_ksm },
 	{ "unprivileged", act_left_to_ksm },
 	{ "map-again", act_map_again },	  { "punch", act_punch },
@@ -34,6 +35,15 @@ static void fill(void)
 	for (unsigned long page = 0; page < FILLED; page++)
 		for (unsigned long at = 0; at < PAGE / 8; at++)
 			((uint64_t *)(ram + page * PAGE))[at] = word_of(page);
+}
+
+/* Advice that holds for all memory that is ever mapped there. */
+static void advise_for_good(const char *action)
+{
+	if (strcmp(action, "dontfork") == 0)
+		CHECK(madvise(ram, BYTES, MADV_DONTFORK) == 0);
+	if (strcmp(action, "dontdump") == 0)
+		CHECK(madvise(ram, BYTES, MADV_DONTDUMP) == 0);
 }
 
 static void offer(const char *backing, const char *action)
@@ -54,8 +64,8 @@ static void offer(const char *backing, const char *action)
 	}
 	CHECK(ram != MAP_FAILED);
 	/* As QEMU does for memfds: before memory is offered. */
-	if (strcmp(action, "dontfork") == 0 && ram_fd >= 0)
-		CHECK(madvise(ram, BYTES, MADV_DONTFORK) == 0);
+	if (ram_fd >= 0)
+		advise_for_good(action);
 	errno = 77;
 	CHECK(madvise(ram, BYTES, MADV_MERGEABLE) == 0);
 	CHECK(errno == 77);
@@ -71,8 +81,8 @@ int main(int count, char **arguments)
 	alarm(60 + (getenv("STORM_SECONDS") ? atoi(getenv("STORM_SECONDS")) : 0));
 	hinder(arguments[2]);
 	offer(arguments[1], arguments[2]);
-	if (strcmp(arguments[2], "dontfork") == 0 && ram_fd < 0)
-		CHECK(madvise(ram, BYTES, MADV_DONTFORK) == 0);
+	if (ram_fd < 0)
+		advise_for_good(arguments[2]);
 	fill();
 	printf("ready\n");
 	fflush(stdout);

@@ -81,3 +81,24 @@ void expect_no_store(void)
 	mappings(&of_store);
 	CHECK(of_store == 0);
 }
+
+unsigned long bytes_flagged(const char *flag)
+{
+	FILE *maps = fopen("/proc/self/smaps", "r");
+	unsigned long start, end, inside = 0, flagged = 0;
+	const unsigned long first = (unsigned long)ram, last = first + BYTES;
+	char line[512];
+
+	CHECK(maps);
+	while (fgets(line, sizeof line, maps)) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2) {
+			start = start < first ? first : start;
+			end = end > last ? last : end;
+			inside = start < end ? end - start : 0;
+		} else if (strncmp(line, "VmFlags:", 8) == 0 && strstr(line, flag)) {
+			flagged += inside;
+		}
+	}
+	fclose(maps);
+	return flagged;
+}

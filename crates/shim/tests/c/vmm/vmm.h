@@ -50,6 +50,9 @@ unsigned mappings(unsigned *of_store);
 
 void expect_no_store(void);
 
+/* How many bytes of the RAM lie in mappings that have a flag of VmFlags in /proc/self/smaps. */
+unsigned long bytes_flagged(const char *flag);
+
 /* Does `work` in a child of fork, which is to end well. */
 void in_child(void (*work)(void));
 
@@ -76,6 +79,7 @@ void act_userfault(void);
 void act_fork(void);
 void act_fork_often(void);
 void act_dontfork(void);
+void act_dontdump(void);
 void act_share(void);
 void act_left_to_ksm(void);
 void act_map_again(void);
