@@ -55,7 +55,7 @@ pub fn take_turns(
 }
 
 fn progress_bar(turns: usize) -> ProgressBar {
-    let template = "{bar:30} {pos}/{len} runs, {eta} left: {msg}";
+    let template = "{bar:30} {pos}/{len} runs, {eta} left: {wide_msg}";
     let style = ProgressStyle::with_template(template).expect("the template is a valid one");
     ProgressBar::new(turns as u64).with_style(style)
 }
