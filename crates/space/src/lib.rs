@@ -239,6 +239,9 @@ impl Space {
 
     /// Notes that the VMM advised `MADV_DONTFORK`, `MADV_DONTDUMP` or the opposite of one, so that
     /// mappings made later get it too. The caller gives the advice to the kernel itself.
+    ///
+    /// # Panics
+    /// If it is any other advice.
     pub fn note_advice(&self, address: HostAddress, bytes: usize, advice: i32) {
         for region in self.core.regions.overlapping(address, end_of(address, bytes)) {
             region.note_advice(advice);
