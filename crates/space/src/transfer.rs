@@ -97,13 +97,14 @@ impl Staging {
     pub(crate) fn new(guest_faults: &Userfault) -> io::Result<Self> {
         let mapping = Mapping::anonymous(STAGING_PAGES as usize * PAGE_BYTES)?;
         let (start, bytes) = (mapping.address(), mapping.bytes());
-        // SAFETY: the memory is ours. A child of fork must not share pages in transit, or they
-        // could not be moved back, and a core dump must not have what the VMM keeps out of it; the
-        // target of a move must be registered, for writes only, since nobody but us touches it.
+        // A child of fork must not share pages in transit, or they could not be moved back, and a core
+        // dump must not have what the VMM keeps out of it.
+        mapping.keep_from_children()?;
+        mapping.keep_from_dumps()?;
+        // SAFETY: the memory is ours. The target of a move must be registered, for writes only, since
+        // nobody but us touches it.
         unsafe {
             mapping::advise(start, bytes, libc::MADV_NOHUGEPAGE)?;
-            mapping::advise(start, bytes, libc::MADV_DONTFORK)?;
-            mapping::advise(start, bytes, libc::MADV_DONTDUMP)?;
             guest_faults.register(start, bytes, mode::WP)?;
         }
         Ok(Self { mapping, window: 0 })
