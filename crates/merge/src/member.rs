@@ -185,10 +185,8 @@ impl Member {
         // Several workers may meet the same silence: one line is enough.
         match error {
             _ if !self.is_well() => {}
-            // As every guest does when it ends.
-            GuestError::Gone if self.connection.has_ended() => {
-                tracing::info!(%guest, "a guest has ended");
-            }
+            // As every guest's is when it ends: whoever listens to the connection tells of that.
+            GuestError::Gone => tracing::debug!(%guest, "a guest's connection is closed"),
             _ => tracing::warn!(%guest, %error, "a guest is left alone"),
         }
         if self.health() != Health::Lost {
