@@ -5,6 +5,7 @@ mod common;
 #[path = "common/guest.rs"]
 mod guest;
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
@@ -85,6 +86,9 @@ fn what_was_written_is_told_once_to_each_who_asks() {
     assert_eq!(first.ask("one").unwrap().block_pages, 1);
 }
 
+/// How often a guest whose pages are merged is written to and asked.
+const ROUNDS: u32 = 40;
+
 #[test]
 fn merging_and_watching_hide_nothing_from_each_other() {
     if !can_manage("merging_and_watching_hide_nothing_from_each_other") {
@@ -102,16 +106,24 @@ fn merging_and_watching_hide_nothing_from_each_other() {
     }
     let mut operator = Operator::connect(&daemon.socket());
     let start = operator.begin("one");
-    for round in 1..=40 {
+    let mut precise = 0;
+    for round in 1..=ROUNDS {
         let written = 1 + round * 11 % EQUAL_PAGES as u32;
         one.write(written as usize);
-        let runs = operator.runs("one");
+        // One that is in transit while it is asked for is told when that is asked again.
+        let (mut told, deadline) = (BTreeSet::new(), Instant::now() + common::PATIENCE);
+        while !(start..start + written).all(|page| told.contains(&page)) {
+            assert!(Instant::now() < deadline, "{written} pages in round {round}: {told:?}");
+            let runs = operator.runs("one").into_iter();
+            told.extend(runs.flat_map(|(first, count)| first..first + count));
+        }
         // Pages that were brought back with those that were written may be told as well.
-        let [(first, count), ..] = runs[..] else { panic!("nothing is told in round {round}") };
-        let told = written..=written + NEIGHBOURS;
-        assert!(first == start && told.contains(&count), "{written} pages: {runs:?}");
+        let count = (start..).take_while(|page| told.contains(page)).count();
+        precise += u32::from(count <= (written + NEIGHBOURS) as usize);
         std::thread::sleep(Duration::from_millis(u64::from(round % 7) * 20));
     }
+    // Of a page that was written just while it was merged nobody knows whether it is written again.
+    assert!(precise >= ROUNDS - ROUNDS / 8, "more is told than was written: {precise} of {ROUNDS}");
     one.check();
     two.check();
     assert!(ask("status")["domains"][0]["breaks"].as_u64().unwrap() > 0, "nothing was merged");

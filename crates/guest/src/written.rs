@@ -9,6 +9,8 @@
 //! for, is in each reader's set when it returns, or was taken out of it before. Two exceptions: a page
 //! that is in transit while somebody merges, and one that is swapped out, are found by a later call.
 //! Whoever needs all pages, as the last round of a migration does, calls when nobody merges.
+//! A page that was written just while it was merged is in each answer from then on, until its guest
+//! discards it: writes to it are not tracked.
 //!
 //! An answer may be lost on the way, and the guest may do what it was asked long after nobody waits
 //! for it. From then on the guest is in doubt: what was written is known again once all that is there

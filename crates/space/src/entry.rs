@@ -49,6 +49,13 @@ pub enum Kind {
     Bound = 7,
 }
 
+impl Kind {
+    /// Whether its page may be written without any scan finding that: it lies in a mapping of the store.
+    pub(crate) const fn is_untracked(self) -> bool {
+        matches!(self, Self::StrayLost | Self::Stray | Self::Bound)
+    }
+}
+
 const SLOT_BITS: u32 = 26;
 const STORE_BITS: u32 = 3;
 

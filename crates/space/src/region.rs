@@ -26,6 +26,8 @@ pub(crate) const GROUP_PAGES: usize = 64;
 struct Table {
     entries: Mapping,
     lost: Mapping,
+    /// How many pages there are that are untracked.
+    untracked: AtomicU32,
 }
 
 /// Managed memory of this process.
@@ -60,6 +62,7 @@ impl Region {
         let table = Table {
             entries: Mapping::anonymous(pages * size_of::<AtomicU32>())?,
             lost: Mapping::anonymous(groups * size_of::<AtomicU64>())?,
+            untracked: AtomicU32::new(0),
         };
         Ok(Self {
             announced,
@@ -147,8 +150,8 @@ impl Region {
     pub(crate) fn set_entry(&self, page: PageIndex, entry: Entry) {
         // The entry before its summary bit: a reporter that clears the bit and then reads the entry
         // either finds the loss or leaves a bit for the next.
-        self.entry_cell(page).store(entry.0, Ordering::Release);
-        self.note_loss(page, entry);
+        let before = Entry(self.entry_cell(page).swap(entry.0, Ordering::Release));
+        self.note_change(page, before, entry);
     }
 
     /// Changes the entry of a page that the caller holds, and of which a reporter may take the mark
@@ -163,7 +166,7 @@ impl Region {
                 cell.compare_exchange(before.0, after.0, Ordering::AcqRel, Ordering::Acquire);
             match changed {
                 Ok(_) => {
-                    self.note_loss(page, after);
+                    self.note_change(page, before, after);
                     return before;
                 }
                 Err(now) => before = Entry(now),
@@ -171,12 +174,31 @@ impl Region {
         }
     }
 
-    fn note_loss(&self, page: PageIndex, entry: Entry) {
+    fn note_change(&self, page: PageIndex, before: Entry, entry: Entry) {
+        // Relaxed, as where it is read: who waits for those who hold pages sees what they counted.
+        match (before.kind().is_untracked(), entry.kind().is_untracked()) {
+            (false, true) => drop(self.table.untracked.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(self.table.untracked.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
         if entry.is_lost() {
             let (word, bit) = self.lost_bit(page);
             // Release: pairs with the Acquire in `take_lost_groups`.
             word.fetch_or(bit, Ordering::Release);
         }
+    }
+
+    /// The first pages within `pages`, one after the other, that may be written without any scan finding
+    /// that.
+    pub(crate) fn untracked_run(&self, pages: PageRange) -> Option<PageRange> {
+        if self.table.untracked.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let is_untracked = |page: &PageIndex| self.entry(*page).kind().is_untracked();
+        let first = pages.pages().find(is_untracked)?;
+        let rest = PageRange::new(first, pages.end().0 - first.0);
+        let count = rest.pages().take_while(is_untracked).count();
+        Some(PageRange::new(first, count as u32))
     }
 
     /// Takes the mark of a loss away, unless the page changed meanwhile.

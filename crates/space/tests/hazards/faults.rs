@@ -50,6 +50,17 @@ fn live(guest: &mut Guest) -> Lived {
     guest.verify("broken");
     guest.hear(&mut worker);
     guest.believes_what_is(&worker, "broken");
+    written.clear();
+    worker.scan(guest.bench.all(), &mut written, 1000)?;
+    let again = || (0..40).step_by(3);
+    again().for_each(|page| guest.write(page, 8000 + u64::from(page)));
+    written.clear();
+    worker.scan(guest.bench.all(), &mut written, 1000)?;
+    // However they came back, and whatever they lie in now.
+    let is_told =
+        |page| written.iter().any(|span| (span.first..span.first + span.count).contains(&page));
+    let untold: Vec<u32> = again().filter(|page| !is_told(guest.bench.page(*page).0)).collect();
+    assert!(untold.is_empty(), "{untold:?} were written, and not found by {written:?}");
     let thrown_away = guest.bench.address(40);
     space.discard(thrown_away, 30 * PAGE_BYTES, libc::MADV_DONTNEED).inspect_err(|_| {
         // Some of the pages are zeros, the others are what they were.
