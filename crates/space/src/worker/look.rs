@@ -62,11 +62,11 @@ impl Worker {
     /// Which pages of `range` are as sought, ascending, into `found` until it has `max` elements.
     /// Protects them again. Returns where to go on if `found` became full.
     ///
-    /// Pages that are absent, the zero page or merged are not looked at. One that the kernel copied inside
-    /// a mapping of the store, or that is not protected there, is found each time: nobody knows whether it
-    /// was written. About 2 ns for each private page that was not written. Waits for those who hold pages of the range when it begins;
-    /// a page that is taken into transit afterwards, by another worker that merges, is found by the
-    /// next scan.
+    /// Pages that are absent, the zero page or merged are not looked at. One that the kernel copied
+    /// inside a mapping of the store, or that is not protected there, is found each time: nobody knows
+    /// whether it was written. About 2 ns for each private page that was not written. Waits for those who
+    /// hold pages of the range when it begins; a page that is taken into transit afterwards, by another
+    /// worker that merges, is found by the next scan.
     ///
     /// # Errors
     /// As `PAGEMAP_SCAN`.
