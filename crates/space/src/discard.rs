@@ -153,7 +153,7 @@ impl Core {
             }
             for page in pages.pages() {
                 let entry = region.entry(page);
-                if matches!(entry.kind(), Kind::Merged | Kind::Bound) {
+                if entry.kind() == Kind::Merged || entry.kind().is_untracked() {
                     region.set_entry(page, Entry::PRIVATE);
                     self.leave_store(entry);
                 }

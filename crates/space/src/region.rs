@@ -176,10 +176,11 @@ impl Region {
 
     fn note_change(&self, page: PageIndex, before: Entry, entry: Entry) {
         // Relaxed, as where it is read: who waits for those who hold pages sees what they counted.
-        match (before.kind().is_untracked(), entry.kind().is_untracked()) {
-            (false, true) => drop(self.table.untracked.fetch_add(1, Ordering::Relaxed)),
-            (true, false) => drop(self.table.untracked.fetch_sub(1, Ordering::Relaxed)),
-            _ => {}
+        let (was, is) = (before.kind().is_untracked(), entry.kind().is_untracked());
+        if is && !was {
+            self.table.untracked.fetch_add(1, Ordering::Relaxed);
+        } else if was && !is {
+            self.table.untracked.fetch_sub(1, Ordering::Relaxed);
         }
         if entry.is_lost() {
             let (word, bit) = self.lost_bit(page);
@@ -372,6 +373,27 @@ mod tests {
         assert_eq!(collect(&left), []);
         assert_eq!(collect(&right), [PageIndex(299)]);
         assert_eq!(collect(&right), []);
+    }
+
+    #[test]
+    fn untracked_pages_are_found_by_the_part_that_holds_them_until_they_are_no_more() {
+        let whole = region(0, 300);
+        assert_eq!(whole.untracked_run(whole.pages()), None);
+        let bound = Entry::new(Kind::Bound, StoreId(1), Slot(9));
+        let lost = bound.with_kind(Kind::StrayLost);
+        let kinds = [(7, Entry::STRAY), (8, bound), (9, lost), (290, Entry::STRAY)];
+        kinds.iter().for_each(|(page, entry)| whole.set_entry(PageIndex(*page), *entry));
+        assert!(whole.report_loss(PageIndex(9), lost));
+        let run = |first, count| PageRange::new(PageIndex(first), count);
+        assert_eq!(whole.untracked_run(run(0, 300)), Some(run(7, 3)));
+        assert_eq!(whole.untracked_run(run(8, 1)), Some(run(8, 1)));
+        assert_eq!(whole.part(run(100, 100)).untracked_run(run(100, 100)), None);
+        assert_eq!(whole.part(run(280, 20)).untracked_run(run(280, 20)), Some(run(290, 1)));
+        for (page, _) in kinds {
+            whole.change_entry(PageIndex(page), |_| Entry::PRIVATE);
+        }
+        assert_eq!(whole.table.untracked.load(Ordering::Relaxed), 0);
+        assert_eq!(whole.untracked_run(run(0, 300)), None);
     }
 
     #[test]
