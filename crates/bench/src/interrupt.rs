@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Error, Result, ensure};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
@@ -53,6 +53,12 @@ pub(crate) fn check() -> Result<()> {
     let interrupted = INTERRUPTED.load(Ordering::Relaxed);
     ensure!(!interrupted, "interrupted; all that was started has ended");
     Ok(())
+}
+
+/// Why a measurement failed: the signal, if one has come. A terminal sends Ctrl-C to what was started
+/// as well, whose end looks like a failure of its own.
+pub(crate) fn or_why(error: Error) -> Error {
+    check().err().unwrap_or(error)
 }
 
 /// Sleeps, and fails if a signal has come.

@@ -128,7 +128,7 @@ pub fn run(options: &Options) -> Result<Report> {
         let count = options.contenders.len();
         for at in 0..count {
             let contender = options.contenders[(at + round) % count];
-            let phases = go_through(contender, options, rate)?;
+            let phases = go_through(contender, options, rate).map_err(interrupt::or_why)?;
             courses.push((contender, phases));
         }
     }

@@ -45,7 +45,7 @@ pub fn take_turns(
             bar.set_message(format!("round {} of {rounds}, {}", round + 1, names[who]));
             match interrupt::check().and_then(|()| run(who).with_context(|| names[who].clone())) {
                 Ok(measured) => runs[who].push(measured),
-                Err(error) => return Err(cut_short(error, names, &runs, round)),
+                Err(error) => return Err(cut_short(interrupt::or_why(error), names, &runs, round)),
             }
             bar.inc(1);
         }

@@ -125,7 +125,7 @@ pub fn run(options: &Options) -> Result<Report> {
             let engine = options.engines[(round + turn) % options.engines.len()];
             let stage = Stage::load(engine, options)?;
             for workload in [Workload::B, Workload::C] {
-                courses.push(stage.measure(workload, round)?);
+                courses.push(stage.measure(workload, round).map_err(interrupt::or_why)?);
                 interrupt::rest(Duration::ZERO)?;
             }
         }
