@@ -56,13 +56,20 @@ fn ascending(
     Ok(())
 }
 
-/// Checks the spans of an answer to a scan.
+/// Checks the spans of an answer to a scan: those of pages that are gone lie among the others.
 pub(crate) fn spans(
     spans: &[PageSpan],
     range: PageRange,
     resume: Resume,
 ) -> Result<(), GuestError> {
-    ascending(spans.iter().map(|span| (span.first, span.count)), range, resume)
+    require(spans.iter().all(|span| span.gone <= 1), "pages that are gone in an unknown way")?;
+    let alike = |gone| {
+        let alike = spans.iter().filter(move |span| span.gone == gone);
+        alike.map(|span| (span.first, span.count))
+    };
+    ascending(alike(0), range, resume)?;
+    // They are told as a whole, and then what is there again is looked for.
+    ascending(alike(1), range, None)
 }
 
 /// Checks the spans of a report.
@@ -97,20 +104,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn span(first: u32, count: u32) -> PageSpan {
-        PageSpan { first, count }
-    }
-
     fn range(first: u32, count: u32) -> PageRange {
         PageRange::new(PageIndex(first), count)
     }
 
     proptest! {
-        /// Accepted spans name each page at most once, in order, and none that was not asked for;
-        /// rejected ones break one of these.
+        /// Accepted spans name each page at most once, in order, and none that was not asked for (or not
+        /// reached, unless it is gone); rejected ones break one of these.
         #[test]
         fn spans_are_accepted_exactly_when_they_make_sense(
-            list in prop::collection::vec((0u32..40, 0u32..6), 0..6),
+            list in prop::collection::vec((0u32..40, 0u32..6, 0u32..8), 0..6),
             huge in prop::option::of(0usize..6),
             first in 0u32..20, count in 0u32..20, resume in prop::option::of(0u32..20),
         ) {
@@ -118,18 +121,23 @@ mod tests {
             let resume = resume
                 .map(|offset| PageIndex(first + offset))
                 .filter(|at| *at > range.first && *at < range.end());
-            let mut list: Vec<_> = list.into_iter().map(|(at, n)| span(at, n)).collect();
+            // Seldom neither 0 nor 1.
+            let span = |(first, count, gone)| PageSpan { first, count, gone: gone % 7 / 3 };
+            let mut list: Vec<_> = list.into_iter().map(span).collect();
             if let Some(at) = huge && at < list.len() {
                 list[at].count = u32::MAX;
             }
-            let end = resume.unwrap_or(range.end()).0;
-            let pages: Vec<u64> = list
-                .iter()
-                .flat_map(|s| u64::from(s.first)..u64::from(s.first) + u64::from(s.count).min(99))
-                .collect();
-            let sensible = list.iter().all(|s| s.count > 0)
-                && pages.is_sorted_by(|a, b| a < b)
-                && pages.iter().all(|p| (u64::from(first)..u64::from(end)).contains(p));
+            let sensible = |gone, end: PageIndex| {
+                let alike = list.iter().filter(|s| s.gone == gone);
+                let pages: Vec<u64> = alike
+                    .flat_map(|s| u64::from(s.first)..u64::from(s.first) + u64::from(s.count).min(99))
+                    .collect();
+                pages.is_sorted_by(|a, b| a < b)
+                    && pages.iter().all(|p| (u64::from(first)..u64::from(end.0)).contains(p))
+            };
+            let sensible = list.iter().all(|s| s.count > 0 && s.gone <= 1)
+                && sensible(0, resume.unwrap_or(range.end()))
+                && sensible(1, range.end());
             prop_assert_eq!(spans(&list, range, resume).is_ok(), sensible);
         }
     }

@@ -17,7 +17,8 @@ pub type Resume = Option<PageIndex>;
 /// asked for. On an error nothing is known about what the guest did, or will still do once it goes
 /// on.
 pub trait Lane: Send {
-    /// Which present pages of `range` were written since they were last scanned.
+    /// Which present pages of `range` were written since they were last scanned, and which are
+    /// [`gone`](PageSpan::gone) that were written before, or discarded.
     ///
     /// # Errors
     /// [`GuestError`].

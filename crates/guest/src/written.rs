@@ -1,40 +1,51 @@
 //! Which pages of a guest were written: found once, told to everybody who wants to know.
 //!
 //! To ask a guest's process what was written protects those pages again, so whoever asks takes the
-//! answer from all others. It goes into a [`Feed`], in which each reader (merging, an operator who
-//! watches, a checkpoint, a migration) has a set of its own and takes from that when it likes.
+//! answer from all others. It goes into [`Feed`]s, in which each reader has a set of its own and takes
+//! from that when it likes. There are two:
+//!
+//! - of pages that were written and are the guest's own: those that may be merged
+//!   ([`Written::join`]);
+//! - of all that are not what they were ([`Written::visit`]), for who wants to know the guest's memory
+//!   (an operator who watches, a checkpoint, a migration): also pages that were written and then merged
+//!   before anybody asked, and those that were discarded.
 //!
 //! # What holds
-//! Every page that was written before [`Written::collect`] was called, in the range that it was called
-//! for, is in each reader's set when it returns, or was taken out of it before. Two exceptions: a page
-//! that is in transit while somebody merges, and one that is swapped out, are found by a later call.
-//! Whoever needs all pages, as the last round of a migration does, calls when nobody merges.
+//! Every page that was written or discarded before [`Written::collect`] was called, in the range that it
+//! was called for, is in each visitor's set when it returns, or was taken out of it before. Two
+//! exceptions: a page that is in transit while somebody merges is told by a later call, and one that is
+//! swapped out by the first after it was touched. Whoever needs all pages, as the last round of a migration does,
+//! calls when nobody merges.
 //! A page that was written just while it was merged is in each answer from then on, until its guest
 //! discards it: writes to it are not tracked.
 //!
 //! An answer may be lost on the way, and the guest may do what it was asked long after nobody waits
 //! for it. From then on the guest is in doubt: what was written is known again once all that is there
-//! was asked for ([`Written::survey`]), after no lane owes an answer any more.
+//! was asked for ([`Written::survey`]), after no lane owes an answer any more. For a visitor every page
+//! may have changed then.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bindery_dirty::{Feed, JoinError, Joining, MOST_READERS, Reader};
 use bindery_space::wire::lane::PageSpan;
-use bindery_units::PageRange;
+use bindery_units::{PageIndex, PageRange};
 
 use crate::{GuestError, Lane, PAGES_MAX};
 
 /// Pages of one request: 16 GiB, 10 ms if nothing was written and 100 if all was.
 const REQUEST_PAGES: u32 = 1 << 22;
 
-/// Readers that may come and go; the others' seats are kept for merging and moving the guest.
+/// Readers that may come and go; the others' seats are kept for moving the guest.
 const VISITORS_MAX: usize = MOST_READERS - 4;
 
 /// The written pages of one guest, for each of their readers.
 #[derive(Debug)]
 pub struct Written {
-    feed: Arc<Feed>,
+    /// Pages that were written and are the guest's own.
+    own: Arc<Feed>,
+    /// Pages that are not what they were.
+    changed: Arc<Feed>,
     /// Held from a question until its answer is told: otherwise another's question in between would
     /// find nothing, and its asker would not know what was found.
     asking: Mutex<()>,
@@ -52,9 +63,10 @@ pub struct Doubt {
 impl Default for Written {
     fn default() -> Self {
         // Address space for every page that a guest may have; memory where pages are written.
-        let feed = Feed::new(u64::from(PAGES_MAX)).expect("a guest's pages fit in a tree");
+        let feed = || Feed::new(u64::from(PAGES_MAX)).expect("a guest's pages fit in a tree");
         Self {
-            feed: Arc::new(feed),
+            own: Arc::new(feed()),
+            changed: Arc::new(feed()),
             asking: Mutex::default(),
             lost: AtomicU64::new(0),
             made_up_for: AtomicU64::new(0),
@@ -63,23 +75,41 @@ impl Default for Written {
 }
 
 impl Written {
-    /// A set of its own for another reader, empty at first.
+    /// A set of the pages that were written and are the guest's own, empty at first.
     ///
     /// # Errors
     /// If there is no memory for it, or there are too many readers.
     pub fn join(&self) -> Result<Reader, JoinError> {
-        self.feed.join(Joining::Clean)
+        self.own.join(Joining::Clean)
     }
 
-    /// As [`join`](Self::join), for those whom the guest can do without: fewer of them are let in.
+    /// A set of all pages that are not what they were, empty at first, for those whom the guest can do
+    /// without: the last seats are not for them.
     ///
     /// # Errors
     /// As [`join`](Self::join).
     pub fn visit(&self) -> Result<Reader, JoinError> {
-        if self.feed.readers() >= VISITORS_MAX {
+        if self.changed.readers() >= VISITORS_MAX {
             return Err(JoinError::Full);
         }
-        self.join()
+        self.changed.join(Joining::Clean)
+    }
+
+    /// Whether there is a visitor. One who comes later finds in the pages whatever was done to them
+    /// before this said that there is none.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        // Pairs with the fence of `Feed::join`, as that of a mark does.
+        fence(Ordering::SeqCst);
+        self.changed.readers() > 0
+    }
+
+    /// Tells visitors that a page may not be what it was.
+    ///
+    /// # Panics
+    /// If the page is not within [`PAGES_MAX`], as those of all regions are.
+    pub fn note_changed(&self, page: PageIndex) {
+        self.changed.mark(page.0).expect("regions lie within the pages that a guest may have");
     }
 
     /// Whether an answer was lost, and nobody has asked for all that is there since.
@@ -125,6 +155,10 @@ impl Written {
     ) -> Result<(), GuestError> {
         for range in regions {
             self.ask(*range, |request, spans| lane.survey(request, spans))?;
+            if self.is_in_doubt() {
+                // What is gone was told in the answer that was lost.
+                mark(&self.changed, *range);
+            }
         }
         self.made_up_for.fetch_max(doubt.lost, Ordering::Relaxed);
         Ok(())
@@ -145,8 +179,11 @@ impl Written {
                 self.lost.fetch_add(1, Ordering::Relaxed);
             })?;
             for span in &spans {
-                let told = self.feed.mark_range(span.first, u64::from(span.count));
-                told.expect("regions lie within the pages that a guest may have");
+                let pages = PageRange::new(PageIndex(span.first), span.count);
+                mark(&self.changed, pages);
+                if span.gone == 0 {
+                    mark(&self.own, pages);
+                }
             }
             drop(asking);
             at = resume.unwrap_or(request.end());
@@ -155,14 +192,17 @@ impl Written {
     }
 }
 
+fn mark(feed: &Feed, pages: PageRange) {
+    let marked = feed.mark_range(pages.first.0, u64::from(pages.count));
+    marked.expect("regions lie within the pages that a guest may have");
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use bindery_space::wire::control::StoreId;
     use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, Run};
-
-    use bindery_units::PageIndex;
 
     use super::*;
     use crate::{Fetched, Gauges, Resume, Unmerged};
@@ -173,6 +213,7 @@ mod tests {
     #[derive(Default)]
     struct Process {
         written: BTreeSet<u32>,
+        gone: BTreeSet<u32>,
         present: BTreeSet<u32>,
         /// Does what it is asked, and its answer is lost.
         loses: bool,
@@ -191,11 +232,13 @@ mod tests {
             spans: &mut Vec<PageSpan>,
         ) -> Result<Resume, GuestError> {
             let asked = |page: &u32| range.contains(PageIndex(*page));
-            spans.clear();
-            spans.extend(
-                pages.iter().copied().filter(asked).map(|first| PageSpan { first, count: 1 }),
-            );
+            let spans_of = |pages: &BTreeSet<u32>, gone| -> Vec<PageSpan> {
+                let pages = pages.iter().copied().filter(asked);
+                pages.map(|first| PageSpan { first, count: 1, gone }).collect()
+            };
+            *spans = [spans_of(pages, 0), spans_of(&self.gone, 1)].concat();
             self.written.retain(|page| !asked(page));
+            self.gone.retain(|page| !asked(page));
             if self.loses { Err(GuestError::Gone) } else { Ok(None) }
         }
     }
@@ -300,11 +343,44 @@ mod tests {
     }
 
     #[test]
+    fn what_is_gone_visitors_are_told_and_after_an_answer_was_lost_everything() {
+        let (written, mut process) = (Written::default(), Process::default());
+        let (merging, visitor) = (written.join().unwrap(), written.visit().unwrap());
+        process.write(4);
+        process.gone.insert(9);
+        written.collect(&mut process, ALL).unwrap();
+        assert_eq!((harvest(&merging), harvest(&visitor)), (vec![4], vec![4, 9]));
+        process.gone.insert(9);
+        process.loses = true;
+        written.collect(&mut process, ALL).unwrap_err();
+        process.loses = false;
+        written.survey(&mut process, &[ALL], written.doubt()).unwrap();
+        assert_eq!((harvest(&merging), harvest(&visitor).len()), (vec![4], 1000));
+        // Another one, of who has just come and knows nothing yet.
+        written.survey(&mut process, &[ALL], written.doubt()).unwrap();
+        assert_eq!((harvest(&merging), harvest(&visitor)), (vec![4], vec![4]));
+    }
+
+    #[test]
+    fn a_visitor_makes_the_guest_watched_and_merging_does_not() {
+        let written = Written::default();
+        let _merging = written.join().unwrap();
+        assert!(!written.is_watched());
+        let visitor = written.visit().unwrap();
+        assert!(written.is_watched());
+        written.note_changed(PageIndex(7));
+        assert_eq!(harvest(&visitor), [7]);
+        drop(visitor);
+        assert!(!written.is_watched());
+    }
+
+    #[test]
     fn visitors_leave_seats_for_others() {
         let written = Written::default();
         let visitors: Vec<Reader> = std::iter::from_fn(|| written.visit().ok()).collect();
         assert_eq!(visitors.len(), VISITORS_MAX);
-        let others: Vec<Reader> = std::iter::from_fn(|| written.join().ok()).collect();
+        let all = || written.changed.join(Joining::Clean).ok();
+        let others: Vec<Reader> = std::iter::from_fn(all).collect();
         assert_eq!(visitors.len() + others.len(), MOST_READERS);
     }
 }

@@ -176,7 +176,7 @@ fn answers_come_back_as_they_were_given() {
         let mut answer = Answer { count: request.count, lane_cpu_ns: 500, ..Answer::default() };
         match request.op {
             op::SCAN => {
-                put(window, &[PageSpan { first: 3, count: 2 }]);
+                put(window, &[PageSpan { first: 3, count: 2, gone: 0 }]);
                 answer = Answer { count: 1, more: 1, resume_at: 9, ..answer };
             }
             op::DIGEST => {
@@ -198,7 +198,7 @@ fn answers_come_back_as_they_were_given() {
     let range = PageRange::new(PageIndex(2), 20);
     let mut spans = Vec::new();
     assert_eq!(lane.scan(range, &mut spans).unwrap(), Some(PageIndex(9)));
-    assert_eq!(spans, [PageSpan { first: 3, count: 2 }]);
+    assert_eq!(spans, [PageSpan { first: 3, count: 2, gone: 0 }]);
     let mut digests = Vec::new();
     lane.digest(&[8, 4], &mut digests).unwrap();
     assert_eq!(digests.iter().map(|digest| digest.digest[0]).collect::<Vec<_>>(), [8, 4]);
@@ -225,7 +225,7 @@ fn a_late_answer_is_owed_and_forgotten() {
     let shim = serve(ends, move |_, window| {
         // Only the first answer is late: there is nobody any more who could have the others wait.
         let _ = late.recv();
-        put(window, &[PageSpan { first: 0, count: 1 }]);
+        put(window, &[PageSpan { first: 0, count: 1, gone: 0 }]);
         Some(Answer { count: 1, ..Answer::default() })
     });
     let (range, mut spans) = (PageRange::new(PageIndex(0), 4), Vec::new());
@@ -253,11 +253,17 @@ fn lies_are_called_nonsense() {
         |_| Answer { status: 77, ..Answer::default() },
         |_| Answer { more: 1, resume_at: 10, ..Answer::default() },
         |window| {
-            put(window, &[PageSpan { first: 19, count: 2 }]);
+            put(window, &[PageSpan { first: 19, count: 2, gone: 0 }]);
             Answer { count: 1, ..Answer::default() }
         },
         |window| {
-            put(window, &[PageSpan { first: 12, count: 1 }, PageSpan { first: 12, count: 1 }]);
+            put(
+                window,
+                &[
+                    PageSpan { first: 12, count: 1, gone: 0 },
+                    PageSpan { first: 12, count: 1, gone: 0 },
+                ],
+            );
             Answer { count: 2, ..Answer::default() }
         },
     ];

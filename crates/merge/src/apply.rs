@@ -129,6 +129,7 @@ impl Applying<'_> {
     }
 
     fn take_outcomes(&mut self, runs: &[Run]) {
+        self.tell_presumed(runs);
         let outcomes = std::mem::take(self.outcomes);
         let merges = runs.iter().flat_map(|run| {
             let zero = run.zero != 0;
@@ -138,6 +139,18 @@ impl Applying<'_> {
             self.take_outcome(merge, zero, *outcome);
         }
         *self.outcomes = outcomes;
+    }
+
+    /// Tells who has begun to watch since this was planned that pages may have changed which nobody has
+    /// read: see [`presume`](crate::examine).
+    fn tell_presumed(&self, runs: &[Run]) {
+        let written = self.member.connection.written();
+        if !self.presumed.is_empty() && written.is_watched() {
+            let pages = runs.iter().flat_map(merges_of).map(|merge| merge.page);
+            pages
+                .filter(|page| self.is_presumed(*page))
+                .for_each(|page| written.note_changed(page));
+        }
     }
 
     fn take_outcome(&mut self, merge: Merge, zero: bool, outcome: u8) {

@@ -117,11 +117,14 @@ impl Batch<'_> {
     }
 
     /// Has pages between ends that were found side by side join what lies between there. Returns the
-    /// others.
+    /// others: all of them, if the guest is watched. A page that the guest writes in the instant between
+    /// the question whether it was written and its move is merged with what it held before, if it was
+    /// digested, and nobody needs to hear of it; with anything, if it was presumed.
     fn presume(&self, stretches: &[usize], places: &[(PageIndex, Place)]) -> Vec<u32> {
         let (mut outcome, mut left) = (Outcome::default(), Vec::new());
+        let watched = self.member.connection.written().is_watched();
         for at in stretches {
-            let base = between::base(self.pages[*at], places);
+            let base = between::base(self.pages[*at], places).filter(|_| !watched);
             for pages in 1..STRIDE {
                 let page = PageIndex(self.pages[*at + pages as usize]);
                 let place = base.map(|base| base.plus(pages));

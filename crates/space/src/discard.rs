@@ -68,13 +68,17 @@ impl Core {
             let anonymous = region.entry(at).is_anonymous();
             let same = |&page: &PageIndex| region.entry(page).is_anonymous() == anonymous;
             let run = PageRange::new(at, rest.pages().take_while(same).count() as u32);
-            if anonymous {
+            let done = if anonymous {
                 let (address, bytes) = (region.address(at), run.count as usize * PAGE_BYTES);
                 // SAFETY: the VMM asked for it, and the range is held.
-                unsafe { mapping::advise(address, bytes, advice)? };
+                unsafe { mapping::advise(address, bytes, advice) }
             } else {
-                self.discard_mapped(region, run)?;
-            }
+                self.discard_mapped(region, run)
+            };
+            // No scan finds zeros: whoever has seen something else there is to hear of it. A part may
+            // be done where not all could be.
+            region.add_untold(run);
+            done?;
             at = run.end();
         }
         if !region.watched {

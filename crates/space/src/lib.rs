@@ -44,6 +44,7 @@ mod restore;
 mod spare;
 mod store;
 mod transfer;
+mod untold;
 #[cfg(feature = "vm-memory")]
 pub mod vm_memory;
 pub mod wire;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! hold the range                     nobody else changes its backing
+//! which were written since a scan?   told of by the next, as scans pass over merged pages
 //! move the pages to staging          the guest waits if it touches them; nobody can write them
 //! compare each with its slot         byte for byte, exact
 //! unequal: move back
@@ -31,7 +32,7 @@ use crate::{
     entry::{Entry, Kind},
     region::Region,
     store::StoreView,
-    transfer::{COPIED, PageSet, Staging, WINDOW_PAGES, find_pages},
+    transfer::{COPIED, PageSet, Staging, WINDOW_PAGES, WRITTEN, find_pages},
     wire::lane::{RUN_PAGES_MAX, outcome},
 };
 
@@ -140,6 +141,7 @@ impl Window<'_> {
         }
         let (faults, pagemap) = (&self.core.guest_faults, &self.core.pagemap);
         let guest = self.address(0);
+        let written = find_pages(pagemap, guest, wanted.end(), WRITTEN);
         // SAFETY: the window is held.
         let staged = unsafe { staging.take(faults, pagemap, guest, wanted) };
         if staged.is_empty() {
@@ -151,6 +153,10 @@ impl Window<'_> {
             Target::Zero => self.place_zero_pages(equal),
             Target::Slots(store, slots) => self.place_slots(equal, store, slots),
         };
+        // Whoever watches the guest has not heard of it, and no scan will find it any more.
+        for (first, count) in placed.and(written).spans() {
+            self.region.add_untold(PageRange::new(self.page(first), count));
+        }
         let back = staged.without(placed);
         // SAFETY: the window is held, these pages are staged and their places are absent.
         let copied = unsafe { staging.give_back(faults, pagemap, guest, back) };

@@ -7,6 +7,7 @@
 use std::{
     fs::File,
     io,
+    ops::Range,
     sync::{
         Arc, RwLock, RwLockReadGuard,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -16,18 +17,30 @@ use std::{
 use bindery_sys::{mapping::Mapping, maps::Advised};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
-use crate::{advice::Advice, entry::Entry, extents::Extents, wire::control::Region as Announced};
+use crate::{
+    advice::Advice, entry::Entry, extents::Extents, untold::Untold,
+    wire::control::Region as Announced,
+};
 
 /// Pages that share one bit of the summary of losses.
 pub(crate) const GROUP_PAGES: usize = 64;
 
-/// The entries of a region's pages and a summary of those that were lost.
+/// The entries of a region's pages, a summary of those that were lost, and those that the next scan
+/// has to tell of.
 #[derive(Debug)]
 struct Table {
     entries: Mapping,
     lost: Mapping,
-    /// How many pages there are that are untracked.
-    untracked: AtomicU32,
+    untold: Untold,
+}
+
+/// Consecutive pages that a scan has to tell of whatever the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UntoldRun {
+    pub(crate) pages: PageRange,
+    /// They may be written without any scan finding that. If not, they have changed once, and what is
+    /// there now may not be the guest's own.
+    pub(crate) untracked: bool,
 }
 
 /// Managed memory of this process.
@@ -62,7 +75,7 @@ impl Region {
         let table = Table {
             entries: Mapping::anonymous(pages * size_of::<AtomicU32>())?,
             lost: Mapping::anonymous(groups * size_of::<AtomicU64>())?,
-            untracked: AtomicU32::new(0),
+            untold: Untold::new(pages)?,
         };
         Ok(Self {
             announced,
@@ -175,12 +188,8 @@ impl Region {
     }
 
     fn note_change(&self, page: PageIndex, before: Entry, entry: Entry) {
-        // Relaxed, as where it is read: who waits for those who hold pages sees what they counted.
-        let (was, is) = (before.kind().is_untracked(), entry.kind().is_untracked());
-        if is && !was {
-            self.table.untracked.fetch_add(1, Ordering::Relaxed);
-        } else if was && !is {
-            self.table.untracked.fetch_sub(1, Ordering::Relaxed);
+        if entry.kind().is_untracked() && !before.kind().is_untracked() {
+            self.add_untold(PageRange::new(page, 1));
         }
         if entry.is_lost() {
             let (word, bit) = self.lost_bit(page);
@@ -189,17 +198,39 @@ impl Region {
         }
     }
 
-    /// The first pages within `pages`, one after the other, that may be written without any scan finding
-    /// that.
-    pub(crate) fn untracked_run(&self, pages: PageRange) -> Option<PageRange> {
-        if self.table.untracked.load(Ordering::Relaxed) == 0 {
-            return None;
+    /// Has the next scan tell of pages that the caller holds.
+    pub(crate) fn add_untold(&self, pages: PageRange) {
+        self.table.untold.add(self.places(pages));
+    }
+
+    /// The first of `pages`, one after the other, that a scan has to tell of whatever the kernel says:
+    /// all of them untracked, or none. Those that are stay so; the others are told now, and no more.
+    pub(crate) fn untold_run(&self, pages: PageRange) -> Option<UntoldRun> {
+        let found = self.table.untold.run(self.places(pages))?;
+        let first = self.table_base.plus(found.start as u32);
+        let is_untracked = |page: PageIndex| self.entry(page).kind().is_untracked();
+        let untracked = is_untracked(first);
+        let rest = PageRange::new(first, found.len() as u32);
+        let count = rest.pages().take_while(|page| is_untracked(*page) == untracked).count();
+        Some(UntoldRun { pages: PageRange::new(first, count as u32), untracked })
+    }
+
+    /// The caller tells of `run`.
+    pub(crate) fn note_told(&self, run: UntoldRun) {
+        if run.untracked {
+            return;
         }
-        let is_untracked = |page: &PageIndex| self.entry(*page).kind().is_untracked();
-        let first = pages.pages().find(is_untracked)?;
-        let rest = PageRange::new(first, pages.end().0 - first.0);
-        let count = rest.pages().take_while(is_untracked).count();
-        Some(PageRange::new(first, count as u32))
+        self.table.untold.remove(self.places(run.pages));
+        // Whoever makes a page untracked adds it afterwards: either that is seen here or stays.
+        for page in run.pages.pages().filter(|page| self.entry(*page).kind().is_untracked()) {
+            self.add_untold(PageRange::new(page, 1));
+        }
+    }
+
+    /// Where `pages` are in the table.
+    fn places(&self, pages: PageRange) -> Range<usize> {
+        let first = (pages.first.0 - self.table_base.0) as usize;
+        first..first + pages.count as usize
     }
 
     /// Takes the mark of a loss away, unless the page changed meanwhile.
@@ -298,6 +329,8 @@ impl Regions {
         let after = PageRange::new(pages.end(), all.end().0 - pages.end().0);
         let rest = [before, after].into_iter().filter(|rest| !rest.is_empty());
         self.exchange(region, rest.map(|rest| region.part(rest)).collect());
+        // Nobody asks for them any more, and the parts share the table.
+        region.table.untold.remove(region.places(pages));
     }
 
     /// Puts `parts` of a region in its place.
@@ -376,24 +409,53 @@ mod tests {
     }
 
     #[test]
-    fn untracked_pages_are_found_by_the_part_that_holds_them_until_they_are_no_more() {
+    fn untracked_pages_are_told_by_the_part_that_holds_them_until_they_are_no_more() {
         let whole = region(0, 300);
-        assert_eq!(whole.untracked_run(whole.pages()), None);
+        assert_eq!(whole.untold_run(whole.pages()), None);
         let bound = Entry::new(Kind::Bound, StoreId(1), Slot(9));
         let lost = bound.with_kind(Kind::StrayLost);
         let kinds = [(7, Entry::STRAY), (8, bound), (9, lost), (290, Entry::STRAY)];
         kinds.iter().for_each(|(page, entry)| whole.set_entry(PageIndex(*page), *entry));
         assert!(whole.report_loss(PageIndex(9), lost));
-        let run = |first, count| PageRange::new(PageIndex(first), count);
-        assert_eq!(whole.untracked_run(run(0, 300)), Some(run(7, 3)));
-        assert_eq!(whole.untracked_run(run(8, 1)), Some(run(8, 1)));
-        assert_eq!(whole.part(run(100, 100)).untracked_run(run(100, 100)), None);
-        assert_eq!(whole.part(run(280, 20)).untracked_run(run(280, 20)), Some(run(290, 1)));
+        let range = |first, count| PageRange::new(PageIndex(first), count);
+        let run =
+            |first, count, untracked| Some(UntoldRun { pages: range(first, count), untracked });
+        let part = |first, count| whole.part(range(first, count)).untold_run(range(first, count));
+        for _ in 0..2 {
+            assert_eq!(whole.untold_run(range(0, 300)), run(7, 3, true));
+            whole.note_told(run(7, 3, true).unwrap());
+        }
+        assert_eq!(whole.untold_run(range(8, 1)), run(8, 1, true));
+        assert_eq!((part(100, 100), part(280, 20)), (None, run(290, 1, true)));
         for (page, _) in kinds {
             whole.change_entry(PageIndex(page), |_| Entry::PRIVATE);
         }
-        assert_eq!(whole.table.untracked.load(Ordering::Relaxed), 0);
-        assert_eq!(whole.untracked_run(run(0, 300)), None);
+        // How they got rid of their copies nobody has told.
+        assert_eq!(whole.untold_run(range(0, 300)), run(7, 3, false));
+        whole.note_told(run(7, 3, false).unwrap());
+        assert_eq!(whole.untold_run(range(0, 300)), run(290, 1, false));
+        let regions = Regions::default();
+        let whole = regions.add(whole);
+        regions.cut(&whole, range(256, 44));
+        assert_eq!(whole.untold_run(range(0, 300)), None);
+    }
+
+    #[test]
+    fn pages_that_changed_are_told_once_and_apart_from_untracked_ones() {
+        let region = region(512, 300);
+        let range = |first, count| PageRange::new(PageIndex(first), count);
+        region.add_untold(range(600, 10));
+        region.set_entry(PageIndex(604), Entry::STRAY);
+        let mut told = Vec::new();
+        let mut at = 512;
+        while let Some(run) = region.untold_run(range(at, 812 - at)) {
+            region.note_told(run);
+            told.push((run.pages.first.0, run.pages.count, run.untracked));
+            at = run.pages.end().0;
+        }
+        assert_eq!(told, [(600, 4, false), (604, 1, true), (605, 5, false)]);
+        let stays = UntoldRun { pages: range(604, 1), untracked: true };
+        assert_eq!(region.untold_run(range(512, 300)), Some(stays));
     }
 
     #[test]

@@ -52,6 +52,10 @@ impl PageSet {
         Self(self.0 & !other.0)
     }
 
+    pub(crate) const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
     pub(crate) const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -248,7 +252,7 @@ pub(crate) unsafe fn give_back(
 
 impl PageSet {
     /// One more than the highest page.
-    const fn end(self) -> u32 {
+    pub(crate) const fn end(self) -> u32 {
         u64::BITS - self.0.leading_zeros()
     }
 }
@@ -269,6 +273,16 @@ pub(crate) const COPIED: Query = Query {
     any_of: 0,
     invert: category::FILE,
     report: category::PRESENT,
+    protect: false,
+    refuse_unprotectable: false,
+};
+
+/// Pages of a guest that were written since they were protected, and absent ones.
+pub(crate) const WRITTEN: Query = Query {
+    require: category::WRITTEN,
+    any_of: 0,
+    invert: 0,
+    report: category::WRITTEN,
     protect: false,
     refuse_unprotectable: false,
 };

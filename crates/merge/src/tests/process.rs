@@ -192,7 +192,8 @@ impl Process {
         let within = self.pages.range(range.first.0..range.end().0);
         let pages: Vec<u32> = within.filter_map(wanted).collect();
         let runs = pages.chunk_by(|a, b| *b == a + 1);
-        *found = runs.map(|run| PageSpan { first: run[0], count: run.len() as u32 }).collect();
+        *found =
+            runs.map(|run| PageSpan { first: run[0], count: run.len() as u32, gone: 0 }).collect();
         // Windows are small here, so that scans are resumed.
         let resume = found.get(50).map(|span| PageIndex(span.first));
         found.truncate(50);

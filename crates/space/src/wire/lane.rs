@@ -33,8 +33,8 @@ pub const RUN_PAGES_MAX: u32 = 64;
 /// What a [`Request`] asks for.
 pub mod op {
     /// Which pages of `first..first+count` were written since the last scan (and write-protect
-    /// them again)? Answer: [`PageSpan`](super::PageSpan)s, ascending; `resume_at` if the window
-    /// was full. Also drains breaks first, see `BREAKS`.
+    /// them again)? Answer: [`PageSpan`](super::PageSpan)s, ascending among those that are gone and
+    /// among those that are not; `resume_at` if the window was full.
     pub const SCAN: u32 = 1;
     /// Which merged pages were written (broken) or discarded since asked last? Answer: [`Lost`](super::Lost)s;
     /// `more` is non-zero while there are more.
@@ -141,7 +141,7 @@ pub struct Answer {
     pub unused: u64,
 }
 
-/// A run of consecutive pages.
+/// A run of consecutive pages that were written, or are there.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
 )]
@@ -151,6 +151,9 @@ pub struct PageSpan {
     pub first: u32,
     /// How many.
     pub count: u32,
+    /// 1: they were written and then merged, or discarded, before any scan could tell; those of them that
+    /// are the guest's own again and were written are told as such as well. Otherwise 0.
+    pub gone: u32,
 }
 
 /// A merged page that its guest wrote to or discarded. The shim maps `slot` for it no more.

@@ -62,11 +62,12 @@ impl Worker {
     /// Which pages of `range` are as sought, ascending, into `found` until it has `max` elements.
     /// Protects them again. Returns where to go on if `found` became full.
     ///
-    /// Pages that are absent, the zero page or merged are not looked at. One that the kernel copied
-    /// inside a mapping of the store, or that is not protected there, is found each time: nobody knows
-    /// whether it was written. About 2 ns for each private page that was not written. Waits for those who
-    /// hold pages of the range when it begins; a page that is taken into transit afterwards, by another
-    /// worker that merges, is found by the next scan.
+    /// Pages that are absent, the zero page or merged are not looked at; those that became so after they
+    /// were written, and that no scan found in between, are told as [`gone`](PageSpan::gone), once. A page
+    /// that the kernel copied inside a mapping of the store, or that is not protected there, is found each
+    /// time: nobody knows whether it was written. About 2 ns for each private page that was not written.
+    /// Waits for those who hold pages of the range when it begins; a page that is taken into transit
+    /// afterwards, by another worker that merges, is told by the next scan.
     ///
     /// # Errors
     /// As `PAGEMAP_SCAN`.
@@ -83,16 +84,21 @@ impl Worker {
             let region = &part.region;
             let (mut at, end) = (region.address(part.pages.first), part.end_address());
             self.core.settle(at, end);
-            let mut untracked = region.untracked_run(part.pages);
+            let mut untold = region.untold_run(part.pages);
             while at < end {
                 if found.len() >= max {
                     return Ok(Some(region.page(at)));
                 }
-                let limit = untracked.map_or(end, |run| region.address(run.first));
-                if let Some(run) = untracked.filter(|_| at == limit) {
-                    found.push(PageSpan { first: run.first.0, count: run.count });
-                    at = at.plus_pages(run.count);
-                    untracked = region.untracked_run(region.pages_between(at, end));
+                let limit = untold.map_or(end, |run| region.address(run.pages.first));
+                if let Some(run) = untold.filter(|_| at == limit) {
+                    region.note_told(run);
+                    let PageRange { first, count } = run.pages;
+                    found.push(PageSpan { first: first.0, count, gone: (!run.untracked).into() });
+                    let behind = run.pages.end();
+                    // What is gone may be back, and is looked at like all others.
+                    at = if run.untracked { at.plus_pages(count) } else { at };
+                    untold =
+                        region.untold_run(PageRange::new(behind, part.pages.end().0 - behind.0));
                     continue;
                 }
                 let room = (max - found.len()).min(EXTENTS_PER_CALL_MAX);
@@ -100,7 +106,7 @@ impl Worker {
                 let scanned = self.core.pagemap.scan(at, limit.0 - at.0, query, extents)?;
                 for extent in &extents[..scanned.extents] {
                     let first = region.page(HostAddress(extent.start as usize)).0;
-                    found.push(PageSpan { first, count: extent.pages() as u32 });
+                    found.push(PageSpan { first, count: extent.pages() as u32, gone: 0 });
                 }
                 at = scanned.resume_at;
             }

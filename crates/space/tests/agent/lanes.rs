@@ -56,11 +56,15 @@ fn every_request_does_what_it_says() {
     let answer = lane.ask::<u8>(about(SCAN, &meeting), &[]);
     assert_eq!((answer.status, answer.count, answer.more), (status::DONE, 1, 0));
     let first = bench.page(0).0;
-    assert_eq!(lane.array::<PageSpan>(0, 1), [PageSpan { first, count: 4 }]);
+    assert_eq!(lane.array::<PageSpan>(0, 1), [PageSpan { first, count: 4, gone: 0 }]);
     assert!(answer.lane_cpu_ns > 0 && answer.mappings > 0 && answer.mappings_max > 0);
     assert_eq!(lane.ask::<u8>(about(SCAN, &meeting), &[]).count, 0, "nothing written since");
     assert_eq!(lane.ask::<u8>(about(SURVEY, &meeting), &[]).count, 1);
-    assert_eq!(lane.array::<PageSpan>(0, 1), [PageSpan { first, count: 4 }], "still there");
+    assert_eq!(
+        lane.array::<PageSpan>(0, 1),
+        [PageSpan { first, count: 4, gone: 0 }],
+        "still there"
+    );
 
     let pages = [first, first + 3, first + 1_000_000];
     let request = Request { op: DIGEST, count: 3, ..Request::default() };

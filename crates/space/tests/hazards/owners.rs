@@ -156,7 +156,8 @@ fn merging_goes_on_when_the_process_gives_its_rights_up() {
         bench.fill(5, 9);
         let mut written = Vec::new();
         worker.scan(bench.all(), &mut written, 10).expect("scan");
-        assert_eq!(written.iter().map(|span| span.first).collect::<Vec<_>>(), [bench.page(5).0]);
+        let there = written.iter().filter(|span| span.gone == 0);
+        assert_eq!(there.map(|span| span.first).collect::<Vec<_>>(), [bench.page(5).0]);
         bench.space.worker().expect("another lane");
         worker.mend(bench.all());
         worker.unmerge(bench.all(), u32::MAX);

@@ -1,6 +1,13 @@
 //! `PAGEMAP_SCAN` and the marks of write protection that it and others leave.
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::{
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use bindery_space::{
     Sought, Worker,
@@ -156,4 +163,119 @@ fn pages_that_came_back_are_zeroed_and_merged_over_their_seams() {
     let seen =
         move || words.into_iter().all(|at| unsafe { (at as *const u64).read_volatile() } == 0);
     assert!(within_seconds(seen), "zeros, and no endless fault");
+}
+
+/// All spans that a scan finds, with whether they are gone.
+fn scanned(bench: &Bench, worker: &mut Worker) -> Vec<(u32, u32, u32)> {
+    let mut spans = Vec::new();
+    assert_eq!(worker.scan(bench.all(), &mut spans, 1000).expect("scan"), None);
+    let first = bench.page(0).0;
+    spans.iter().map(|span| (span.first - first, span.count, span.gone)).collect()
+}
+
+#[test]
+fn what_was_written_and_merged_before_any_scan_is_told_once() {
+    let Some(bench) = Bench::new(64, 64) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    (0..64).for_each(|page| bench.fill(page, 3));
+    (0..32).for_each(|slot| bench.fill_slot(Slot(slot), 4));
+    (32..64).for_each(|slot| bench.fill_slot(Slot(slot), 3));
+    assert_eq!(scanned(&bench, &mut worker), [(0, 64, 0)]);
+    (8..24).for_each(|page| bench.fill(page, 4));
+    (40..44).for_each(|page| bench.fill(page, 0));
+    assert_eq!(bench.merge(&mut worker, 10, 10, Slot(10)), merged(10));
+    assert_eq!(bench.merge(&mut worker, 32, 4, Slot(32)), merged(4), "not written since");
+    let zeros = Run { page: bench.page(40).0, count: 4, slot: 0, zero: 1 };
+    let mut outcomes = Vec::new();
+    worker.merge(STORE, &[zeros], &mut outcomes);
+    assert_eq!(outcomes, merged(4));
+    let told = [(8, 2, 0), (10, 10, 1), (20, 4, 0), (40, 4, 1)];
+    assert_eq!(scanned(&bench, &mut worker), told);
+    assert_eq!(scanned(&bench, &mut worker), []);
+    bench.fill(12, 5);
+    bench.fill(41, 5);
+    assert_eq!(scanned(&bench, &mut worker), [(12, 1, 0), (41, 1, 0)], "came back");
+}
+
+#[test]
+fn what_was_discarded_is_told_once_and_what_is_written_there_afterwards_too() {
+    let Some(bench) = Bench::new(64, 64) else { return };
+    let mut worker = bench.space.worker().expect("worker");
+    for page in 0..64 {
+        bench.fill(page, 3);
+        bench.fill_slot(Slot(page), 3);
+    }
+    assert_eq!(bench.merge(&mut worker, 16, 16, Slot(0)), merged(16));
+    scanned(&bench, &mut worker);
+    // The guest's own and merged ones.
+    bench.space.discard(bench.address(8), 16 * PAGE_BYTES, libc::MADV_DONTNEED).expect("discard");
+    bench.fill(9, 7);
+    assert_eq!(scanned(&bench, &mut worker), [(8, 16, 1), (9, 1, 0)]);
+    assert_eq!(scanned(&bench, &mut worker), []);
+}
+
+/// A guest that writes what others hold, so that pages merge between its write and the next scan.
+#[test]
+fn a_copy_that_follows_what_scans_tell_is_the_memory_in_the_end() {
+    const PAGES: u32 = 64;
+    const VALUES: u64 = 4;
+    let Some(bench) = Bench::new(PAGES as usize, VALUES as u32) else { return };
+    (0..VALUES).for_each(|value| bench.fill_slot(Slot(value as u32), value));
+    let (bench, ended) = (&bench, &AtomicBool::new(false));
+    let random = |state: &mut u64| {
+        // Xorshift.
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        *state
+    };
+    // SAFETY: the page is in the mapping.
+    let word = |page: u32| unsafe { bench.words(page).read_volatile() };
+    let mut copy = vec![0; PAGES as usize];
+    let mut gone = 0;
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut state = 1;
+            while !ended.load(Ordering::Relaxed) {
+                let page = random(&mut state) as u32 % PAGES;
+                bench.fill(page, random(&mut state) % VALUES);
+                if random(&mut state).is_multiple_of(16) {
+                    let address = bench.address(random(&mut state) as u32 % PAGES);
+                    let discarded = bench.space.discard(address, PAGE_BYTES, libc::MADV_DONTNEED);
+                    discarded.expect("discard");
+                }
+            }
+        });
+        scope.spawn(move || {
+            let mut worker = bench.space.worker().expect("worker");
+            let mut lost = Vec::new();
+            while !ended.load(Ordering::Relaxed) {
+                for page in 0..PAGES {
+                    let (slot, zero) = (word(page) as u32, u32::from(word(page) == 0));
+                    let run = Run { page: bench.page(page).0, count: 1, slot, zero };
+                    worker.merge(STORE, &[run], &mut Vec::new());
+                }
+                lost.clear();
+                worker.lost(&mut lost, PAGES as usize);
+            }
+        });
+        let mut worker = bench.space.worker().expect("worker");
+        let mut follow = |copy: &mut Vec<u64>| {
+            for (first, count, is_gone) in scanned(bench, &mut worker) {
+                gone += is_gone * count;
+                (first..first + count).for_each(|page| copy[page as usize] = word(page));
+            }
+        };
+        let end = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < end {
+            follow(&mut copy);
+            thread::sleep(Duration::from_millis(1));
+        }
+        ended.store(true, Ordering::Relaxed);
+        // What was in transit is told by the second.
+        thread::sleep(Duration::from_millis(100));
+        (0..2).for_each(|_| follow(&mut copy));
+    });
+    assert_eq!(copy, (0..PAGES).map(word).collect::<Vec<_>>());
+    assert!(gone > 0, "no page was merged between a write and a scan");
 }
