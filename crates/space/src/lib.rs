@@ -55,7 +55,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU8, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
     },
     thread,
     time::Duration,
@@ -108,6 +108,8 @@ struct Core {
     /// A page of zeros, for copying.
     zeros: Mapping,
     breaks: AtomicU32,
+    /// Merged pages keep their slots: see [`Space::keep_slots`].
+    slots_stay: AtomicBool,
 }
 
 /// Why memory of this process cannot be managed at all.
@@ -172,6 +174,7 @@ impl Space {
             budget: Budget::new().map_err(StartError::Resources)?,
             zeros: Mapping::anonymous(PAGE_BYTES).map_err(StartError::Resources)?,
             breaks: AtomicU32::new(0),
+            slots_stay: AtomicBool::new(false),
         });
         let handlers = handlers::start(&core).map_err(StartError::Resources)?;
         Ok(Arc::new(Self { core, handlers }))
@@ -313,6 +316,13 @@ impl Space {
         for region in self.regions() {
             self.core.wake(region.address, region.pages.count);
         }
+    }
+
+    /// Whether pages that are merged keep the slots that they have, whatever [`Worker::merge`] is asked
+    /// for: a child of fork may have them mapped as well. Set it while the space is paused.
+    pub fn keep_slots(&self, stay: bool) {
+        // Relaxed: who holds pages after the pause has taken the same lock as who ended it.
+        self.core.slots_stay.store(stay, Ordering::Relaxed);
     }
 
     /// CPU time of the two fault handlers so far, in nanoseconds.

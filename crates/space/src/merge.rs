@@ -20,7 +20,9 @@
 //! moving a registered mapping into place would cost every run.
 
 use std::{
-    io, thread,
+    io,
+    sync::atomic::Ordering,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -120,14 +122,14 @@ impl Window<'_> {
                 (Kind::Merged, Target::Slots(store, slots)) => {
                     if entry == Entry::new(Kind::Merged, store.id, slots[page as usize]) {
                         self.outcomes[page as usize] = outcome::ALREADY;
-                    } else {
+                    } else if !self.core.slots_stay.load(Ordering::Relaxed) {
                         merged.insert(page);
                     }
                 }
                 (Kind::Stray | Kind::StrayLost | Kind::Bound, _) => {
                     self.outcomes[page as usize] = outcome::NEVER;
                 }
-                // Lost and not yet reported, or merged and now asked to be zero: later.
+                // Lost and not yet reported, merged and now asked to be zero, or to stay: later.
                 _ => {}
             }
         }

@@ -2,22 +2,26 @@
 //!
 //! A child's copy of a merged page shows the store's slot, and nobody serves the child's faults: it
 //! needs the slot for as long as it has the mapping. The daemon frees a slot once no guest maps it,
-//! and it knows only guests. So while a child lives that has neither ended nor called exec, no loss
-//! is reported: what the child may see is then still taken for merged.
+//! and it knows only guests. So while a child lives that has neither ended nor called exec, pages keep
+//! their slots, no loss is reported, and no region that is gone: what the child may see is then still
+//! taken for merged.
 //!
 //! Whether it lives shows on a pipe whose other end the child alone holds, close-on-exec, and its
 //! own children after it. The child has nothing to do for it: it is born with that end. A child that closes descriptors which it does not know gives up the
 //! protection; one that asked for `MADV_DONTFORK` never needed it.
 
 use std::io::{PipeReader, PipeWriter, pipe};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bindery_sys::socket::wait_readable;
 
+use crate::Space;
+
 /// The pipes of all children.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Children {
+    space: Arc<Space>,
     pipes: Mutex<Pipes>,
 }
 
@@ -28,17 +32,28 @@ struct Pipes {
     living: Vec<PipeReader>,
 }
 
+impl Pipes {
+    const fn are_any(&self) -> bool {
+        self.forking.is_some() || !self.living.is_empty()
+    }
+}
+
 impl Children {
+    pub(super) fn of(space: Arc<Space>) -> Self {
+        Self { space, pipes: Mutex::default() }
+    }
+
     fn pipes(&self) -> MutexGuard<'_, Pipes> {
         self.pipes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Before a fork, in the thread that forks. False if a descriptor could not be had: the child
-    /// is then not protected.
+    /// Before a fork, in the thread that forks, once it has paused the space. False if a descriptor
+    /// could not be had: the child is then not protected.
     pub(super) fn prepare(&self) -> bool {
         let made = pipe().ok();
         let mut pipes = self.pipes();
         pipes.forking = made;
+        self.space.keep_slots(pipes.are_any());
         pipes.forking.is_some()
     }
 
@@ -52,10 +67,24 @@ impl Children {
 
     /// Whether any child may still see our pages.
     pub(super) fn any(&self) -> bool {
+        self.look().are_any()
+    }
+
+    /// Does `work` if no child may see our pages, and has none born meanwhile. It may wait for those who
+    /// hold pages, and must hold none.
+    pub(super) fn unless_any<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let pipes = self.look();
+        (!pipes.are_any()).then(work)
+    }
+
+    fn look(&self) -> MutexGuard<'_, Pipes> {
         let mut pipes = self.pipes();
-        // Nobody writes to these pipes: readable means that the last writer is gone.
-        pipes.living.retain(|reader| !wait_readable(reader, Duration::ZERO).unwrap_or(false));
-        !pipes.living.is_empty()
+        if pipes.are_any() {
+            // Nobody writes to these pipes: readable means that the last writer is gone.
+            pipes.living.retain(|reader| !wait_readable(reader, Duration::ZERO).unwrap_or(false));
+            self.space.keep_slots(pipes.are_any());
+        }
+        pipes
     }
 }
 
@@ -65,14 +94,21 @@ mod tests {
 
     #[test]
     fn a_child_counts_until_the_last_holder_of_its_end_is_gone() {
-        let children = Children::default();
-        assert!(!children.any());
+        let Ok(space) = Space::start() else {
+            eprintln!("SKIPPED: memory cannot be managed here");
+            return;
+        };
+        let children = Children::of(Arc::clone(&space));
+        let slots_stay = || space.core.slots_stay.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!((children.any(), children.unless_any(|| 5)), (false, Some(5)));
         assert!(children.prepare());
+        assert!(children.any() && slots_stay(), "while it forks");
         // What fork does: the child has a copy of its own.
         let copy = children.pipes().forking.as_ref().unwrap().1.try_clone().unwrap();
         children.forked();
-        assert!(children.any());
+        assert!(children.any() && slots_stay());
+        assert_eq!(children.unless_any(|| 5), None);
         drop(copy);
-        assert!(!children.any());
+        assert!(!children.any() && !slots_stay());
     }
 }

@@ -190,7 +190,8 @@ impl Lane {
         let lost = &mut self.arrays.lost;
         lost.clear();
         // A child of fork may still see what was lost: the slots stay taken until it is gone.
-        let more = !self.parts.children.any() && self.worker.lost(lost, room_for::<Lost>());
+        let (children, worker) = (&self.parts.children, &mut self.worker);
+        let more = children.unless_any(|| worker.lost(lost, room_for::<Lost>())).unwrap_or(false);
         write_array(&self.parts.window, 0, lost)?;
         Ok(Answer { more: more.into(), ..array_of(lost.len(), None) })
     }

@@ -69,6 +69,7 @@ impl Agent {
     /// When threads or descriptors are short.
     pub fn start(space: Arc<Space>, config: AgentConfig) -> io::Result<Self> {
         let shared = Arc::new(Shared {
+            children: Arc::new(Children::of(Arc::clone(&space))),
             space,
             config: config.bounded(),
             // Keyed from the kernel's random source.
@@ -76,7 +77,6 @@ impl Agent {
             wake: Event::new()?,
             stopping: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            children: Arc::default(),
         });
         let control = Arc::clone(&shared);
         let thread = thread::spawn_without_signals("bindery-ctl", move || control.run())?;
@@ -108,8 +108,8 @@ impl Agent {
         }
     }
 
-    /// Call after `fork`, in the parent. Until the child ends or calls exec, nothing that it may
-    /// still see merged is reported as lost.
+    /// Call after `fork`, in the parent. Until the child ends or calls exec, what it may still see
+    /// merged keeps its slot, and the daemon takes it for merged.
     pub fn after_fork_in_parent(&self) {
         self.shared.children.forked();
         self.shared.space.resume();

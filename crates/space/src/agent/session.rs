@@ -26,6 +26,9 @@ use crate::{AttachError, ReleaseError};
 /// How long the daemon may leave a message of ours unread.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How often to look whether children have ended that something waits for.
+const CHILD_INTERVAL: Duration = Duration::from_millis(200);
+
 /// The most lanes of one session: a daemon has one for each of its workers, of which there are 256 at
 /// most, and one for each operator who watches the guest.
 const LANES_MAX: usize = 272;
@@ -79,6 +82,8 @@ pub(super) struct Session<'a> {
     key: Option<DigestKey>,
     /// The regions that the daemon knows of.
     told: Vec<Region>,
+    /// Some of them are gone, and a child of fork may still see their pages.
+    withheld: bool,
     lanes: Lanes,
 }
 
@@ -102,7 +107,14 @@ impl<'a> Session<'a> {
             stores: stores.iter().map(|(id, _)| *id).collect(),
         };
         channel.send(&hello, &fds, PATIENCE)?;
-        Ok(Self { shared, channel, key: None, told: Vec::new(), lanes: Lanes::default() })
+        Ok(Self {
+            shared,
+            channel,
+            key: None,
+            told: Vec::new(),
+            withheld: false,
+            lanes: Lanes::default(),
+        })
     }
 
     /// Whether the daemon has taken this guest.
@@ -118,7 +130,8 @@ impl<'a> Session<'a> {
         loop {
             let mut ready = [false; 2];
             let waited = [self.channel.as_fd(), self.shared.wake.as_fd()];
-            socket::wait_any_readable(&waited, &mut ready, None)?;
+            let patience = self.withheld.then_some(CHILD_INTERVAL);
+            socket::wait_any_readable(&waited, &mut ready, patience)?;
             if ready[1] {
                 self.shared.wake.clear();
                 if self.shared.is_stopping() {
@@ -127,6 +140,8 @@ impl<'a> Session<'a> {
                 if self.is_welcome() {
                     self.announce()?;
                 }
+            } else if self.withheld {
+                self.announce()?;
             }
             if ready[0] {
                 if !self.channel.fill()? {
@@ -185,12 +200,19 @@ impl<'a> Session<'a> {
         self.announce()
     }
 
-    /// Tells the daemon which regions came and went since it was told last.
+    /// Tells the daemon which regions came and went since it was told last; those that went not while
+    /// a child of fork may still see them.
     fn announce(&mut self) -> Result<(), SessionError> {
-        let current = self.shared.space.regions();
+        let mut current = self.shared.space.regions();
         let changes = changes(&self.told, &current);
-        for range in changes.removed {
-            self.channel.send(&FromShim::RegionRemoved(range), &[], PATIENCE)?;
+        self.withheld = !changes.removed.is_empty() && self.shared.children.any();
+        if self.withheld {
+            // Those that were cut are told of whole.
+            current = [&self.told[..], &changes.added].concat();
+        } else {
+            for range in changes.removed {
+                self.channel.send(&FromShim::RegionRemoved(range), &[], PATIENCE)?;
+            }
         }
         for region in changes.added {
             self.channel.send(&FromShim::RegionAdded(region), &[], PATIENCE)?;
@@ -203,6 +225,12 @@ impl<'a> Session<'a> {
     /// it, takes the guest again when it connects anew, and may ask again.
     fn release(&mut self) -> Ended {
         self.lanes.end();
+        if self.shared.children.any() {
+            // They have descriptors of the connection, too: it would not end. Without another end there
+            // is nobody to see it.
+            let _ = socket::shutdown(self.channel.as_fd());
+            return Ended::Kept(ReleaseError::Children);
+        }
         if let Err(error) = self.shared.give_everything_back() {
             return Ended::Kept(error);
         }

@@ -1,19 +1,25 @@
 //! Each request of a lane, looked at from the daemon's end.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bindery_page::DigestKey;
+use bindery_space::wire::control::{FromDaemon, FromShim};
 use bindery_space::wire::lane::{
     Lost, PageDigest, PageSpan, Request, Run,
     op::{DIGEST, FETCH, LOST, MERGE, REPORT, SCAN, SURVEY, UNMERGE},
     outcome, status,
 };
+use bindery_sys::{mapping::Mapping, socket};
 use bindery_units::{PAGE_BYTES, Slot};
 
 use crate::common::merged;
 use crate::daemon::{Lane, SECRET, SOON};
 use crate::{Meeting, Stop};
+
+/// Long enough for the agent to tell what it is to tell.
+const SHORTLY: Duration = Duration::from_millis(500);
 
 fn about(op: u32, meeting: &Meeting) -> Request {
     let pages = meeting.bench.region.pages;
@@ -115,24 +121,89 @@ fn losses_wait_for_children_that_may_still_see_them() {
     let writer = std::thread::spawn(move || unsafe { (words as *mut u64).write_volatile(6) });
     // Long enough to meet the fork half-way: the write waits for its end.
     std::thread::sleep(std::time::Duration::from_millis(20));
-    // SAFETY: the child calls nothing but pause and what ends it.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: neither takes a lock or returns.
-        unsafe {
-            libc::pause();
-            libc::_exit(0);
-        }
-    }
-    assert!(child > 0);
+    let child = Child::fork();
     meeting.agent.after_fork_in_parent();
 
     writer.join().unwrap();
     assert_eq!(lost(&lane), [], "the child may still look at the slot");
-    // SAFETY: our own child.
-    unsafe {
-        libc::kill(child, libc::SIGKILL);
-        assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child);
-    }
+    drop(child);
     assert_eq!(await_lost(&lane, 1).len(), 1);
+}
+
+/// A child of fork that does nothing.
+struct Child(libc::pid_t);
+
+impl Child {
+    fn fork() -> Self {
+        // SAFETY: the child calls nothing but pause and what ends it.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: neither takes a lock or returns.
+            unsafe {
+                libc::pause();
+                libc::_exit(0);
+            }
+        }
+        assert!(child > 0);
+        Self(child)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: our own child.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            assert_eq!(libc::waitpid(self.0, std::ptr::null_mut(), 0), self.0);
+        }
+    }
+}
+
+#[test]
+fn slots_and_regions_stay_for_children_that_may_still_see_them() {
+    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    let lane = meeting.connection.open_lane();
+    let bench = &meeting.bench;
+    bench.fill(1, 5);
+    (1..3).for_each(|slot| bench.fill_slot(Slot(slot), 5));
+    let run = |slot| Run { page: bench.page(1).0, count: 1, slot, zero: 0 };
+    assert_eq!(merge(&lane, &[run(1)]), merged(1));
+
+    meeting.agent.before_fork();
+    let child = Child::fork();
+    meeting.agent.after_fork_in_parent();
+    assert_eq!(merge(&lane, &[run(2)]), [outcome::BUSY], "the daemon would free the first slot");
+    assert_eq!(merge(&lane, &[run(1)]), [outcome::ALREADY]);
+
+    let gone = bench.space.forget(bench.address(32), PAGE_BYTES);
+    meeting.agent.regions_changed();
+    assert!(!socket::wait_readable(meeting.connection.channel.as_fd(), SHORTLY).unwrap());
+    let more = Mapping::anonymous(16 * PAGE_BYTES).expect("memory");
+    let region = bench.space.manage(more.address(), more.bytes()).expect("manage");
+    meeting.agent.regions_changed();
+    assert_eq!(meeting.connection.added(), region, "what came is told at once");
+
+    drop(child);
+    assert_eq!(meeting.connection.message(), FromShim::RegionRemoved(gone[0]));
+    // Asked once a period, in which it sees that the child has ended.
+    assert_eq!(lost(&lane), []);
+    let bench = &meeting.bench;
+    let moved = Run { page: bench.page(1).0, count: 1, slot: 2, zero: 0 };
+    assert_eq!(merge(&lane, &[moved]), merged(1));
+    assert!(bench.holds(1, 5));
+    bench.space.release_range(more.address(), more.bytes()).expect("release");
+}
+
+#[test]
+fn memory_is_not_given_back_while_a_child_may_see_what_is_merged() {
+    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    meeting.agent.before_fork();
+    let child = Child::fork();
+    meeting.agent.after_fork_in_parent();
+    meeting.connection.channel.send(&FromDaemon::Release, &[], SOON).expect("release");
+    assert!(meeting.connection.is_closed());
+    assert!(!meeting.bench.space.regions().is_empty());
+    drop(child);
 }
