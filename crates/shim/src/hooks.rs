@@ -130,7 +130,10 @@ pub unsafe extern "C" fn mremap(
     let has_target = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     // Without these flags the argument need not be there.
     let new_address = if has_target { new_address } else { std::ptr::null_mut() };
-    replace::before_move(address as usize, old_bytes);
+    if !replace::before_move(address as usize, old_bytes) {
+        Errno(libc::ENOMEM).set();
+        return libc::MAP_FAILED;
+    }
     let going = (flags & libc::MREMAP_FIXED != 0)
         .then(|| replace::before_unmap(new_address as usize, new_bytes))
         .flatten();

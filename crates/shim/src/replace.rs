@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use bindery_space::agent::log;
 use bindery_units::{HostAddress, PAGE_BYTES};
 
 use crate::answer::{Errno, aside};
@@ -51,11 +52,23 @@ pub(crate) const fn replaces(flags: i32) -> bool {
     flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0
 }
 
-/// Before a range is moved or grown: the kernel moves ordinary memory only.
-pub(crate) fn before_move(address: usize, bytes: usize) {
-    if let Some(managed) = managed::overlapping(address, bytes.max(1)) {
-        aside(|| managed.step_aside(address, bytes.max(1), "move memory (mremap)"));
-    }
+/// Before a range is moved or grown: the kernel moves ordinary memory only. Whether it may be: a page
+/// that stays with us would be looked for where it was.
+pub(crate) fn before_move(address: usize, bytes: usize) -> bool {
+    let bytes = bytes.max(1);
+    let Some(managed) = managed::overlapping(address, bytes) else { return true };
+    aside(|| {
+        if !managed.step_aside(address, bytes, "move memory (mremap)") {
+            return false;
+        }
+        let is_ordinary = managed::overlapping(address, bytes).is_none();
+        if !is_ordinary {
+            log::say(format_args!(
+                "the memory cannot be moved: some pages lie in mappings of the store until they are discarded"
+            ));
+        }
+        is_ordinary
+    })
 }
 
 /// After the kernel refused to move a range, with the reason in `errno`: moves it if the only reason

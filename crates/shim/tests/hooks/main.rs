@@ -46,6 +46,7 @@ fn steps_aside(action: &str) -> bool {
         "unmergeable",
         "dontdump",
         "mremap",
+        "mremap-of-copies",
         "mprotect",
         "mlock",
         "mlockall",
@@ -80,6 +81,7 @@ act! {
     munmap_takes_away: "anonymous" "munmap";
     mmap_replaces: "anonymous" "mmap-over";
     mremap_shrinks_and_moves: "anonymous" "mremap";
+    copies_of_the_kernels_cannot_be_moved: "anonymous" "mremap-of-copies";
     mprotect_protects: "anonymous" "mprotect";
     mlock_locks: "anonymous" "mlock";
     mlockall_locks: "anonymous" "mlockall";

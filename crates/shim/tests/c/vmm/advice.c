@@ -161,6 +161,43 @@ void act_mremap(void)
 	write_through(0, 300);
 }
 
+/* Has every mapping taken that the process may have, until they are given back. */
+static unsigned char *crowd_mappings(unsigned long bytes)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+	unsigned char *crowd = mmap(NULL, bytes, PROT_NONE, flags, -1, 0);
+	unsigned long at = 0;
+
+	CHECK(crowd != MAP_FAILED);
+	while (at < bytes && mprotect(crowd + at, PAGE, PROT_READ) == 0)
+		at += 2 * PAGE;
+	CHECK(at < bytes && errno == ENOMEM);
+	return crowd;
+}
+
+/* A page that was written when no mapping was to be had is a copy in a mapping of the store. */
+void act_mremap_of_copies(void)
+{
+	unsigned long bytes = 1UL << 32;
+	unsigned char *crowd = crowd_mappings(bytes), *moved;
+
+	write_through(3, 4);
+	CHECK(munmap(crowd, bytes) == 0);
+	CHECK(mremap(ram, BYTES, 2 * BYTES, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
+	expect(ram, 0, 3);
+	expect(ram + 4 * PAGE, 4, PAGES);
+	write_through(3, 4);
+	/* Nobody's once it is thrown away. */
+	CHECK(madvise(ram + 3 * PAGE, PAGE, MADV_DONTNEED) == 0);
+	expect_zero(3, 4);
+	moved = mremap(ram, BYTES, 2 * BYTES, MREMAP_MAYMOVE);
+	CHECK(moved != MAP_FAILED);
+	ram = moved;
+	expect(ram, 0, 3);
+	expect_zero(3, 4);
+	expect(ram + 4 * PAGE, 4, PAGES);
+}
+
 void act_mprotect(void)
 {
 	CHECK(mprotect(ram, BYTES, PROT_READ | PROT_WRITE) == 0);

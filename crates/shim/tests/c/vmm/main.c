@@ -18,6 +18,7 @@ static const struct {
 	{ "again", act_again },
 	{ "munmap", act_munmap },	  { "mmap-over", act_mmap_over },
 	{ "mremap", act_mremap },	  { "mprotect", act_mprotect },
+	{ "mremap-of-copies", act_mremap_of_copies },
 	{ "mlock", act_mlock },		  { "mlockall", act_mlockall },
 	{ "guard", act_guard },		  { "userfault", act_userfault },
 	{ "fork", act_fork },		  { "fork-often", act_fork_often },

@@ -71,6 +71,7 @@ void act_again(void);
 void act_munmap(void);
 void act_mmap_over(void);
 void act_mremap(void);
+void act_mremap_of_copies(void);
 void act_mprotect(void);
 void act_mlock(void);
 void act_mlockall(void);
