@@ -14,8 +14,8 @@
 //! Every page that was written or discarded before [`Written::collect`] was called, in the range that it
 //! was called for, is in each visitor's set when it returns, or was taken out of it before. Two
 //! exceptions: a page that is in transit while somebody merges is told by a later call, and one that is
-//! swapped out by the first after it was touched. Whoever needs all pages, as the last round of a migration does,
-//! calls when nobody merges.
+//! swapped out by the first after it was touched. Whoever needs all pages, as the last round of a
+//! migration does, calls when nobody merges.
 //! A page that was written just while it was merged is in each answer from then on, until its guest
 //! discards it: writes to it are not tracked.
 //!
@@ -25,7 +25,7 @@
 //! may have changed then.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bindery_dirty::{Feed, JoinError, Joining, MOST_READERS, Reader};
 use bindery_space::wire::lane::PageSpan;
@@ -104,6 +104,11 @@ impl Written {
         self.changed.readers() > 0
     }
 
+    /// Keeps others from asking until what this returns is dropped: nothing is told meanwhile.
+    pub fn silence(&self) -> MutexGuard<'_, ()> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Tells visitors that a page may not be what it was.
     ///
     /// # Panics
@@ -174,7 +179,7 @@ impl Written {
         while at < range.end() {
             let rest = range.end().0 - at.0;
             let request = PageRange::new(at, rest.min(REQUEST_PAGES));
-            let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+            let asking = self.silence();
             let resume = ask(request, &mut spans).inspect_err(|_| {
                 self.lost.fetch_add(1, Ordering::Relaxed);
             })?;

@@ -98,12 +98,16 @@ impl Applying<'_> {
         while !rest.is_empty() {
             let (some, later) = rest.split_at(batch(rest));
             self.state.doubt.merged = true;
+            let silence = self.member.connection.written().silence();
             if let Err(error) = lane.merge(self.member.store(), some, self.outcomes) {
+                drop(silence);
                 self.unanswered(some, &error);
                 self.put_back(later, 0);
                 return Err(error);
             }
             self.state.doubt.merged = false;
+            self.tell_unread(some);
+            drop(silence);
             self.take_outcomes(some);
             self.member.take_gauges(lane, self.state);
             self.workers.breathe();
@@ -129,7 +133,6 @@ impl Applying<'_> {
     }
 
     fn take_outcomes(&mut self, runs: &[Run]) {
-        self.tell_presumed(runs);
         let outcomes = std::mem::take(self.outcomes);
         let merges = runs.iter().flat_map(|run| {
             let zero = run.zero != 0;
@@ -141,16 +144,20 @@ impl Applying<'_> {
         *self.outcomes = outcomes;
     }
 
-    /// Tells who has begun to watch since this was planned that pages may have changed which nobody has
-    /// read: see [`presume`](crate::examine).
-    fn tell_presumed(&self, runs: &[Run]) {
+    /// Tells who watches of pages that may have been merged with what he has not seen: those that were told
+    /// to be written since they were digested, and those that nobody has read (see
+    /// [`presume`](crate::examine)).
+    fn tell_unread(&self, runs: &[Run]) {
         let written = self.member.connection.written();
-        if !self.presumed.is_empty() && written.is_watched() {
-            let pages = runs.iter().flat_map(merges_of).map(|merge| merge.page);
-            pages
-                .filter(|page| self.is_presumed(*page))
-                .for_each(|page| written.note_changed(page));
+        if !written.is_watched() {
+            return;
         }
+        let told = self.state.written.as_ref();
+        let is_unread = |page: &PageIndex| {
+            self.is_presumed(*page) || told.is_some_and(|told| told.is_marked(page.0))
+        };
+        let pages = runs.iter().flat_map(merges_of).map(|merge| merge.page);
+        pages.filter(is_unread).for_each(|page| written.note_changed(page));
     }
 
     fn take_outcome(&mut self, merge: Merge, zero: bool, outcome: u8) {

@@ -44,6 +44,8 @@ pub(crate) fn resynchronise(
     // What is mapped has references of its own now.
     for Merge { page, slot } in std::mem::take(&mut state.in_flight) {
         domain.give_back(slot);
+        // Nobody knows when it was merged, and it may not have been read before.
+        member.connection.written().note_changed(page);
         if member.links.get(page) == Link::None {
             state.stable.tell_again(page, 0);
         }

@@ -130,13 +130,17 @@ pub unsafe extern "C" fn mremap(
     let has_target = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     // Without these flags the argument need not be there.
     let new_address = if has_target { new_address } else { std::ptr::null_mut() };
-    if !replace::before_move(address as usize, old_bytes) {
+    let going = if new_bytes <= old_bytes && !has_target {
+        // It stays where it is, and its end goes.
+        replace::before_shrink(address as usize, old_bytes, new_bytes)
+    } else if !replace::before_move(address as usize, old_bytes) {
         Errno(libc::ENOMEM).set();
         return libc::MAP_FAILED;
-    }
-    let going = (flags & libc::MREMAP_FIXED != 0)
-        .then(|| replace::before_unmap(new_address as usize, new_bytes))
-        .flatten();
+    } else if flags & libc::MREMAP_FIXED != 0 {
+        replace::before_unmap(new_address as usize, new_bytes)
+    } else {
+        None
+    };
     // SAFETY: the caller's contract.
     let mut result = unsafe { kernel::mremap(address, old_bytes, new_bytes, flags, new_address) };
     if result == libc::MAP_FAILED {

@@ -52,6 +52,14 @@ pub(crate) const fn replaces(flags: i32) -> bool {
     flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0
 }
 
+/// Before a range is made shorter where it is: its end is unmapped.
+pub(crate) fn before_shrink(address: usize, old_bytes: usize, new_bytes: usize) -> Option<Going> {
+    let [old, new] = [old_bytes, new_bytes].map(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
+    let (old, new) = (old?, new?);
+    // The kernel refuses to leave nothing.
+    (0 < new && new < old).then(|| before_unmap(address + new, old - new)).flatten()
+}
+
 /// Before a range is moved or grown: the kernel moves ordinary memory only. Whether it may be: a page
 /// that stays with us would be looked for where it was.
 pub(crate) fn before_move(address: usize, bytes: usize) -> bool {

@@ -219,7 +219,7 @@ impl Space {
     }
 
     /// Throws away the managed pages of a range, as `madvise` with `advice` (`MADV_DONTNEED`,
-    /// `MADV_FREE`) would; what is not managed is left to the caller.
+    /// `MADV_DONTNEED_LOCKED`) would; what is not managed is left to the caller.
     ///
     /// # Errors
     /// As madvise(2).
@@ -318,8 +318,9 @@ impl Space {
         }
     }
 
-    /// Whether pages that are merged keep the slots that they have, whatever [`Worker::merge`] is asked
-    /// for: a child of fork may have them mapped as well. Set it while the space is paused.
+    /// Has pages that are merged keep the slots that they have, or not any more, whatever
+    /// [`Worker::merge`] is asked for: a child of fork may have them mapped as well. To be begun while the
+    /// space is paused.
     pub fn keep_slots(&self, stay: bool) {
         // Relaxed: who holds pages after the pause has taken the same lock as who ended it.
         self.core.slots_stay.store(stay, Ordering::Relaxed);

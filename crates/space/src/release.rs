@@ -250,11 +250,6 @@ pub enum ReleaseError {
         /// How many.
         pages: u32,
     },
-    /// A child of fork may still see merged pages.
-    #[error(
-        "a child of fork still sees this guest's merged pages: try again when it has ended or executed another program"
-    )]
-    Children,
     /// I/O is under way into memory that came from a shared file.
     #[error("I/O is under way into memory that is to be shared again: try again when it is done")]
     Pinned,

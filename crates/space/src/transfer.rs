@@ -277,12 +277,14 @@ pub(crate) const COPIED: Query = Query {
     refuse_unprotectable: false,
 };
 
-/// Pages of a guest that were written since they were protected, and absent ones.
+/// Pages of a guest that were written since they were protected.
 pub(crate) const WRITTEN: Query = Query {
     require: category::WRITTEN,
     any_of: 0,
     invert: 0,
-    report: category::WRITTEN,
+    // Not `WRITTEN` alone: the kernel's short cut for that took pages in swap for protected ones
+    // (see `pagemap_scan_pmd_entry`).
+    report: category::WRITTEN | category::PRESENT,
     protect: false,
     refuse_unprotectable: false,
 };

@@ -31,7 +31,7 @@ impl Untold {
         Ok(Self { words, count: AtomicU32::new(0) })
     }
 
-    /// Adds pages, which the caller holds.
+    /// Adds pages.
     pub(crate) fn add(&self, pages: Range<usize>) {
         for (word, bits) in self.parts(pages) {
             // Before the bits, so that there are never fewer: who finds none does not look.

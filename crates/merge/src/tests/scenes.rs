@@ -98,6 +98,23 @@ fn stretches_in_common_are_digested_at_their_ends() {
     assert_converged(&scene.guests);
 }
 
+#[test]
+fn nothing_is_presumed_of_a_guest_that_is_watched() {
+    let mut scene = Scene::new(Settings::default());
+    let (one, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
+    let (two, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
+    let visitor = two.written().visit().expect("a seat");
+    scene.periods(3);
+    let digested = |guest| scene.status_of(guest).counts.pages_digested;
+    assert_eq!((digested(&one), digested(&two)), (1024, 1024));
+    assert_eq!(two.merged().len(), 1024);
+    drop(visitor);
+    let (late, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
+    scene.periods(3);
+    assert!(scene.status_of(&late).counts.pages_digested < 1024);
+    assert_converged(&scene.guests);
+}
+
 /// Zero, unlike all others, and like one that is elsewhere.
 fn odd(page: u32) -> u64 {
     match page {

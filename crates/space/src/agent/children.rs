@@ -11,6 +11,7 @@
 //! protection; one that asked for `MADV_DONTFORK` never needed it.
 
 use std::io::{PipeReader, PipeWriter, pipe};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ use crate::Space;
 pub(super) struct Children {
     space: Arc<Space>,
     pipes: Mutex<Pipes>,
+    /// The daemon has not heard of all regions that are gone.
+    withheld: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -40,7 +43,7 @@ impl Pipes {
 
 impl Children {
     pub(super) fn of(space: Arc<Space>) -> Self {
-        Self { space, pipes: Mutex::default() }
+        Self { space, pipes: Mutex::default(), withheld: AtomicBool::new(false) }
     }
 
     fn pipes(&self) -> MutexGuard<'_, Pipes> {
@@ -70,8 +73,19 @@ impl Children {
         self.look().are_any()
     }
 
-    /// Does `work` if no child may see our pages, and has none born meanwhile. It may wait for those who
-    /// hold pages, and must hold none.
+    /// Whether regions that are gone are kept from the daemon.
+    pub(super) fn note_withheld(&self, withheld: bool) {
+        self.withheld.store(withheld, Ordering::Relaxed);
+    }
+
+    /// Whether they are. What was merged there cannot be reported.
+    pub(super) fn is_withheld(&self) -> bool {
+        self.withheld.load(Ordering::Relaxed)
+    }
+
+    /// Does `work` if no child may see our pages, and has none born meanwhile: forks wait, with the space
+    /// paused. So it must be short, hold no pages and allocate nothing (an allocator may be locked for the
+    /// fork); it may wait for those who hold pages.
     pub(super) fn unless_any<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let pipes = self.look();
         (!pipes.are_any()).then(work)
@@ -99,7 +113,7 @@ mod tests {
             return;
         };
         let children = Children::of(Arc::clone(&space));
-        let slots_stay = || space.core.slots_stay.load(std::sync::atomic::Ordering::Relaxed);
+        let slots_stay = || space.core.slots_stay.load(Ordering::Relaxed);
         assert_eq!((children.any(), children.unless_any(|| 5)), (false, Some(5)));
         assert!(children.prepare());
         assert!(children.any() && slots_stay(), "while it forks");

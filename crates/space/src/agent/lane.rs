@@ -168,6 +168,10 @@ impl Lane {
                 Err(error) => Err(error),
             },
             Task::Unmerge(range) => return self.unmerge(range),
+            // Later: the daemon keeps what it does not know.
+            Task::Report(_) if self.parts.children.is_withheld() => {
+                return Outcome::Failed(io::Error::from_raw_os_error(libc::EBUSY));
+            }
             Task::Report(range) => self.report(range),
             Task::Mend(range) => Ok(array_of(self.worker.mend(range) as usize, None)),
         };
@@ -190,8 +194,11 @@ impl Lane {
         let lost = &mut self.arrays.lost;
         lost.clear();
         // A child of fork may still see what was lost: the slots stay taken until it is gone.
+        lost.reserve(room_for::<Lost>());
         let (children, worker) = (&self.parts.children, &mut self.worker);
-        let more = children.unless_any(|| worker.lost(lost, room_for::<Lost>())).unwrap_or(false);
+        worker.tend();
+        let more =
+            children.unless_any(|| worker.take_lost(lost, room_for::<Lost>())).unwrap_or(false);
         write_array(&self.parts.window, 0, lost)?;
         Ok(Answer { more: more.into(), ..array_of(lost.len(), None) })
     }

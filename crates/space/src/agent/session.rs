@@ -84,6 +84,8 @@ pub(super) struct Session<'a> {
     told: Vec<Region>,
     /// Some of them are gone, and a child of fork may still see their pages.
     withheld: bool,
+    /// The daemon has asked for everything back.
+    asked_back: bool,
     lanes: Lanes,
 }
 
@@ -113,6 +115,7 @@ impl<'a> Session<'a> {
             key: None,
             told: Vec::new(),
             withheld: false,
+            asked_back: false,
             lanes: Lanes::default(),
         })
     }
@@ -130,7 +133,10 @@ impl<'a> Session<'a> {
         loop {
             let mut ready = [false; 2];
             let waited = [self.channel.as_fd(), self.shared.wake.as_fd()];
-            let patience = self.withheld.then_some(CHILD_INTERVAL);
+            if self.asked_back && !self.shared.children.any() {
+                return Ok(self.release());
+            }
+            let patience = (self.withheld || self.asked_back).then_some(CHILD_INTERVAL);
             socket::wait_any_readable(&waited, &mut ready, patience)?;
             if ready[1] {
                 self.shared.wake.clear();
@@ -170,7 +176,14 @@ impl<'a> Session<'a> {
                 let [socket, window] = exactly(fds);
                 self.lanes.open(self.shared, key.clone(), socket, window)?;
             }
-            (FromDaemon::Release, Some(_)) => return Ok(Some(self.release())),
+            (FromDaemon::Release, Some(_)) => {
+                self.asked_back = true;
+                if self.shared.children.any() {
+                    log::say(format_args!(
+                        "a child of fork still sees merged pages: this guest steps aside when that has ended or executed another program"
+                    ));
+                }
+            }
             (FromDaemon::Refused { reason }, None) => {
                 self.shared.note_end();
                 return Ok(Some(Ended::Refused { reason }));
@@ -206,6 +219,7 @@ impl<'a> Session<'a> {
         let mut current = self.shared.space.regions();
         let changes = changes(&self.told, &current);
         self.withheld = !changes.removed.is_empty() && self.shared.children.any();
+        self.shared.children.note_withheld(self.withheld);
         if self.withheld {
             // Those that were cut are told of whole.
             current = [&self.told[..], &changes.added].concat();
@@ -225,14 +239,12 @@ impl<'a> Session<'a> {
     /// it, takes the guest again when it connects anew, and may ask again.
     fn release(&mut self) -> Ended {
         self.lanes.end();
-        if self.shared.children.any() {
-            // They have descriptors of the connection, too: it would not end. Without another end there
-            // is nobody to see it.
-            let _ = socket::shutdown(self.channel.as_fd());
-            return Ended::Kept(ReleaseError::Children);
-        }
         if let Err(error) = self.shared.give_everything_back() {
             return Ended::Kept(error);
+        }
+        // Born meanwhile.
+        while self.shared.children.any() && !self.shared.is_stopping() {
+            std::thread::sleep(CHILD_INTERVAL);
         }
         self.shared.note_end();
         let told = self

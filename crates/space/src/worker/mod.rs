@@ -35,6 +35,8 @@ pub struct Worker {
     extents: Box<[Extent; EXTENTS_PER_CALL_MAX]>,
     /// A slot for each page of the runs at work.
     slots: Vec<Slot>,
+    /// Those that losses are looked for in.
+    regions: Vec<Arc<Region>>,
     transit_max_ns: u64,
 }
 
@@ -43,25 +45,39 @@ impl Worker {
         let staging = Staging::new(&core.guest_faults)?;
         let extents = Box::new([Extent::default(); EXTENTS_PER_CALL_MAX]);
         let (spare, slots) = (Spare::new()?, Vec::new());
-        Ok(Self { core, staging, spare, extents, slots, transit_max_ns: 0 })
+        let regions = Vec::new();
+        Ok(Self { core, staging, spare, extents, slots, regions, transit_max_ns: 0 })
     }
 
     /// Merged pages that came back since this was asked last, into `lost` until it has `max`
-    /// elements; all whose writers had gone on when it was called. Whether there are more. Old stores that no page is left in are forgotten, and what
-    /// merging has no use for in between is given back: this is asked once a period.
+    /// elements; all whose writers had gone on when it was called. Whether there are more. Old stores
+    /// that no page is left in are forgotten, and what merging has no use for in between is given back:
+    /// this is asked once a period.
     ///
     /// # Panics
     /// If `max` has no room for a group of pages that are told together (64).
     pub fn lost(&mut self, lost: &mut Vec<Lost>, max: usize) -> bool {
-        assert!(max >= GROUP_PAGES, "room for {max} losses would never be enough");
+        self.tend();
+        self.take_lost(lost, max)
+    }
+
+    /// What [`lost`](Self::lost) does besides.
+    pub(crate) fn tend(&mut self) {
         self.staging.empty();
         self.core.forget_old_stores();
         self.core.rest_stores();
         self.core.budget.follow();
-        let regions = self.core.regions.read().clone();
+        self.regions.clone_from(&self.core.regions.read());
+    }
+
+    /// [`lost`](Self::lost) alone, in the regions that there were for [`tend`](Self::tend). Allocates
+    /// nothing if `lost` has room for `max`.
+    pub(crate) fn take_lost(&mut self, lost: &mut Vec<Lost>, max: usize) -> bool {
+        assert!(max >= GROUP_PAGES, "room for {max} losses would never be enough");
+        let regions = &self.regions;
         // A page that came back is noted after its writer has gone on.
         regions.iter().for_each(|region| self.core.settle(region.start(), region.end()));
-        !regions.iter().all(|region| {
+        let all = regions.iter().all(|region| {
             region.take_lost_groups(|pages| {
                 if lost.len() + pages.count as usize > max {
                     return false;
@@ -75,7 +91,9 @@ impl Worker {
                 }
                 true
             })
-        })
+        });
+        self.regions.clear();
+        !all
     }
 
     /// Merges runs of pages with runs of slots or of zeros; one [`outcome`] each is appended. Runs
@@ -170,8 +188,8 @@ impl Worker {
         before.saturating_sub(self.core.budget.now())
     }
 
-    /// Which pages of `range` are merged, ascending, into `spans` until it has `max` elements.
-    /// Returns where to go on if it became full.
+    /// Which pages of `range` are merged, or were and are not told of as [`lost`](Self::lost) yet,
+    /// ascending, into `spans` until it has `max` elements. Returns where to go on if it became full.
     pub fn report(
         &self,
         range: PageRange,
@@ -181,7 +199,7 @@ impl Worker {
         for part in self.core.parts(range) {
             for page in part.pages.pages() {
                 let entry = part.region.entry(page);
-                if !matches!(entry.kind(), Kind::Merged | Kind::Bound) {
+                if !matches!(entry.kind(), Kind::Merged | Kind::Bound) && !entry.is_lost() {
                     continue;
                 }
                 let (store, slot) = (u32::from(entry.store().0), entry.slot().0);

@@ -176,9 +176,15 @@ fn slots_and_regions_stay_for_children_that_may_still_see_them() {
     assert_eq!(merge(&lane, &[run(2)]), [outcome::BUSY], "the daemon would free the first slot");
     assert_eq!(merge(&lane, &[run(1)]), [outcome::ALREADY]);
 
+    bench.fill(1, 5);
+    assert_eq!(lost(&lane), [], "the child may still look at the slot");
+    let report = lane.ask::<u8>(about(REPORT, &meeting), &[]);
+    assert_eq!(report.count, 1, "so the daemon, should it ask, is to take it for merged");
     let gone = bench.space.forget(bench.address(32), PAGE_BYTES);
     meeting.agent.regions_changed();
     assert!(!socket::wait_readable(meeting.connection.channel.as_fd(), SHORTLY).unwrap());
+    let report = lane.ask::<u8>(about(REPORT, &meeting), &[]);
+    assert_eq!((report.status, report.errno), (status::FAILED, libc::EBUSY as u32));
     let more = Mapping::anonymous(16 * PAGE_BYTES).expect("memory");
     let region = bench.space.manage(more.address(), more.bytes()).expect("manage");
     meeting.agent.regions_changed();
@@ -186,9 +192,9 @@ fn slots_and_regions_stay_for_children_that_may_still_see_them() {
 
     drop(child);
     assert_eq!(meeting.connection.message(), FromShim::RegionRemoved(gone[0]));
-    // Asked once a period, in which it sees that the child has ended.
-    assert_eq!(lost(&lane), []);
+    assert_eq!(await_lost(&lane, 1).len(), 1);
     let bench = &meeting.bench;
+    assert_eq!(merge(&lane, &[run(1)]), merged(1));
     let moved = Run { page: bench.page(1).0, count: 1, slot: 2, zero: 0 };
     assert_eq!(merge(&lane, &[moved]), merged(1));
     assert!(bench.holds(1, 5));
@@ -196,14 +202,19 @@ fn slots_and_regions_stay_for_children_that_may_still_see_them() {
 }
 
 #[test]
-fn memory_is_not_given_back_while_a_child_may_see_what_is_merged() {
+fn memory_is_given_back_when_no_child_may_see_what_is_merged() {
     let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
     let _stop = Stop(Arc::clone(&meeting.agent));
     meeting.agent.before_fork();
     let child = Child::fork();
     meeting.agent.after_fork_in_parent();
     meeting.connection.channel.send(&FromDaemon::Release, &[], SOON).expect("release");
-    assert!(meeting.connection.is_closed());
+    assert!(!socket::wait_readable(meeting.connection.channel.as_fd(), SHORTLY).unwrap());
+    let lane = meeting.connection.open_lane();
+    assert_eq!(lost(&lane), [], "it goes on");
     assert!(!meeting.bench.space.regions().is_empty());
     drop(child);
+    let removed = FromShim::RegionRemoved(meeting.bench.region.pages);
+    assert_eq!(meeting.connection.message(), removed);
+    assert_eq!(meeting.connection.message(), FromShim::Released);
 }
