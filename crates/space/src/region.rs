@@ -18,8 +18,11 @@ use bindery_sys::{mapping::Mapping, maps::Advised};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
 use crate::{
-    advice::Advice, entry::Entry, extents::Extents, untold::Untold,
-    wire::control::Region as Announced,
+    advice::Advice,
+    entry::Entry,
+    extents::Extents,
+    untold::Untold,
+    wire::control::{Region as Announced, StoreId},
 };
 
 /// Pages that share one bit of the summary of losses.
@@ -247,6 +250,27 @@ impl Region {
         (word, 1 << (group % 64))
     }
 
+    /// Whether a page that was merged with `store` is lost, and nobody was told.
+    pub(crate) fn owes_loss_of(&self, store: StoreId) -> bool {
+        let is_owed = |page: PageIndex| {
+            let entry = self.entry(page);
+            entry.is_lost() && entry.store() == store
+        };
+        let groups = self.pages().pages().filter(|page| {
+            page.0 == self.pages().first.0
+                || ((page.0 - self.table_base.0) as usize).is_multiple_of(GROUP_PAGES)
+        });
+        let mut lost = groups.filter(|page| {
+            let (word, bit) = self.lost_bit(*page);
+            // Acquire: pairs with the Release in `note_change`.
+            word.load(Ordering::Acquire) & bit != 0
+        });
+        lost.any(|first| {
+            let left = (self.pages().end().0 - first.0).min(GROUP_PAGES as u32);
+            PageRange::new(first, left).pages().any(is_owed)
+        })
+    }
+
     /// Calls `found` with the pages of each group in which a loss may stand, and forgets the group.
     /// `found` says whether to go on; if not, the group is remembered.
     pub(crate) fn take_lost_groups(&self, mut found: impl FnMut(PageRange) -> bool) -> bool {
@@ -358,10 +382,7 @@ mod tests {
     use bindery_units::Slot;
 
     use super::*;
-    use crate::{
-        entry::Kind,
-        wire::control::{Backing, StoreId},
-    };
+    use crate::{entry::Kind, wire::control::Backing};
 
     fn region(first: u32, count: u32) -> Region {
         let announced = Announced {

@@ -168,8 +168,8 @@ impl Lane {
                 Err(error) => Err(error),
             },
             Task::Unmerge(range) => return self.unmerge(range),
-            // Later: the daemon keeps what it does not know.
-            Task::Report(_) if self.parts.children.is_withheld() => {
+            // Later: the daemon would give back what is not reported, and goes on keeping it now.
+            Task::Report(_) if self.withholds() => {
                 return Outcome::Failed(io::Error::from_raw_os_error(libc::EBUSY));
             }
             Task::Report(range) => self.report(range),
@@ -188,6 +188,12 @@ impl Lane {
             },
             Err(error) => Outcome::Failed(error),
         }
+    }
+
+    /// Whether the daemon has not heard of pages that are merged no more, because a child may see them.
+    fn withholds(&self) -> bool {
+        let children = &self.parts.children;
+        children.is_withheld() || (children.any() && self.worker.owes_losses())
     }
 
     fn lost(&mut self) -> io::Result<Answer> {

@@ -4,7 +4,7 @@ mod look;
 
 use std::{
     io,
-    sync::{Arc, PoisonError},
+    sync::{Arc, PoisonError, atomic::Ordering},
 };
 
 use bindery_sys::pagemap::{EXTENTS_PER_CALL_MAX, Extent};
@@ -188,8 +188,14 @@ impl Worker {
         before.saturating_sub(self.core.budget.now())
     }
 
-    /// Which pages of `range` are merged, or were and are not told of as [`lost`](Self::lost) yet,
-    /// ascending, into `spans` until it has `max` elements. Returns where to go on if it became full.
+    /// Whether pages that were merged with the store attached last are lost, and not told of yet.
+    pub(crate) fn owes_losses(&self) -> bool {
+        let store = self.core.current_store.load(Ordering::Relaxed);
+        self.core.regions.read().iter().any(|region| region.owes_loss_of(StoreId(store)))
+    }
+
+    /// Which pages of `range` are merged, ascending, into `spans` until it has `max` elements.
+    /// Returns where to go on if it became full.
     pub fn report(
         &self,
         range: PageRange,
@@ -199,7 +205,7 @@ impl Worker {
         for part in self.core.parts(range) {
             for page in part.pages.pages() {
                 let entry = part.region.entry(page);
-                if !matches!(entry.kind(), Kind::Merged | Kind::Bound) && !entry.is_lost() {
+                if !matches!(entry.kind(), Kind::Merged | Kind::Bound) {
                     continue;
                 }
                 let (store, slot) = (u32::from(entry.store().0), entry.slot().0);
