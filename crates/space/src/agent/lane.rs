@@ -199,10 +199,10 @@ impl Lane {
     fn lost(&mut self) -> io::Result<Answer> {
         let lost = &mut self.arrays.lost;
         lost.clear();
-        // A child of fork may still see what was lost: the slots stay taken until it is gone.
         lost.reserve(room_for::<Lost>());
         let (children, worker) = (&self.parts.children, &mut self.worker);
         worker.tend();
+        // A child of fork may still see what was lost: the slots stay taken until it is gone.
         let more =
             children.unless_any(|| worker.take_lost(lost, room_for::<Lost>())).unwrap_or(false);
         write_array(&self.parts.window, 0, lost)?;
