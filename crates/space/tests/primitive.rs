@@ -185,12 +185,8 @@ fn zero_pages_become_the_kernels_in_place() {
 
 #[test]
 fn a_discarded_page_reads_zero_even_where_it_was_merged() {
-    let Some(bench) = Bench::new(64, 64) else { return };
+    let Some(bench) = Bench::full_of(64, 9) else { return };
     let mut worker = bench.space.worker().expect("worker");
-    for page in 0..64 {
-        bench.fill(page, 9);
-        bench.fill_slot(Slot(page), 9);
-    }
     assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
     bench.space.discard(bench.address(10), 20 * PAGE_BYTES, libc::MADV_DONTNEED).expect("discard");
     assert!((10..30).all(|page| bench.holds(page, 0)));
@@ -332,12 +328,8 @@ fn locked_and_pinned_pages_are_left_alone() {
 
 #[test]
 fn memory_that_is_unmapped_is_forgotten() {
-    let Some(bench) = Bench::new(64, 64) else { return };
+    let Some(bench) = Bench::full_of(64, 2) else { return };
     let mut worker = bench.space.worker().expect("worker");
-    for page in 0..64 {
-        bench.fill(page, 2);
-        bench.fill_slot(Slot(page), 2);
-    }
     assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
     let gone = bench.space.forget(bench.address(16), 16 * PAGE_BYTES);
     assert_eq!(gone.iter().map(|range| range.count).sum::<u32>(), 16);

@@ -55,6 +55,17 @@ impl Bench {
         Some(Self { space, memory, region, store })
     }
 
+    /// As many slots as `pages` pages, all full of a word.
+    #[must_use]
+    pub(crate) fn full_of(pages: u32, word: u64) -> Option<Self> {
+        let bench = Self::new(pages as usize, pages)?;
+        for page in 0..pages {
+            bench.fill(page, word);
+            bench.fill_slot(Slot(page), word);
+        }
+        Some(bench)
+    }
+
     /// The index of the memory's page `page`.
     #[must_use]
     pub(crate) fn page(&self, page: u32) -> PageIndex {

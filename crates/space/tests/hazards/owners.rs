@@ -15,15 +15,6 @@ use crate::{
     common::{self, Bench, merged},
 };
 
-fn bench(pages: u32, word: u64) -> Option<Bench> {
-    let bench = Bench::new(pages as usize, pages)?;
-    for page in 0..pages {
-        bench.fill(page, word);
-        bench.fill_slot(Slot(page), word);
-    }
-    Some(bench)
-}
-
 /// A child of fork that has a copy of the memory, and does nothing.
 struct Child {
     pid: i32,
@@ -59,7 +50,7 @@ impl Child {
 #[test]
 fn pages_that_a_child_shares_are_left_until_they_are_written() {
     alone("owners::pages_that_a_child_shares_are_left_until_they_are_written", || {
-        let Some(bench) = bench(64, 2) else { return };
+        let Some(bench) = Bench::full_of(64, 2) else { return };
         let mut worker = bench.space.worker().expect("worker");
         let child = Child::fork(&bench);
         assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), [outcome::BUSY; 64]);
@@ -146,7 +137,7 @@ fn merging_goes_on_when_the_process_gives_its_rights_up() {
         return;
     }
     alone("owners::merging_goes_on_when_the_process_gives_its_rights_up", || {
-        let Some(bench) = bench(64, 2) else { return };
+        let Some(bench) = Bench::full_of(64, 2) else { return };
         let mut worker = bench.space.worker().expect("worker");
         // SAFETY: this process is for this. All of its threads change.
         let given_up = unsafe { libc::setresuid(65534, 65534, 65534) };

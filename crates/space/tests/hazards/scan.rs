@@ -142,12 +142,8 @@ fn holes_as_large_as_a_page_table_hide_nothing_behind_them() {
 
 #[test]
 fn pages_that_came_back_are_zeroed_and_merged_over_their_seams() {
-    let Some(bench) = Bench::new(64, 64) else { return };
+    let Some(bench) = Bench::full_of(64, 3) else { return };
     let mut worker = bench.space.worker().expect("worker");
-    for page in 0..64 {
-        bench.fill(page, 3);
-        bench.fill_slot(Slot(page), 3);
-    }
     assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
     // Each comes back alone: a mapping of its own.
     (0..64).step_by(2).chain((1..64).step_by(2)).for_each(|page| bench.fill(page, 3));
@@ -199,12 +195,8 @@ fn what_was_written_and_merged_before_any_scan_is_told_once() {
 
 #[test]
 fn what_was_discarded_is_told_once_and_what_is_written_there_afterwards_too() {
-    let Some(bench) = Bench::new(64, 64) else { return };
+    let Some(bench) = Bench::full_of(64, 3) else { return };
     let mut worker = bench.space.worker().expect("worker");
-    for page in 0..64 {
-        bench.fill(page, 3);
-        bench.fill_slot(Slot(page), 3);
-    }
     assert_eq!(bench.merge(&mut worker, 16, 16, Slot(0)), merged(16));
     scanned(&bench, &mut worker);
     // The guest's own and merged ones.
