@@ -157,7 +157,7 @@ impl Core {
             }
             for page in pages.pages() {
                 let entry = region.entry(page);
-                if entry.kind() == Kind::Merged || entry.kind().is_untracked() {
+                if matches!(entry.kind(), Kind::Merged | Kind::Bound) {
                     region.set_entry(page, Entry::PRIVATE);
                     self.leave_store(entry);
                 }
