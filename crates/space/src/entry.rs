@@ -18,7 +18,7 @@
 //! | `Broken`, `Discarded`, `Unmerged` | as `Private` | merged, until it asks what was lost | `Private` |
 //! | `StrayLost` | a private copy inside a mapping of the store | merged, until it asks | `Stray` |
 //! | `Stray` | the same | never to be merged | `Private` by a discard |
-//! | `Bound` | the store's page or a copy, not protected | merged | `Discarded` by a discard |
+//! | `Bound` | the store's page or a copy, protected or not | merged | `Discarded` by a discard, `StrayLost` |
 //!
 //! Only the holder of a page (`held`) changes its entry, but for one step: whoever
 //! reports a loss takes the `…Lost` marks away by compare-and-swap.
@@ -45,7 +45,7 @@ pub enum Kind {
     StrayLost = 5,
     /// Copied by the kernel inside the store's mapping.
     Stray = 6,
-    /// In a mapping of the store that could not be protected.
+    /// In a mapping of the store, and it cannot be told whether it was written, or will be.
     Bound = 7,
 }
 

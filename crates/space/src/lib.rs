@@ -29,6 +29,7 @@ mod advice;
 pub mod agent;
 mod backing;
 mod budget;
+mod copies;
 mod discard;
 pub mod entry;
 mod extents;

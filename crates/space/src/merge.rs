@@ -15,7 +15,7 @@
 //!
 //! Between mapping the slots and protecting them a guest may write, and the kernel then copies the
 //! page inside the store's mapping. Such a copy may be pinned for direct I/O and can be neither
-//! moved nor copied safely, so it is found (present, but not the file's) and left alone. As the page
+//! moved nor copied safely, so it is found ([`copies`](crate::copies)) and left alone. As the page
 //! had been quiet for two periods this is rare, and it spares the handshake with another thread that
 //! moving a registered mapping into place would cost every run.
 
@@ -31,10 +31,11 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 
 use crate::{
     Core,
+    copies::{Copies, find_copies},
     entry::{Entry, Kind},
     region::Region,
     store::StoreView,
-    transfer::{COPIED, PageSet, Staging, WINDOW_PAGES, WRITTEN, find_pages},
+    transfer::{PageSet, Staging, WINDOW_PAGES, WRITTEN, find_pages},
     wire::lane::{RUN_PAGES_MAX, outcome},
 };
 
@@ -303,40 +304,44 @@ impl Window<'_> {
     ) {
         let (address, bytes) = (self.address(first), count as usize * PAGE_BYTES);
         let protected = self.make_writes_wait(address, bytes);
-        let strays =
-            if protected { self.find_strays(first, count) } else { self.copy_all(first, count) };
-        let kind = if protected { Kind::Merged } else { Kind::Bound };
-        for page in first..first + count {
-            if strays.contains(page) {
+        let copies = if protected {
+            self.find_strays(address, count)
+        } else {
+            self.copy_all(address, count)
+        };
+        for (offset, page) in (0..count).zip(first..) {
+            if copies.copied.contains(offset) {
                 self.settle_stray(page);
-            } else {
-                self.settle(page, store, Entry::new(kind, store.id, slot(page)));
+                continue;
             }
+            let waits = protected && !copies.unknown.contains(offset);
+            let kind = if waits { Kind::Merged } else { Kind::Bound };
+            self.settle(page, store, Entry::new(kind, store.id, slot(page)));
         }
     }
 
-    /// Pages of a protected span that were written between mapping and protection: present and not
-    /// the file's. They may be written freely from now on.
-    fn find_strays(&self, first: u32, count: u32) -> PageSet {
-        let strays = find_pages(&self.core.pagemap, self.address(first), count, COPIED);
-        for (at, pages) in strays.spans() {
+    /// Pages of a protected span that were written between mapping and protection. They may be written
+    /// freely from now on.
+    fn find_strays(&self, start: HostAddress, count: u32) -> Copies {
+        let strays = find_copies(&self.core.pagemap, start, count);
+        for (first, pages) in strays.copied.spans() {
             let bytes = pages as usize * PAGE_BYTES;
             // If this fails, the handler does it for whoever writes.
-            let _ = self.core.store_faults.write_protect(self.address(first + at), bytes, false);
+            let _ = self.core.store_faults.write_protect(start.plus_pages(first), bytes, false);
         }
-        PageSet(strays.0 << first)
+        strays
     }
 
     /// For a span that could not be protected: the kernel makes a copy of every page now, as it would
     /// when they are written, so that we know of each. Those that it has no memory for depend on
     /// their slots for good.
-    fn copy_all(&self, first: u32, count: u32) -> PageSet {
-        let (address, bytes) = (self.address(first), count as usize * PAGE_BYTES);
+    fn copy_all(&self, start: HostAddress, count: u32) -> Copies {
+        let bytes = count as usize * PAGE_BYTES;
         // Part of it may be protected, and whoever wrote there would wait for us.
-        let _ = self.core.store_faults.write_protect(address, bytes, false);
+        let _ = self.core.store_faults.write_protect(start, bytes, false);
         // SAFETY: making private copies of pages changes no content.
-        let _ = unsafe { mapping::advise(address, bytes, libc::MADV_POPULATE_WRITE) };
-        PageSet(find_pages(&self.core.pagemap, address, count, COPIED).0 << first)
+        let _ = unsafe { mapping::advise(start, bytes, libc::MADV_POPULATE_WRITE) };
+        find_copies(&self.core.pagemap, start, count)
     }
 
     fn settle(&mut self, page: u32, store: &StoreView, entry: Entry) {

@@ -20,10 +20,11 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
     Core,
+    copies::find_copies,
     entry::Kind,
     region::Region,
     spare::Spare,
-    transfer::{COPIED, HERE, PageSet, Staging, WINDOW_PAGES, find_pages},
+    transfer::{HERE, PageSet, Staging, WINDOW_PAGES, find_pages},
 };
 
 /// What giving memory back needs.
@@ -179,7 +180,7 @@ impl Core {
         }
         // SAFETY: making a private copy of a page changes no content.
         let _ = unsafe { mapping::advise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
-        if find_pages(&self.pagemap, address, 1, COPIED).is_empty() {
+        if !find_copies(&self.pagemap, address, 1).copied.contains(0) {
             return false;
         }
         region.set_entry(page, entry.with_kind(Kind::StrayLost));

@@ -15,10 +15,10 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
     Core,
+    copies::find_copies,
     entry::Kind,
     region::Region,
     spare::{SPARE_PAGES_MAX, Spare},
-    transfer::{COPIED, find_pages},
 };
 
 /// Why pages are brought back.
@@ -105,21 +105,24 @@ impl Core {
             // Populating would wait for whoever serves the fault, which may be this thread.
             return false;
         }
-        let copied = || !find_pages(&self.pagemap, address, 1, COPIED).is_empty();
+        let look = || {
+            let copies = find_copies(&self.pagemap, address, 1);
+            (copies.copied.contains(0), copies.unknown.contains(0))
+        };
         // The slot may be freed once the daemon hears of it, so the copy must be made now and not
         // when the writer gets round to it.
         // SAFETY: making a private copy of a page changes no content.
         let _ = unsafe { mapping::advise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
-        let kind = if copied() {
+        let kind = if let (true, _) = look() {
             Kind::StrayLost
         } else {
             let protected = self.store_faults.write_protect(address, PAGE_BYTES, true);
-            match (copied(), protected) {
-                (false, Ok(())) => return false,
-                // Nobody will tell us when it is written: the slot stays its own.
-                (false, Err(_)) => Kind::Bound,
+            match (look(), protected) {
+                ((false, false), Ok(())) => return false,
+                // Nobody will tell us when it is written, or whether it was: the slot stays its own.
+                ((false, _), _) => Kind::Bound,
                 // The writer was quicker. If this fails, the handler does it.
-                (true, _) => {
+                ((true, _), _) => {
                     let _ = self.store_faults.write_protect(address, PAGE_BYTES, false);
                     Kind::StrayLost
                 }

@@ -48,6 +48,10 @@ impl PageSet {
         Self(self.0 | Self::first(count).0 << first)
     }
 
+    pub(crate) const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     pub(crate) const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
@@ -267,16 +271,6 @@ pub(crate) const HERE: Query = Query {
     refuse_unprotectable: false,
 };
 
-/// Pages that are there and not a file's: in a mapping of the store, those the kernel copied.
-pub(crate) const COPIED: Query = Query {
-    require: category::PRESENT | category::FILE,
-    any_of: 0,
-    invert: category::FILE,
-    report: category::PRESENT,
-    protect: false,
-    refuse_unprotectable: false,
-};
-
 /// Pages of a guest that were written since they were protected.
 pub(crate) const WRITTEN: Query = Query {
     require: category::WRITTEN,
@@ -296,6 +290,20 @@ pub(crate) fn find_pages(
     count: u32,
     query: Query,
 ) -> PageSet {
+    let mut found = PageSet::default();
+    scan_window(pagemap, start, count, query, |pages, _| found = found.or(pages));
+    found
+}
+
+/// Has `each` have those of `count` pages from `start` on that the query finds, by the categories that
+/// they are of.
+pub(crate) fn scan_window(
+    pagemap: &Pagemap,
+    start: HostAddress,
+    count: u32,
+    query: Query,
+    mut each: impl FnMut(PageSet, u64),
+) {
     let mut extents = [Extent::default(); WINDOW_PAGES as usize];
     let bytes = count as usize * PAGE_BYTES;
     let found = loop {
@@ -306,14 +314,10 @@ pub(crate) fn find_pages(
             Err(_) => thread::sleep(Duration::from_micros(100)),
         }
     };
-    let mut pages = PageSet::default();
     for extent in &extents[..found] {
         let first = ((extent.start as usize - start.0) / PAGE_BYTES) as u32;
-        for page in first..first + extent.pages() as u32 {
-            pages.insert(page);
-        }
+        each(PageSet::default().with_span(first, extent.pages() as u32), extent.categories);
     }
-    pages
 }
 
 /// Tries of one page that the kernel asks to be tried again.

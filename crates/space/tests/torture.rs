@@ -1,5 +1,5 @@
 //! Threads that write, add, read, discard, do direct I/O and reach in from outside, into memory that
-//! is merged, unmerged and moved between slots at full speed. Every page carries a sequence number
+//! is merged, unmerged, moved between slots and swapped out at full speed. Every page carries a sequence number
 //! in every word, so a lost or torn write shows at the next look.
 //!
 //! Merging here does not wait for pages to be equal: a merger copies what a page holds at that
@@ -27,7 +27,8 @@ use std::{
 };
 
 use bindery_space::wire::lane::{Run, outcome};
-use bindery_sys::memfd;
+use bindery_sys::{mapping, memfd};
+use bindery_testkit::machine::SwapGuard;
 use bindery_units::{PAGE_BYTES, PageRange, Slot};
 use common::{Bench, STORE};
 
@@ -37,6 +38,8 @@ const COUNTER_PAGES: u32 = 64;
 const LOCKED_PAGES: u32 = PAGES - COUNTER_PAGES;
 const SLOTS: u32 = 64 * 1024;
 const WORDS: usize = PAGE_BYTES / 8;
+/// More than all pages and slots.
+const SWAP_MEBIBYTES: u64 = 320;
 const NO_SLOT: u32 = u32::MAX;
 /// Mergers work on blocks of this many pages, one merger a block at a time.
 const BLOCK_PAGES: u32 = 64;
@@ -49,6 +52,7 @@ struct Settings {
     unmerge: bool,
     compact: bool,
     direct: bool,
+    swap: bool,
 }
 
 /// xorshift64*: see Vigna, "An experimental exploration of Marsaglia's xorshift generators".
@@ -231,6 +235,19 @@ impl Torture {
         }
     }
 
+    /// Has the kernel take pages away, the guest's own as well as the store's.
+    fn reclaimer(&self, seed: u64) {
+        let mut random = Random(seed);
+        while !self.stop.load(Ordering::Relaxed) {
+            let (first, count) = (random.below(PAGES - BLOCK_PAGES), 1 + random.below(BLOCK_PAGES));
+            let bytes = count as usize * PAGE_BYTES;
+            // Parts that cannot go stay; a range of several mappings may end early.
+            // SAFETY: paging out changes no content.
+            let _ =
+                unsafe { mapping::advise(self.bench.address(first), bytes, libc::MADV_PAGEOUT) };
+        }
+    }
+
     fn merge_zero(&self, worker: &mut bindery_space::Worker, first: u32, count: u32) {
         let mut outcomes = Vec::new();
         let run = Run { page: self.bench.page(first).0, count, slot: 0, zero: 1 };
@@ -347,6 +364,10 @@ fn torture(settings: Settings, operations: u64) -> Option<u64> {
         let torture = Arc::clone(&torture);
         threads.push(thread::spawn(move || torture.merger(u64::from(seed) * 104_729 + 3)));
     }
+    if settings.swap {
+        let torture = Arc::clone(&torture);
+        threads.push(thread::spawn(move || torture.reclaimer(5)));
+    }
     let start = Instant::now();
     let (mut last, mut last_moved) = (0, Instant::now());
     let merged = || torture.merged.load(Ordering::Relaxed);
@@ -383,20 +404,26 @@ fn torture(settings: Settings, operations: u64) -> Option<u64> {
 fn nothing_is_lost_or_torn_in_any_combination_of_settings() {
     let operations: u64 = std::env::var("BINDERY_TORTURE_OPERATIONS")
         .map_or(2_000_000, |value| value.parse().expect("a number of operations"));
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory");
+    let swap = SwapGuard::add(directory.path(), SWAP_MEBIBYTES)
+        .inspect_err(|error| eprintln!("SKIPPED: memory that is swapped out: {error}"))
+        .ok();
+    let swaps: &[bool] = if swap.is_some() { &[false, true] } else { &[false] };
     let mut combinations = Vec::new();
     for mergers in [1, 2] {
         for run_pages_max in [1, 8, 64] {
             for unmerge in [false, true] {
                 for compact in [false, true] {
                     for direct in [false, true] {
-                        combinations.push(Settings {
+                        combinations.extend(swaps.iter().map(|&swap| Settings {
                             mergers,
                             writers: 3,
                             run_pages_max,
                             unmerge,
                             compact,
                             direct,
-                        });
+                            swap,
+                        }));
                     }
                 }
             }

@@ -11,6 +11,7 @@ mod frames;
 mod ksm;
 mod memory;
 mod setting;
+mod swap;
 
 pub use backing::back_free_memory;
 pub use cgroup::{BlockDevice, ControlGroup, DeviceRate};
@@ -19,3 +20,4 @@ pub use frames::{FrameError, physical_frames};
 pub use ksm::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
 pub use memory::{MemorySnapshot, ProcessMemory, drop_caches, sum_pss};
 pub use setting::{MAX_MAP_COUNT, SettingError, SettingGuard};
+pub use swap::SwapGuard;
