@@ -128,6 +128,44 @@ fn huge_bytes(address: HostAddress) -> u64 {
     panic!("{address} is mapped");
 }
 
+/// The kernel joins a region's tables with others', and what is cut out of their midst takes a mapping
+/// more than there is.
+#[test]
+fn memory_can_be_taken_away_where_no_mapping_is_left() {
+    alone("owners::memory_can_be_taken_away_where_no_mapping_is_left", || {
+        let Some(bench) = Bench::new(64, 64) else { return };
+        let others =
+            [64, 64, 64].map(|pages| Mapping::anonymous(pages * PAGE_BYTES).expect("memory"));
+        for memory in &others {
+            bench.space.manage(memory.address(), memory.bytes()).expect("manage");
+        }
+        let taken = take_all_mappings();
+        assert!(taken > 1000, "mappings ran out");
+        // Tables of a region lie at the end of what was joined, and between others'.
+        for memory in &others {
+            bench.space.forget(memory.address(), memory.bytes());
+        }
+        bench.fill(3, 1);
+        assert!(bench.holds(3, 1));
+    });
+}
+
+/// Until the kernel refuses. They stay: the process is for this.
+fn take_all_mappings() -> u32 {
+    let map = |protection| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: new memory, in nobody's place.
+        let address =
+            unsafe { libc::mmap(std::ptr::null_mut(), PAGE_BYTES, protection, flags, -1, 0) };
+        address != libc::MAP_FAILED
+    };
+    let mut taken = 0;
+    while map(if taken % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE }) {
+        taken += 1;
+    }
+    taken
+}
+
 /// QEMU's `-runas`: after it, `/proc/self` is root's.
 #[test]
 fn merging_goes_on_when_the_process_gives_its_rights_up() {
