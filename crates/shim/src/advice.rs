@@ -115,12 +115,6 @@ fn discard(managed: &Managed, piece: Piece, advice: i32) -> Result<(), Errno> {
         // The pages of a shared file are still in the file: dropping a mapping of them loses nothing.
         (libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED, true) => Ok(()),
         (libc::MADV_FREE, true) | (libc::MADV_REMOVE, false) => Err(Errno(libc::EINVAL)),
-        // Managed memory is anonymous, whatever it was: what removes it there is DONTNEED. What is FREE
-        // may be taken at any time, so at once: nobody could be told when the kernel does.
-        (libc::MADV_REMOVE, true) | (libc::MADV_FREE, false) => {
-            let address = HostAddress(piece.address);
-            Ok(managed.space.discard(address, piece.bytes, libc::MADV_DONTNEED)?)
-        }
         (_, _) => Ok(managed.space.discard(HostAddress(piece.address), piece.bytes, advice)?),
     }
 }

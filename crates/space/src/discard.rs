@@ -21,7 +21,8 @@ use crate::{
 };
 
 impl Core {
-    /// Throws away the managed pages between two addresses: they are zero afterwards.
+    /// Throws away the pages between two addresses: managed ones are zero afterwards. What is not
+    /// managed, or not any more when its turn comes, is the kernel's, which is given the advice.
     pub(crate) fn discard(
         &self,
         start: HostAddress,
@@ -31,37 +32,33 @@ impl Core {
         if !start.is_page_aligned() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        for region in self.regions.overlapping(start, end) {
-            let pages = region.pages_between(start, end);
-            let address = region.address(pages.first);
-            let hold = self.hold(address, address.plus_pages(pages.count));
-            if self.regions.has(&region) {
-                self.discard_held(&region, pages, advice)?;
-            } else {
-                drop(hold);
-                self.discard_changed(address, address.plus_pages(pages.count), advice)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The same for a range whose region was cut or given back while its pages were waited for: what
-    /// is not managed any more is the kernel's.
-    fn discard_changed(&self, start: HostAddress, end: HostAddress, advice: i32) -> io::Result<()> {
         let mut managed = self.regions.overlapping(start, end);
         managed.sort_by_key(|region| region.start());
         let mut at = start;
-        for (from, to) in managed.iter().map(|r| (r.start(), r.end())).chain([(end, end)]) {
-            if at < from {
-                // SAFETY: the VMM asked for it, and nobody else uses this memory.
-                unsafe { mapping::advise(at, from.0 - at.0, advice)? };
+        for region in managed {
+            let pages = region.pages_between(start, end);
+            let from = region.address(pages.first);
+            advise_between(at, from, advice)?;
+            at = from.plus_pages(pages.count);
+            let hold = self.hold(from, at);
+            if self.regions.has(&region) {
+                self.discard_held(&region, pages, advice)?;
+            } else {
+                // It was cut or given back while its pages were waited for.
+                drop(hold);
+                self.discard(from, at, advice)?;
             }
-            at = at.max(to);
         }
-        self.discard(start, end, advice)
+        advise_between(at, end, advice)
     }
 
     fn discard_held(&self, region: &Arc<Region>, pages: PageRange, advice: i32) -> io::Result<()> {
+        // Managed memory is anonymous, whatever it was: what removes it there is DONTNEED. What is FREE
+        // may be taken at any time, so at once: nobody could be told when the kernel does.
+        let advice = match advice {
+            libc::MADV_REMOVE | libc::MADV_FREE => libc::MADV_DONTNEED,
+            other => other,
+        };
         let mut at = pages.first;
         while at < pages.end() {
             let rest = PageRange::new(at, pages.end().0 - at.0);
@@ -167,4 +164,13 @@ impl Core {
         }
         forgotten
     }
+}
+
+/// Has the kernel throw away what is between two addresses, if anything is.
+fn advise_between(start: HostAddress, end: HostAddress, advice: i32) -> io::Result<()> {
+    if start >= end {
+        return Ok(());
+    }
+    // SAFETY: the VMM asked for it, and nobody else uses this memory.
+    unsafe { mapping::advise(start, end.0 - start.0, advice) }
 }

@@ -219,8 +219,9 @@ impl Space {
         Release::new(&self.core)?.release(address, end_of(address, bytes))
     }
 
-    /// Throws away the managed pages of a range, as `madvise` with `advice` (`MADV_DONTNEED`,
-    /// `MADV_DONTNEED_LOCKED`) would; what is not managed is left to the caller.
+    /// Throws away the pages of a range, as `madvise` with `advice` (`MADV_DONTNEED`,
+    /// `MADV_DONTNEED_LOCKED`, `MADV_FREE`, `MADV_REMOVE`) would: managed pages are zero afterwards, and
+    /// what is not managed, or not any more, is given the advice.
     ///
     /// # Errors
     /// As madvise(2).

@@ -183,6 +183,16 @@ fn zero_pages_become_the_kernels_in_place() {
     assert!(bench.holds(6, 3) && bench.holds(8, 0));
 }
 
+/// A VMM looks what is managed, and then it is given back: the discard comes after that.
+#[test]
+fn what_is_not_managed_any_more_is_discarded_as_well() {
+    let Some(bench) = Bench::full_of(64, 7) else { return };
+    let (address, bytes) = (bench.address(0), 64 * PAGE_BYTES);
+    bench.space.release_range(address.plus_pages(16), 8 * PAGE_BYTES).expect("release");
+    bench.space.discard(address, bytes, libc::MADV_DONTNEED).expect("discard");
+    assert!((0..64).all(|page| bench.holds(page, 0)));
+}
+
 #[test]
 fn a_discarded_page_reads_zero_even_where_it_was_merged() {
     let Some(bench) = Bench::full_of(64, 9) else { return };
