@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
+pub use bindery_space::wire::control::PAGES_MAX;
 use bindery_space::wire::control::Region;
 use bindery_units::{PageIndex, PageRange};
 
 use crate::GuestError;
-
-/// Page indices of a guest are below this: 4 TiB. Bounds what a guest can make the daemon hold.
-pub const PAGES_MAX: u32 = 1 << 30;
 
 /// The most regions of one guest. A VMM has a handful.
 const REGIONS_MAX: usize = 4096;

@@ -63,8 +63,8 @@ pub enum ManageError {
         #[source]
         source: io::Error,
     },
-    /// 16 TiB of page numbers were used up.
-    #[error("this process has had 16 TiB of managed memory, which is the most")]
+    /// [`PAGES_MAX`](crate::wire::control::PAGES_MAX) were used up.
+    #[error("this process has had 4 TiB of managed memory, now or earlier, which is the most")]
     PagesExhausted,
 }
 

@@ -22,7 +22,7 @@ use crate::{
     entry::Entry,
     extents::Extents,
     untold::Untold,
-    wire::control::{Region as Announced, StoreId},
+    wire::control::{PAGES_MAX, Region as Announced, StoreId},
 };
 
 /// Pages that share one bit of the summary of losses.
@@ -299,7 +299,9 @@ impl Regions {
         let aligned = count.checked_next_multiple_of(REGION_ALIGN_PAGES)?;
         let first = self
             .next_page
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| next.checked_add(aligned))
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                next.checked_add(aligned).filter(|&end| end <= PAGES_MAX)
+            })
             .ok()?;
         Some(PageRange::new(PageIndex(first), count))
     }
@@ -462,6 +464,17 @@ mod tests {
         assert_eq!(told, [(600, 4, false), (604, 1, true), (605, 5, false)]);
         let stays = UntoldRun { pages: range(604, 1), untracked: true };
         assert_eq!(region.untold_run(range(512, 300)), Some(stays));
+    }
+
+    #[test]
+    fn page_indices_end_where_the_daemon_takes_no_more() {
+        let regions = Regions::default();
+        let aligned = REGION_ALIGN_PAGES;
+        assert_eq!(regions.number(PAGES_MAX - 2 * aligned).map(|pages| pages.first.0), Some(0));
+        assert_eq!(regions.number(2 * aligned + 1), None);
+        assert_eq!(regions.number(1).map(|pages| pages.end().0), Some(PAGES_MAX - 2 * aligned + 1));
+        assert_eq!(regions.number(aligned).map(|pages| pages.end().0), Some(PAGES_MAX));
+        assert_eq!(regions.number(1), None);
     }
 
     #[test]

@@ -33,6 +33,10 @@ pub const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// The most store descriptors that a `Hello` may carry: stores of daemons that ended.
 pub const STORES_MAX: usize = 8;
 
+/// Page indices of a guest are below this: 4 TiB, now and earlier, as none is used again. Bounds what a
+/// guest can make the daemon hold.
+pub const PAGES_MAX: u32 = 1 << 30;
+
 /// Where shims and operators look for this user's own daemon: `/run/bindery/bindery.sock` for root,
 /// otherwise `$XDG_RUNTIME_DIR/bindery.sock`, or `/tmp/bindery-<uid>/bindery.sock` where that is not
 /// set.
