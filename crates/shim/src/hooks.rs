@@ -10,7 +10,7 @@ use libc::{c_int, c_uint, c_ulong, mmsghdr, msghdr, off64_t, size_t, ssize_t};
 
 use crate::advice::{advise, offer, whole_pages};
 use crate::answer::{Errno, answer, aside};
-use crate::{kernel, lock, managed, next, replace, share, watch};
+use crate::{device, kernel, lock, managed, next, replace, share, watch};
 
 /// Stands in for madvise(2).
 ///
@@ -222,9 +222,18 @@ pub unsafe extern "C" fn munlockall() -> c_int {
 /// As ioctl(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    if request as u32 == watch::UFFDIO_REGISTER {
+    // Programs that keep requests in an `int` sign-extend them: the low 32 bits are what counts, as in
+    // the kernel.
+    let number = request as u32;
+    if number == watch::UFFDIO_REGISTER {
         // SAFETY: the caller's contract.
         aside(|| unsafe { watch::before_register(argument) });
+    }
+    if device::is_concerned(number)
+        // SAFETY: the caller's contract.
+        && answer(|| unsafe { device::before_given(number, argument) }) != 0
+    {
+        return -1;
     }
     // SAFETY: the caller's contract.
     unsafe { kernel::ioctl(file, request, argument) }

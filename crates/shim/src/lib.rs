@@ -35,6 +35,7 @@ compile_error!("the shim stands in for the 64-bit Linux C library's calls");
 pub mod abi;
 mod advice;
 mod answer;
+mod device;
 mod fork;
 pub mod hooks;
 mod kernel;

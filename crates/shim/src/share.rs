@@ -2,7 +2,7 @@
 //!
 //! A memfd that only the VMM uses (`memory-backend-memfd,share=on`) is taken over: its content lives
 //! in managed memory and the file is empty. Before anybody else can look into it (it is sent over a
-//! socket, as for vhost-user, or mapped again) we step aside, which puts the content back. A hole
+//! socket, as for vhost-user, mapped again, or given to a driver) we step aside, which puts the content back. A hole
 //! punched into the file, by which a VMM gives memory back, is punched into the memory.
 
 use std::os::fd::BorrowedFd;

@@ -1,14 +1,13 @@
 //! A VMM that watches its memory itself: post-copy migration, background snapshots.
 //!
 //! The kernel lets one userfaultfd at a time watch a range, and `UFFDIO_REGISTER` is how a VMM asks
-//! for it: we step aside first. Nothing else of `ioctl` is looked at.
+//! for it: we step aside first.
 
 use std::ffi::c_void;
 
 use crate::managed;
 
-/// `UFFDIO_REGISTER`, see ioctl_userfaultfd(2). Programs that keep requests in an `int` sign-extend
-/// it, so the low 32 bits are what counts, as in the kernel.
+/// `UFFDIO_REGISTER`, see ioctl_userfaultfd(2).
 pub(crate) const UFFDIO_REGISTER: u32 = 0xc020_aa00;
 
 /// The beginning of `struct uffdio_register`.

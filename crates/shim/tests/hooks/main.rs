@@ -54,6 +54,10 @@ fn steps_aside(action: &str) -> bool {
         "userfault",
         "share",
         "map-again",
+        "udmabuf",
+        "udmabufs",
+        "iommufd-file",
+        "device-reads",
     ];
     aside.contains(&action)
 }
@@ -101,6 +105,11 @@ act! {
     a_memfd_can_be_shared: "memfd" "share";
     a_memfd_can_be_mapped_again: "memfd" "map-again";
     a_memfd_can_be_punched: "memfd" "punch";
+    a_memfd_can_be_given_to_a_driver: "memfd" "udmabuf";
+    memfds_can_be_given_to_a_driver: "memfd" "udmabufs";
+    a_memfd_can_be_given_to_an_iommu: "memfd" "iommufd-file";
+    a_device_reads_what_is_there: "anonymous" "device-reads";
+    what_a_device_writes_can_stay_merged: "anonymous" "device-writes";
 }
 
 #[test]

@@ -1,5 +1,8 @@
 /* Memory that is mapped from a memfd, which others may be given. */
 #include "vmm.h"
+#include <linux/udmabuf.h>
+#include <linux/vfio.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 static int pass(int file)
@@ -72,4 +75,81 @@ void act_punch(void)
 	expect(ram, 0, 10);
 	expect(ram + 31 * PAGE, 31, PAGES);
 	write_through(0, PAGES);
+}
+
+/* What linux/iommufd.h has since Linux 6.13. */
+struct ioas_map_file {
+	uint32_t size, flags, ioas_id;
+	int32_t fd;
+	uint64_t start, length, iova;
+};
+#define IOAS_MAP_FILE _IO(';', 0x8f)
+
+/* Whatever the driver says, which need not be there: it would have looked into the file. */
+static void expect_in_file(void)
+{
+	static unsigned char content[BYTES];
+
+	CHECK(pread(ram_fd, content, BYTES, 0) == BYTES);
+	expect(content, 0, PAGES);
+	expect(ram, 0, PAGES);
+	write_through(0, PAGES);
+}
+
+void act_udmabuf(void)
+{
+	struct udmabuf_create create = { .memfd = ram_fd, .size = BYTES };
+
+	CHECK(ioctl(-1, UDMABUF_CREATE, &create) == -1 && errno == EBADF);
+	expect_in_file();
+}
+
+void act_udmabufs(void)
+{
+	struct udmabuf_create_list *list = calloc(1, sizeof *list + 2 * sizeof list->list[0]);
+
+	CHECK(list);
+	list->count = 2;
+	list->list[0].memfd = open("/dev/null", O_RDONLY);
+	list->list[1].memfd = ram_fd;
+	CHECK(ioctl(-1, UDMABUF_CREATE_LIST, list) == -1 && errno == EBADF);
+	free(list);
+	expect_in_file();
+}
+
+void act_iommufd_file(void)
+{
+	struct ioas_map_file map = { .size = sizeof map, .fd = ram_fd, .length = BYTES };
+
+	CHECK(ioctl(-1, IOAS_MAP_FILE, &map) == -1 && errno == EBADF);
+	expect_in_file();
+}
+
+/* A device behind a virtual IOMMU: the kernel would give it a copy of its own of a merged page. */
+void act_device_reads(void)
+{
+	struct vfio_iommu_type1_dma_map map = { .argsz = sizeof map,
+						.flags = VFIO_DMA_MAP_FLAG_READ,
+						.vaddr = (uintptr_t)ram,
+						.size = BYTES };
+
+	CHECK(ioctl(-1, VFIO_IOMMU_MAP_DMA, &map) == -1 && errno == EBADF);
+	expect_no_store();
+	expect(ram, 0, PAGES);
+	write_through(0, PAGES);
+}
+
+void act_device_writes(void)
+{
+	struct vfio_iommu_type1_dma_map map = { .argsz = sizeof map,
+						.flags = VFIO_DMA_MAP_FLAG_READ |
+							 VFIO_DMA_MAP_FLAG_WRITE,
+						.vaddr = (uintptr_t)ram,
+						.size = BYTES };
+	unsigned of_store;
+
+	CHECK(ioctl(-1, VFIO_IOMMU_MAP_DMA, &map) == -1 && errno == EBADF);
+	mappings(&of_store);
+	CHECK(of_store > 0);
+	expect(ram, 0, PAGES);
 }

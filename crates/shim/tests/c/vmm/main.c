@@ -27,6 +27,10 @@ static const struct {
 	{ "nothing-at-all", act_nothing }, { "locked", act_left_to_ksm },
 	{ "unprivileged", act_left_to_ksm },
 	{ "map-again", act_map_again },	  { "punch", act_punch },
+	{ "udmabuf", act_udmabuf },	  { "udmabufs", act_udmabufs },
+	{ "iommufd-file", act_iommufd_file },
+	{ "device-reads", act_device_reads },
+	{ "device-writes", act_device_writes },
 	{ "written-from-outside", act_written_from_outside },
 	{ "spawn", act_spawn },		  { "storm", act_storm },
 };
