@@ -12,7 +12,7 @@ use crate::domain::{Domain, DomainError, Grant};
 use crate::member::{Health, Member};
 use crate::meter::Meter;
 use crate::pace::Pacer;
-use crate::period::{Domains, Means, Turn, run_period};
+use crate::period::{Domains, Means, Turn, admit, run_period};
 use crate::settings::Settings;
 use crate::status::EngineStatus;
 use crate::stop::Stop;
@@ -257,6 +257,8 @@ impl Engine {
         let mut core = guard(&self.core);
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         self.take_changes(&mut core);
+        // Who came since the last period has regions already, and may have merged pages.
+        core.domains.values_mut().for_each(admit);
         let mut members = core
             .domains
             .values()

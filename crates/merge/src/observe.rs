@@ -37,10 +37,12 @@ pub(crate) struct Scratch {
 pub(crate) fn observe(domain: &Domain, member: &Member, workers: &Workers, scratch: &mut Scratch) {
     let mut state = member.state();
     state.ready = 0;
+    state.transit_max_ns = 0;
     let Some(mut lane) = member.lane() else { return };
     if state.unmerged {
         // What could not be brought back may still be lost.
-        if let Err(error) = settle_losses(domain, member, &mut lane, &mut state, scratch) {
+        let lost = &mut scratch.lost;
+        if let Err(error) = settle_losses(domain, member, &mut lane, &mut state, lost) {
             member.note(&error);
         }
         return;
@@ -65,7 +67,7 @@ fn look(
     state: &mut State,
     scratch: &mut Scratch,
 ) -> Result<(), GuestError> {
-    settle_losses(domain, member, lane, state, scratch)?;
+    settle_losses(domain, member, lane, state, &mut scratch.lost)?;
     bring_back_foreign(lane, state)?;
     scan_all(domain, member, workers, lane, state, scratch)?;
     mend(lane, state)
@@ -92,17 +94,17 @@ fn mend(lane: &mut LaneLease<'_>, state: &mut State) -> Result<(), GuestError> {
 }
 
 /// Makes sure that what is linked as merged is merged.
-fn settle_losses(
+pub(crate) fn settle_losses(
     domain: &Domain,
     member: &Member,
     lane: &mut LaneLease<'_>,
     state: &mut State,
-    scratch: &mut Scratch,
+    lost: &mut Vec<Lost>,
 ) -> Result<(), GuestError> {
     if state.doubt.merged {
         resynchronise(domain, member, lane, state)?;
     }
-    take_losses(domain, member, lane, state, &mut scratch.lost)
+    take_losses(domain, member, lane, state, lost)
 }
 
 /// Has pages made private that have been merged for long with the store of a daemon that ended:

@@ -147,8 +147,8 @@ fn end_period(domain: &mut Domain) {
 }
 
 /// Takes in what happened between periods: regions, late answers, closed connections, processes
-/// that ended.
-fn admit(domain: &mut Domain) {
+/// that ended. Between phases only.
+pub(crate) fn admit(domain: &mut Domain) {
     let numbers: Vec<u32> = domain.members.keys().copied().collect();
     for number in numbers {
         let mut member = domain.members.remove(&number).expect("the number was just listed");
@@ -209,9 +209,7 @@ fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
         member.links.grow(last.end());
         member.tally.grow(last.end());
     }
-    let state = member.state_mut();
-    state.managed = managed;
-    state.transit_max_ns = 0;
+    member.state_mut().managed = managed;
     Ok(())
 }
 

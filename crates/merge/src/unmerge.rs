@@ -8,7 +8,7 @@ use crate::domain::Domain;
 use crate::headroom::headroom_bytes;
 use crate::links::Link;
 use crate::member::{Member, State};
-use crate::observe::take_losses;
+use crate::observe::{settle_losses, take_losses};
 
 /// Why a guest was not unmerged.
 #[derive(Debug, thiserror::Error)]
@@ -49,25 +49,38 @@ pub struct Unmerging {
 /// Brings all pages of a guest back and leaves it alone from then on. Zero pages stay: a write
 /// brings each of them back.
 pub(crate) fn unmerge(domain: &Domain, member: &Member) -> Result<Unmerging, UnmergeError> {
-    let merged = member.merged() + member.state().foreign.len() as u64;
-    check_memory(member, merged)?;
     let mut lane = member.lane().ok_or(UnmergeError::Stalled)?;
     let mut guard = member.state();
     let state = &mut *guard;
-    state.unmerged = true;
-    let brought_back = bring_back(domain, member, &mut lane, state);
+    // Of a guest that has just come, only its report says what is merged.
+    let settled = settle_losses(domain, member, &mut lane, state, &mut Vec::new());
+    if settled.is_ok() {
+        check_memory(member, still_merged(member, state))?;
+    }
+    leave_alone(domain, member, state);
+    let brought_back = settled.and_then(|()| bring_back(domain, member, &mut lane, state));
     member.take_gauges_unmetered(&mut lane, state);
     let pages = brought_back.inspect_err(|error| member.note(error))?;
+    Ok(Unmerging { pages, left: still_merged(member, state) })
+}
+
+fn still_merged(member: &Member, state: &State) -> u64 {
+    member.merged() + state.foreign.len() as u64
+}
+
+/// Nothing more is asked of the guest, and none of its pages is found by others: whatever has a
+/// candidate's content would be merged with it.
+fn leave_alone(domain: &Domain, member: &Member, state: &mut State) {
+    state.unmerged = true;
     let epoch = pin();
     for (page, link) in member.links.linked(member.links.range()) {
         if matches!(link, Link::Candidate(_)) {
             domain.unlink(member, page, &epoch);
         }
     }
-    Ok(Unmerging { pages, left: member.merged() + state.foreign.len() as u64 })
 }
 
-/// Has all pages made private. Returns how many were not.
+/// Has all pages made private. Returns how many were.
 fn bring_back(
     domain: &Domain,
     member: &Member,

@@ -6,3 +6,5 @@ mod model;
 mod process;
 mod random;
 mod scenes;
+mod takeover;
+mod unmerging;

@@ -52,7 +52,7 @@ impl Scene {
         status.domains.iter().find(|domain| domain.name == name).unwrap().clone()
     }
 
-    fn status_of(&self, guest: &ModelGuest) -> GuestStatus {
+    pub(super) fn status_of(&self, guest: &ModelGuest) -> GuestStatus {
         let id = guest.identity().id;
         let status = self.engine.status();
         let mut guests = status.domains.iter().flat_map(|domain| &domain.guests);
