@@ -74,8 +74,8 @@ pub(crate) struct State {
     pub(crate) doubt: Doubt,
     /// Pages merged with a store of a daemon that ended.
     pub(crate) foreign: BTreeSet<u32>,
-    /// Periods since such pages were reported.
-    pub(crate) foreign_periods: u32,
+    /// How many times all of its stable pages were looked at since it has reported what is merged.
+    pub(crate) laps: u32,
     /// Left alone until told otherwise.
     pub(crate) unmerged: bool,
     pub(crate) mappings_short: bool,
@@ -98,7 +98,15 @@ impl State {
         let goes_on = self.stable.tell(most, pages);
         // Pages may be told again that were put back before.
         self.ready = if goes_on { self.ready.saturating_sub(pages.len() as u64) } else { 0 };
+        if !goes_on {
+            self.end_lap();
+        }
         goes_on
+    }
+
+    /// All that was stable has been looked at.
+    pub(crate) fn end_lap(&mut self) {
+        self.laps = self.laps.saturating_add(1);
     }
 }
 

@@ -14,10 +14,7 @@ use crate::domain::Domain;
 use crate::links::Link;
 use crate::member::{Member, State};
 use crate::resync::resynchronise;
-use crate::settings::{
-    HARVEST_PAGES, HARVEST_RUNS, MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES, REHOME_PAGES,
-    REHOME_PERIODS,
-};
+use crate::settings::{HARVEST_PAGES, HARVEST_RUNS, MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES};
 use crate::workers::Workers;
 
 /// Causes of a loss, as lanes tell them.
@@ -54,8 +51,10 @@ pub(crate) fn observe(domain: &Domain, member: &Member, workers: &Workers, scrat
     let unsettled = state.stable.end_period();
     state.counts.pages_volatile = unsettled.pages - unsettled.ready;
     state.ready = unsettled.ready;
-    if let Err(error) = result {
-        member.note(&error);
+    match result {
+        Ok(()) if state.ready == 0 => state.end_lap(),
+        Ok(()) => {}
+        Err(error) => member.note(&error),
     }
 }
 
@@ -68,7 +67,6 @@ fn look(
     scratch: &mut Scratch,
 ) -> Result<(), GuestError> {
     settle_losses(domain, member, lane, state, &mut scratch.lost)?;
-    bring_back_foreign(lane, state)?;
     scan_all(domain, member, workers, lane, state, scratch)?;
     mend(lane, state)
 }
@@ -105,24 +103,6 @@ pub(crate) fn settle_losses(
         resynchronise(domain, member, lane, state)?;
     }
     take_losses(domain, member, lane, state, lost)
-}
-
-/// Has pages made private that have been merged for long with the store of a daemon that ended:
-/// nobody else has their content, and each of them keeps that whole store in memory.
-fn bring_back_foreign(lane: &mut LaneLease<'_>, state: &mut State) -> Result<(), GuestError> {
-    if state.foreign.is_empty() {
-        return Ok(());
-    }
-    state.foreign_periods += 1;
-    if state.foreign_periods <= REHOME_PERIODS {
-        return Ok(());
-    }
-    let pages: Vec<u32> = state.foreign.iter().take(REHOME_PAGES as usize).copied().collect();
-    for run in pages.chunk_by(|a, b| *b == a + 1) {
-        // What this leaves out for want of time comes next time; what it does shows as lost.
-        lane.unmerge(PageRange::new(PageIndex(run[0]), run.len() as u32))?;
-    }
-    Ok(())
 }
 
 /// Takes in which merged pages a guest lost.

@@ -4,6 +4,7 @@
 //! ```text
 //! admit     guests that came, went, or answered late          one thread
 //! observe   losses and writes of each guest                   a task a guest
+//! rehome    pages that nobody else has leave old stores      a task a guest
 //! compact   slots leave blocks that have few of them         one thread a domain, a task a guest
 //! round:    examine  digests, index                           a task a batch of pages
 //!           zeros    guests get the zero page                  a task a guest
@@ -38,6 +39,7 @@ use crate::member::{Health, Member, State};
 use crate::meter::Meter;
 use crate::observe::{self, observe};
 use crate::pace::{Moment, Pacer};
+use crate::rehome::rehome_all;
 use crate::settings::DIGEST_PAGES;
 use crate::stop::Stop;
 use crate::workers::Workers;
@@ -61,6 +63,7 @@ pub(crate) fn run_period(
     observe_all(domains, means.workers);
     domains.values_mut().for_each(Domain::sweep);
     if !means.is_idle {
+        rehome_all(domains, means.workers);
         compact_all(domains, means.workers);
     }
     let mut agenda = if means.is_idle { Agenda::default() } else { Agenda::of(domains, turn) };

@@ -51,7 +51,7 @@ pub(crate) fn resynchronise(
         }
     }
     state.doubt.merged = false;
-    state.foreign_periods = 0;
+    state.laps = 0;
     Ok(())
 }
 

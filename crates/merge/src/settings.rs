@@ -78,9 +78,9 @@ pub(crate) const MERGE_PAGES: usize = 4096;
 /// memory fall while the rest is still being looked at. Fewer in tests, so that there are several.
 pub(crate) const ROUND_PAGES: usize = if cfg!(test) { 1 << 14 } else { 1 << 18 };
 
-/// Periods after which pages merged with the store of a daemon that ended are brought back, if
-/// nobody else turned out to have their content.
-pub(crate) const REHOME_PERIODS: u32 = 4;
+/// How many times all stable pages of a domain are looked at before pages merged with the store of a
+/// daemon that ended are brought back, if nobody else turned out to have their content.
+pub(crate) const REHOME_LAPS: u32 = 4;
 
 /// Pages brought back in one period for that reason.
 pub(crate) const REHOME_PAGES: u32 = 8192;
