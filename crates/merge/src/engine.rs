@@ -1,7 +1,7 @@
 //! The engine: what the daemon holds.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::member::{Health, Member};
 use crate::meter::Meter;
 use crate::pace::Pacer;
 use crate::period::{Domains, Means, Turn, admit, run_period};
+use crate::queue::Queue;
 use crate::settings::Settings;
 use crate::status::EngineStatus;
 use crate::stop::Stop;
@@ -30,12 +31,12 @@ pub struct Engine {
     workers: Workers,
     grants: Mutex<BTreeMap<String, Weak<Grant>>>,
     inbox: Mutex<Vec<Change>>,
+    /// Of periods, and of those who wait for one to end.
+    queue: Queue,
     core: Mutex<Core>,
     status: Mutex<Arc<EngineStatus>>,
     meter: Arc<Meter>,
     stop: Arc<Stop>,
-    /// How many wait for the period at work to end.
-    waiters: AtomicUsize,
     /// Whether merging waits for something outside.
     is_idle: AtomicBool,
     maps: Mutex<BTreeMap<u32, Arc<PageMap>>>,
@@ -45,9 +46,6 @@ pub struct Engine {
 
 /// How often figures are published within a period, at most.
 const PUBLISHING: Duration = Duration::from_millis(100);
-
-/// How often it is looked whether those who waited have had their turn.
-const HANDING_OVER: Duration = Duration::from_millis(1);
 
 /// How many times longer periods are while merging is idle.
 const IDLE_PERIODS: u32 = 10;
@@ -86,11 +84,11 @@ impl Engine {
             settings: Mutex::new(settings),
             grants: Mutex::default(),
             inbox: Mutex::default(),
+            queue: Queue::default(),
             core: Mutex::new(core),
             status: Mutex::default(),
             meter,
             stop,
-            waiters: AtomicUsize::new(0),
             is_idle: AtomicBool::new(false),
             maps: Mutex::default(),
             bell: Condvar::new(),
@@ -169,6 +167,7 @@ impl Engine {
     /// If an invariant is broken. The engine is of no further use then: end the process, guests go
     /// on and a new daemon takes them over.
     pub fn run_period(&self) {
+        let _place = self.queue.enter();
         let mut core = guard(&self.core);
         let (start, settings) = (Instant::now(), self.settings());
         self.workers.begin();
@@ -181,8 +180,8 @@ impl Engine {
         let deadline = start + settings.period;
         let mut published = start;
         let (workers, meter, stop) = (&self.workers, &*self.meter, &*self.stop);
-        let (waiters, is_idle) = (&self.waiters, self.is_idle());
-        let mut means = Means { workers, pacer, meter, stop, waiters, is_idle };
+        let (queue, is_idle) = (&self.queue, self.is_idle());
+        let mut means = Means { workers, pacer, meter, stop, queue, is_idle };
         run_period(domains, turn, &mut means, deadline, |domains, pacer| {
             if published.elapsed() >= PUBLISHING {
                 self.publish(domains, pacer, *periods, start.elapsed());
@@ -203,10 +202,6 @@ impl Engine {
         while !self.stop.is_set() {
             let start = Instant::now();
             self.run_period();
-            // A mutex knows no order: who waited for this period is not to wait for the next.
-            while self.waiters.load(Ordering::Relaxed) > 0 {
-                std::thread::sleep(HANDING_OVER);
-            }
             let mut settings = guard(&self.settings);
             while !self.stop.is_set() {
                 let periods = if self.is_idle() { IDLE_PERIODS } else { 1 };
@@ -253,9 +248,8 @@ impl Engine {
         id: u32,
         work: impl FnOnce(&Domain, &Member) -> T,
     ) -> Result<T, UnmergeError> {
-        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let _place = self.queue.enter();
         let mut core = guard(&self.core);
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
         self.take_changes(&mut core);
         // Who came since the last period has regions already, and may have merged pages.
         core.domains.values_mut().for_each(admit);

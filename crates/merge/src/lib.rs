@@ -45,6 +45,7 @@ mod pace;
 mod period;
 mod plan;
 mod pressure;
+mod queue;
 mod rehome;
 mod resync;
 mod rhythm;

@@ -22,7 +22,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bindery_guest::{GuestError, RegionChange};
@@ -39,6 +38,7 @@ use crate::member::{Health, Member, State};
 use crate::meter::Meter;
 use crate::observe::{self, observe};
 use crate::pace::{Moment, Pacer};
+use crate::queue::Queue;
 use crate::rehome::rehome_all;
 use crate::settings::DIGEST_PAGES;
 use crate::stop::Stop;
@@ -96,8 +96,8 @@ pub(crate) struct Means<'a> {
     pub(crate) pacer: &'a mut Pacer,
     pub(crate) meter: &'a Meter,
     pub(crate) stop: &'a Stop,
-    /// How many wait for the period to end.
-    pub(crate) waiters: &'a AtomicUsize,
+    /// Where others wait for the period to end.
+    pub(crate) queue: &'a Queue,
     /// Whether merging waits.
     pub(crate) is_idle: bool,
 }
@@ -132,8 +132,7 @@ impl Means<'_> {
 
     /// Whether somebody waits for the period to end.
     fn is_awaited(&self) -> bool {
-        // Relaxed: whoever waits takes the engine's lock, which orders all else.
-        self.waiters.load(Ordering::Relaxed) > 0
+        self.queue.is_awaited()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Single scenes, each with the one thing that it shows.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bindery_guest::Connection;
@@ -269,6 +270,37 @@ fn whoever_waits_for_a_period_is_not_kept_waiting_by_a_rest() {
         scene.engine.unmerge(guest.identity().id).unwrap();
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         scene.engine.stop();
+    });
+}
+
+#[test]
+fn nobody_keeps_periods_from_running() {
+    let mut scene =
+        Scene::new(Settings { period: Duration::from_millis(10), ..Settings::default() });
+    // Each look at all of them takes a while.
+    (0..100).for_each(|_| drop(scene.guest("a", 10, |page| u64::from(1 + page))));
+    let guest = Arc::clone(&scene.guests[0]);
+    scene.periods(1);
+    let (engine, is_over) = (&scene.engine, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| engine.run());
+        for _ in 0..16 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    engine.merge(guest.identity().id).unwrap();
+                }
+            });
+        }
+        let start = Instant::now();
+        let before = engine.status().full_scans;
+        while engine.status().full_scans < before + 10 && start.elapsed() < Duration::from_secs(20)
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let periods = engine.status().full_scans - before;
+        is_over.store(true, Ordering::Relaxed);
+        engine.stop();
+        assert!(periods >= 10, "{periods} in {:?}", start.elapsed());
     });
 }
 
