@@ -5,13 +5,14 @@
 //! that it maps the slot now. An answer that does not come leaves them *in flight* until the guest
 //! has reported what it maps (see `resync`).
 
-use bindery_guest::{GuestError, LaneLease};
+use bindery_guest::{GuestError, Lane};
 use bindery_space::wire::lane::{Run, outcome};
 use bindery_units::PageIndex;
 
 use crate::domain::Domain;
 use crate::links::Link;
 use crate::member::{Member, State};
+use crate::patience::TimedLane;
 use crate::runs::{Merge, cut, cut_zeros, fit, mappings, merges_of};
 use crate::settings::MERGE_PAGES;
 use crate::stable::BACK_OFF_MAX;
@@ -62,7 +63,7 @@ impl Applying<'_> {
     fn ask(
         mut self,
         runs: &[Run],
-        request: impl FnOnce(&mut Self, &mut LaneLease<'_>) -> Result<(), GuestError>,
+        request: impl FnOnce(&mut Self, &mut TimedLane<'_>) -> Result<(), GuestError>,
     ) {
         let Some(mut lane) = self.member.lane() else { return self.put_back(runs, 0) };
         if let Err(error) = request(&mut self, &mut lane) {
@@ -74,7 +75,7 @@ impl Applying<'_> {
     /// Sends those of `runs` that there is room for mappings for.
     fn request_what_fits(
         &mut self,
-        lane: &mut LaneLease<'_>,
+        lane: &mut TimedLane<'_>,
         runs: &[Run],
     ) -> Result<(), GuestError> {
         let mut runs = runs.to_vec();
@@ -93,9 +94,11 @@ impl Applying<'_> {
     }
 
     /// Sends runs, some at a time. Those that are not sent after an error are put back.
-    fn request(&mut self, lane: &mut LaneLease<'_>, runs: &[Run]) -> Result<(), GuestError> {
+    fn request(&mut self, lane: &mut TimedLane<'_>, runs: &[Run]) -> Result<(), GuestError> {
         let mut rest = runs;
         while !rest.is_empty() {
+            // What was not asked for is in no doubt.
+            self.member.lateness.check("to merge").inspect_err(|_| self.put_back(rest, 0))?;
             let (some, later) = rest.split_at(batch(rest));
             self.state.doubt.merged = true;
             let silence = self.member.connection.written().silence();

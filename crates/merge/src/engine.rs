@@ -215,7 +215,8 @@ impl Engine {
         }
     }
 
-    /// Ends [`run`](Self::run), and a period at work between two rounds.
+    /// Ends [`run`](Self::run), and a period at work before the next round, or the next guest that is to
+    /// say what it wrote.
     pub fn stop(&self) {
         self.stop.set();
         drop(guard(&self.settings));

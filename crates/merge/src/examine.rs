@@ -9,6 +9,7 @@
 
 use std::borrow::Borrow;
 
+use bindery_guest::Lane;
 use bindery_index::{Full, Handle, Inserted, pin};
 use bindery_space::wire::lane::PageDigest;
 use bindery_units::PageIndex;

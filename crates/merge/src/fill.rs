@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bindery_guest::Fetched;
+use bindery_guest::{Fetched, Lane};
 use bindery_index::Handle;
 use bindery_space::wire::lane::FETCH_PAGES_MAX;
 use bindery_units::Slot;

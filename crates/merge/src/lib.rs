@@ -15,7 +15,8 @@
 //!   (`slots`); when it says nothing, they stay (`resync`); when its connection fails, they
 //!   stay until its process has ended.
 //! - **A guest that lies, stops or dies** disturbs no other: it is left alone, and whatever it said
-//!   about a content is checked by who depends on it.
+//!   about a content is checked by who depends on it. One that answers too slowly holds up a period for
+//!   seconds (`patience`).
 //! - **Metadata** stays below 32 bytes a managed page: 4 for its link, 0.5 for its writes and 0.125 for maps,
 //!   1 where pages broke, 24 to 27 in the index if it is unique, 8 if it is canonical.
 //!
@@ -42,6 +43,7 @@ mod member;
 mod meter;
 mod observe;
 mod pace;
+mod patience;
 mod period;
 mod plan;
 mod pressure;

@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bindery_dirty::Reader;
-use bindery_guest::{Connection, GuestError, LaneLease};
+use bindery_guest::{Connection, GuestError, Lane};
 use bindery_space::wire::control::StoreId;
 use bindery_units::{PageIndex, PageRange};
 
 use crate::links::{Link, Links};
 use crate::meter::Meter;
+use crate::patience::{Lateness, TimedLane};
 use crate::rhythm::Rhythm;
 use crate::runs::Merge;
 use crate::settings::MEND_BREAKS;
@@ -46,6 +47,7 @@ pub(crate) struct Member {
     state: Mutex<State>,
     health: AtomicU8,
     meter: Arc<Meter>,
+    pub(crate) lateness: Lateness,
     digested: AtomicU64,
     linked: [AtomicU64; 3],
 }
@@ -131,6 +133,7 @@ impl Member {
             state: Mutex::new(State { doubt, mend_after: MEND_BREAKS, ..State::default() }),
             health: AtomicU8::new(Health::Well as u8),
             meter,
+            lateness: Lateness::none(),
             digested: AtomicU64::new(0),
             linked: Default::default(),
         }
@@ -175,11 +178,12 @@ impl Member {
     }
 
     /// A lane; if there is none to be had, the member is done with for this period.
-    pub(crate) fn lane(&self) -> Option<LaneLease<'_>> {
+    pub(crate) fn lane(&self) -> Option<TimedLane<'_>> {
         if !self.is_well() {
             return None;
         }
-        self.connection.lane().map_err(|error| self.note(&error)).ok()
+        let lane = self.lateness.check("requests").and_then(|()| self.connection.lane());
+        lane.map(|lane| TimedLane::new(lane, self)).map_err(|error| self.note(&error)).ok()
     }
 
     /// Takes in that something failed.
@@ -203,13 +207,13 @@ impl Member {
     }
 
     /// Takes in what a lane's answers said about the process, and meters what they cost.
-    pub(crate) fn take_gauges(&self, lane: &mut LaneLease<'_>, state: &mut State) {
+    pub(crate) fn take_gauges(&self, lane: &mut TimedLane<'_>, state: &mut State) {
         self.meter.add_lane(self.take_gauges_unmetered(lane, state));
     }
 
     /// The same for what an operator asked for, which is not merging's to pay. Returns the CPU time, in
     /// nanoseconds.
-    pub(crate) fn take_gauges_unmetered(&self, lane: &mut LaneLease<'_>, state: &mut State) -> u64 {
+    pub(crate) fn take_gauges_unmetered(&self, lane: &mut TimedLane<'_>, state: &mut State) -> u64 {
         let gauges = lane.gauges();
         if gauges.mappings_max > 0 {
             state.mappings = gauges.mappings;

@@ -5,7 +5,7 @@
 //! asked, and not one of its pages is read.
 
 use bindery_dirty::Reader;
-use bindery_guest::{ANSWER_PATIENCE, GuestError, LaneLease, Written};
+use bindery_guest::{ANSWER_PATIENCE, GuestError, Lane, Written};
 use bindery_index::{Handle, pin};
 use bindery_space::wire::lane::Lost;
 use bindery_units::{PageIndex, PageRange, Slot};
@@ -13,6 +13,7 @@ use bindery_units::{PageIndex, PageRange, Slot};
 use crate::domain::Domain;
 use crate::links::Link;
 use crate::member::{Member, State};
+use crate::patience::TimedLane;
 use crate::resync::resynchronise;
 use crate::settings::{HARVEST_PAGES, HARVEST_RUNS, MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES};
 use crate::workers::Workers;
@@ -35,6 +36,9 @@ pub(crate) fn observe(domain: &Domain, member: &Member, workers: &Workers, scrat
     let mut state = member.state();
     state.ready = 0;
     state.transit_max_ns = 0;
+    if workers.are_stopping() {
+        return;
+    }
     let Some(mut lane) = member.lane() else { return };
     if state.unmerged {
         // What could not be brought back may still be lost.
@@ -62,7 +66,7 @@ fn look(
     domain: &Domain,
     member: &Member,
     workers: &Workers,
-    lane: &mut LaneLease<'_>,
+    lane: &mut TimedLane<'_>,
     state: &mut State,
     scratch: &mut Scratch,
 ) -> Result<(), GuestError> {
@@ -72,7 +76,7 @@ fn look(
 }
 
 /// Has mappings joined that breaks left apart, if they are many and mappings get short.
-fn mend(lane: &mut LaneLease<'_>, state: &mut State) -> Result<(), GuestError> {
+fn mend(lane: &mut TimedLane<'_>, state: &mut State) -> Result<(), GuestError> {
     let breaks = state.unmended_breaks;
     if breaks < state.mend_after || state.mappings < state.mappings_max / 2 {
         return Ok(());
@@ -95,7 +99,7 @@ fn mend(lane: &mut LaneLease<'_>, state: &mut State) -> Result<(), GuestError> {
 pub(crate) fn settle_losses(
     domain: &Domain,
     member: &Member,
-    lane: &mut LaneLease<'_>,
+    lane: &mut TimedLane<'_>,
     state: &mut State,
     lost: &mut Vec<Lost>,
 ) -> Result<(), GuestError> {
@@ -109,7 +113,7 @@ pub(crate) fn settle_losses(
 pub(crate) fn take_losses(
     domain: &Domain,
     member: &Member,
-    lane: &mut LaneLease<'_>,
+    lane: &mut TimedLane<'_>,
     state: &mut State,
     lost: &mut Vec<Lost>,
 ) -> Result<(), GuestError> {
@@ -171,7 +175,7 @@ fn scan_all(
     domain: &Domain,
     member: &Member,
     workers: &Workers,
-    lane: &mut LaneLease<'_>,
+    lane: &mut TimedLane<'_>,
     state: &mut State,
     scratch: &mut Scratch,
 ) -> Result<(), GuestError> {
@@ -204,13 +208,20 @@ fn join(changes: &Written) -> Result<Reader, GuestError> {
 fn ask_for_changes(
     member: &Member,
     workers: &Workers,
-    lane: &mut LaneLease<'_>,
+    lane: &mut TimedLane<'_>,
     state: &mut State,
 ) -> Result<(), GuestError> {
     let due = state.managed.iter().flat_map(|region| state.rhythm.due(*region));
     for range in due.collect::<Vec<_>>() {
+        if let Err(error) = member.lateness.check("a scan") {
+            // What is left is due in the next period as well: no answer was lost.
+            member.note(&error);
+        }
+        if !member.is_well() || workers.are_stopping() {
+            break;
+        }
         note_asked(state, range);
-        member.connection.written().collect(&mut **lane, range)?;
+        member.connection.written().collect(lane, range)?;
         // A large guest has many ranges.
         member.take_gauges(lane, state);
         workers.breathe();
@@ -223,7 +234,7 @@ fn ask_for_changes(
 fn ask_for_all(
     member: &Member,
     changes: &Written,
-    lane: &mut LaneLease<'_>,
+    lane: &mut TimedLane<'_>,
     state: &mut State,
 ) -> Result<(), GuestError> {
     let doubt = changes.doubt();
@@ -232,7 +243,7 @@ fn ask_for_all(
     }
     let managed = state.managed.clone();
     managed.iter().for_each(|range| note_asked(state, *range));
-    changes.survey(&mut **lane, &managed, doubt)
+    changes.survey(lane, &managed, doubt)
 }
 
 fn note_asked(state: &mut State, range: PageRange) {

@@ -38,6 +38,7 @@ use crate::member::{Health, Member, State};
 use crate::meter::Meter;
 use crate::observe::{self, observe};
 use crate::pace::{Moment, Pacer};
+use crate::patience::Lateness;
 use crate::queue::Queue;
 use crate::rehome::rehome_all;
 use crate::settings::DIGEST_PAGES;
@@ -180,6 +181,7 @@ pub(crate) fn admit(domain: &mut Domain) {
 }
 
 fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
+    member.lateness = Lateness::none();
     match member.health() {
         Health::Lost => return Ok(()),
         Health::Stalled if !member.connection.settle()? => {}

@@ -5,6 +5,7 @@
 //! as long as they have not, most such pages are to be merged with the domain's own store, which costs
 //! next to nothing. Nor is it done while merging waits, or beyond the memory that there is.
 
+use bindery_guest::Lane;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 
 use crate::domain::Domain;

@@ -7,7 +7,7 @@
 //! domain's are *foreign*: they hold no reference of ours, and are digested at once, through their
 //! mapping, so that they find a slot of ours and the old store can go.
 
-use bindery_guest::{GuestError, LaneLease};
+use bindery_guest::{GuestError, Lane};
 use bindery_index::pin;
 use bindery_space::wire::lane::MergedSpan;
 use bindery_units::{PageIndex, PageRange, Slot};
@@ -15,6 +15,7 @@ use bindery_units::{PageIndex, PageRange, Slot};
 use crate::domain::Domain;
 use crate::links::Link;
 use crate::member::{Member, State};
+use crate::patience::TimedLane;
 use crate::runs::Merge;
 use crate::settings::REPORT_PAGES;
 
@@ -22,7 +23,7 @@ use crate::settings::REPORT_PAGES;
 pub(crate) fn resynchronise(
     domain: &Domain,
     member: &Member,
-    lane: &mut LaneLease<'_>,
+    lane: &mut TimedLane<'_>,
     state: &mut State,
 ) -> Result<(), GuestError> {
     let mut spans = Vec::new();

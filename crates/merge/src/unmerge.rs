@@ -1,6 +1,6 @@
 //! Bringing all pages of a guest back, on request.
 
-use bindery_guest::{GuestError, LaneLease};
+use bindery_guest::{GuestError, Lane};
 use bindery_index::pin;
 use bindery_units::{ByteCount, PageCount, PageRange};
 
@@ -9,6 +9,7 @@ use crate::headroom::headroom_bytes;
 use crate::links::Link;
 use crate::member::{Member, State};
 use crate::observe::{settle_losses, take_losses};
+use crate::patience::TimedLane;
 
 /// Why a guest was not unmerged.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +85,7 @@ fn leave_alone(domain: &Domain, member: &Member, state: &mut State) {
 fn bring_back(
     domain: &Domain,
     member: &Member,
-    lane: &mut LaneLease<'_>,
+    lane: &mut TimedLane<'_>,
     state: &mut State,
 ) -> Result<u64, GuestError> {
     let mut pages = 0;

@@ -110,6 +110,11 @@ impl Workers {
         RESTED.set(RESTED.get() + start.elapsed());
     }
 
+    /// Whether the engine is stopped: what has not begun need not begin.
+    pub(crate) fn are_stopping(&self) -> bool {
+        self.stop.is_set()
+    }
+
     pub(crate) fn wanted(&self) -> usize {
         // Relaxed, here and below: counters that order nothing. The phases' results are ordered by
         // the joining of threads.

@@ -6,5 +6,6 @@ mod model;
 mod process;
 mod random;
 mod scenes;
+mod slow;
 mod takeover;
 mod unmerging;

@@ -50,6 +50,7 @@ impl ModelGuest {
             mappings_max: 1_000_000,
             fails_in: None,
             lies: None,
+            crawls: None,
             requests: Vec::new(),
         };
         let guest = Self::connect(id, grant, &Arc::new(Mutex::new(process)));
@@ -350,7 +351,10 @@ impl Lane for ModelLane {
 
     fn unmerge(&mut self, range: PageRange) -> Result<Unmerged, GuestError> {
         self.ask("unmerge", |process| {
-            let mut done = Unmerged::default();
+            let mut done = Unmerged { resume: process.crawl(range), ..Unmerged::default() };
+            if done.resume.is_some() {
+                return done;
+            }
             for page in range.pages() {
                 let Some(Page::Merged(_, _, content)) = process.pages.get(&page.0).copied() else {
                     continue;

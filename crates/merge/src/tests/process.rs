@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use bindery_guest::Resume;
 use bindery_page::DigestKey;
@@ -55,6 +56,8 @@ pub(crate) struct Process {
     pub(crate) fails_in: Option<(u32, Line)>,
     /// Says of every page that it holds this.
     pub(crate) lies: Option<Content>,
+    /// Takes so long for an answer, and tells of one page in each.
+    pub(crate) crawls: Option<Duration>,
     pub(crate) requests: Vec<&'static str>,
 }
 
@@ -185,6 +188,10 @@ impl Process {
         survey: bool,
         found: &mut Vec<PageSpan>,
     ) -> Resume {
+        if let Some(resume) = self.crawl(range) {
+            found.clear();
+            return Some(resume);
+        }
         let wanted = |(page, state): (&u32, &Page)| {
             let own = matches!(state, Page::Private(_));
             (own && (survey || self.written.contains(page))).then_some(*page)
@@ -203,6 +210,13 @@ impl Process {
             });
         }
         resume
+    }
+
+    /// Answers late, and for the first page of `range` only, if it does so.
+    pub(crate) fn crawl(&self, range: PageRange) -> Resume {
+        let first = self.crawls.filter(|_| range.count > 1).map(|_| range.first.plus(1));
+        self.crawls.into_iter().for_each(std::thread::sleep);
+        first
     }
 
     pub(crate) fn stores_in_use(&self) -> Vec<StoreId> {

@@ -1,0 +1,211 @@
+//! How long a guest may keep the engine waiting in one period.
+//!
+//! Each answer is waited for at most [`ANSWER_PATIENCE`], but it is the guest that decides how many
+//! answers a question takes: it may tell of one page at a time. And a phase ends only when the last of
+//! its tasks does. So what answers take is counted, less what they may take for as much work, and a guest
+//! that has taken too much more is left alone for the rest of the period, like one that does not answer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bindery_guest::{
+    ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, LaneLease, Resume, Unmerged,
+};
+use bindery_space::wire::control::StoreId;
+use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run};
+use bindery_units::PageRange;
+
+use crate::member::Member;
+
+/// How much later than they may be all answers of a period may come together: so much, and one part in so
+/// many of the time that the period has lasted, for guests that are starved of CPU in a long one.
+const LATENESS_MAX: Duration = ANSWER_PATIENCE.saturating_mul(3);
+const LATENESS_SHARE: u32 = 10;
+
+/// What an answer may take whatever it is about, if it is the last one to a question. The others get no such
+/// time: a guest could make any number of them.
+const ANSWER: Duration = Duration::from_micros(200);
+
+/// What any answer may take for each page that it tells of, joined, read or remapped: several times what
+/// that takes where the guest has a CPU.
+const TOLD: Duration = Duration::from_nanos(100);
+const MENDED: Duration = Duration::from_micros(1);
+const READ: Duration = Duration::from_micros(10);
+const REMAPPED: Duration = Duration::from_micros(50);
+
+/// How much later than they may be a guest's answers of this period came, all together.
+#[derive(Debug)]
+pub(crate) struct Lateness {
+    /// When the period began.
+    start: Instant,
+    ns: AtomicU64,
+}
+
+impl Lateness {
+    /// None, in a period that begins now.
+    pub(crate) fn none() -> Self {
+        Self { start: Instant::now(), ns: AtomicU64::new(0) }
+    }
+
+    fn add(&self, late: Duration) {
+        // Relaxed, here and below: a sum that orders nothing.
+        self.ns.fetch_add(late.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether the guest may be asked for more.
+    ///
+    /// # Errors
+    /// [`GuestError::Stalled`].
+    pub(crate) fn check(&self, request: &'static str) -> Result<(), GuestError> {
+        let patience = LATENESS_MAX + self.start.elapsed() / LATENESS_SHARE;
+        if Duration::from_nanos(self.ns.load(Ordering::Relaxed)) < patience {
+            return Ok(());
+        }
+        Err(GuestError::Stalled { request, patience })
+    }
+}
+
+/// A lane of a member, whose answers are timed.
+pub(crate) struct TimedLane<'a> {
+    lane: LaneLease<'a>,
+    member: &'a Member,
+}
+
+impl<'a> TimedLane<'a> {
+    pub(crate) fn new(lane: LaneLease<'a>, member: &'a Member) -> Self {
+        Self { lane, member }
+    }
+
+    /// Asks, unless the guest has taken too long already.
+    fn time<T>(
+        &mut self,
+        request: &'static str,
+        ask: impl FnOnce(&mut dyn Lane) -> Result<T, GuestError>,
+        may_take: impl FnOnce(&T) -> Duration,
+    ) -> Result<T, GuestError> {
+        self.member.lateness.check(request)?;
+        let start = Instant::now();
+        let answer = ask(&mut *self.lane)?;
+        self.member.lateness.add(start.elapsed().saturating_sub(may_take(&answer)));
+        Ok(answer)
+    }
+}
+
+/// What an answer about `range` may take.
+fn for_range(range: PageRange, resume: Resume) -> Duration {
+    match resume {
+        Some(at) => TOLD * (at.0 - range.first.0),
+        None => ANSWER + TOLD * range.count,
+    }
+}
+
+fn for_pages(pages: usize, each: Duration) -> Duration {
+    ANSWER + each * pages as u32
+}
+
+impl Lane for TimedLane<'_> {
+    fn scan(
+        &mut self,
+        range: PageRange,
+        written: &mut Vec<PageSpan>,
+    ) -> Result<Resume, GuestError> {
+        self.time("a scan", |lane| lane.scan(range, written), |resume| for_range(range, *resume))
+    }
+
+    fn survey(
+        &mut self,
+        range: PageRange,
+        present: &mut Vec<PageSpan>,
+    ) -> Result<Resume, GuestError> {
+        let may_take = |resume: &Resume| for_range(range, *resume);
+        self.time("a survey", |lane| lane.survey(range, present), may_take)
+    }
+
+    fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError> {
+        let ask = |lane: &mut dyn Lane| lane.lost(lost).map(|more| (more, lost.len() as u32));
+        let may_take =
+            |(more, lost): &(bool, u32)| READ * *lost + if *more { Duration::ZERO } else { ANSWER };
+        self.time("which pages it lost", ask, may_take).map(|(more, _)| more)
+    }
+
+    fn digest(&mut self, pages: &[u32], digests: &mut Vec<PageDigest>) -> Result<(), GuestError> {
+        let may_take = for_pages(pages.len(), READ);
+        self.time("digests", |lane| lane.digest(pages, digests), |()| may_take)
+    }
+
+    fn fetch(&mut self, pages: &[u32], fetched: &mut Fetched) -> Result<(), GuestError> {
+        let may_take = for_pages(pages.len(), READ);
+        self.time("pages", |lane| lane.fetch(pages, fetched), |()| may_take)
+    }
+
+    fn merge(
+        &mut self,
+        store: StoreId,
+        runs: &[Run],
+        outcomes: &mut Vec<u8>,
+    ) -> Result<(), GuestError> {
+        let pages = runs.iter().map(|run| run.count as usize).sum();
+        let may_take = for_pages(pages, REMAPPED);
+        self.time("to merge", |lane| lane.merge(store, runs, outcomes), |()| may_take)
+    }
+
+    fn unmerge(&mut self, range: PageRange) -> Result<Unmerged, GuestError> {
+        let may_take = |done: &Unmerged| for_range(range, done.resume) + REMAPPED * done.pages;
+        self.time("to unmerge", |lane| lane.unmerge(range), may_take)
+    }
+
+    fn report(
+        &mut self,
+        range: PageRange,
+        merged: &mut Vec<MergedSpan>,
+    ) -> Result<Resume, GuestError> {
+        let may_take = |resume: &Resume| for_range(range, *resume);
+        self.time("what is merged", |lane| lane.report(range, merged), may_take)
+    }
+
+    fn mend(&mut self, range: PageRange) -> Result<u32, GuestError> {
+        let may_take = for_pages(range.count as usize, MENDED);
+        self.time("to mend", |lane| lane.mend(range), |_| may_take)
+    }
+
+    fn gauges(&mut self) -> Gauges {
+        self.lane.gauges()
+    }
+
+    fn rest(&mut self) {
+        self.lane.rest();
+    }
+
+    fn owes(&self) -> bool {
+        self.lane.owes()
+    }
+
+    fn settle(&mut self) -> Result<bool, GuestError> {
+        self.lane.settle()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bindery_units::PageIndex;
+
+    #[test]
+    fn answers_that_are_no_end_get_time_for_what_they_cover_only() {
+        let range = PageRange::new(PageIndex(100), 1 << 20);
+        assert_eq!(for_range(range, Some(PageIndex(101))), TOLD);
+        assert_eq!(for_range(range, None), ANSWER + TOLD * (1 << 20));
+    }
+
+    #[test]
+    fn a_guest_may_be_late_for_some_time_and_longer_in_long_periods() {
+        let lateness = Lateness::none();
+        lateness.add(LATENESS_MAX / 2);
+        lateness.check("a scan").unwrap();
+        lateness.add(LATENESS_MAX);
+        assert!(matches!(lateness.check("a scan"), Err(GuestError::Stalled { .. })));
+        let long = Instant::now().checked_sub(LATENESS_MAX * LATENESS_SHARE);
+        let Some(start) = long else { return };
+        Lateness { start, ..lateness }.check("a scan").unwrap();
+    }
+}
