@@ -7,7 +7,7 @@ mod nonsense;
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bindery_space::agent::{Agent, AgentConfig};
@@ -27,11 +27,16 @@ pub(crate) struct Meeting {
     pub(crate) daemon: Option<Daemon>,
     pub(crate) connection: Connection,
     directory: TempDir,
+    /// A test that forks shares the memory of all others with its child, and the kernel moves no page that
+    /// is shared.
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Meeting {
     /// `None` where the machine cannot manage memory.
     pub(crate) fn new(pages: usize, slots: u32) -> Option<Self> {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let bench = Bench::new(pages, slots)?;
         let directory = tempfile::tempdir().expect("directory");
         let socket = directory.path().join("socket");
@@ -44,7 +49,7 @@ impl Meeting {
         };
         let agent = Arc::new(Agent::start(Arc::clone(&bench.space), config).expect("agent"));
         let connection = daemon.accept();
-        Some(Self { bench, agent, daemon: Some(daemon), connection, directory })
+        Some(Self { bench, agent, daemon: Some(daemon), connection, directory, _alone: alone })
     }
 
     /// A meeting after the first greetings: the store is number 2, and the region was announced.
