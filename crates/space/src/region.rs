@@ -22,7 +22,7 @@ use crate::{
     entry::Entry,
     extents::Extents,
     untold::Untold,
-    wire::control::{PAGES_MAX, Region as Announced, StoreId},
+    wire::control::{PAGES_MAX, Region as Announced},
 };
 
 /// Pages that share one bit of the summary of losses.
@@ -250,12 +250,6 @@ impl Region {
         (word, 1 << (group % 64))
     }
 
-    /// Whether a page that was merged with `store` is lost, and nobody was told. About a nanosecond a page.
-    pub(crate) fn owes_loss_of(&self, store: StoreId) -> bool {
-        let mut entries = self.pages().pages().map(|page| self.entry(page));
-        entries.any(|entry| entry.is_lost() && entry.store() == store)
-    }
-
     /// Calls `found` with the pages of each group in which a loss may stand, and forgets the group.
     /// `found` says whether to go on; if not, the group is remembered.
     pub(crate) fn take_lost_groups(&self, mut found: impl FnMut(PageRange) -> bool) -> bool {
@@ -369,7 +363,10 @@ mod tests {
     use bindery_units::Slot;
 
     use super::*;
-    use crate::{entry::Kind, wire::control::Backing};
+    use crate::{
+        entry::Kind,
+        wire::control::{Backing, StoreId},
+    };
 
     fn region(first: u32, count: u32) -> Region {
         let announced = Announced {

@@ -3,15 +3,16 @@
 //! A child's copy of a merged page shows the store's slot, and nobody serves the child's faults: it
 //! needs the slot for as long as it has the mapping. The daemon frees a slot once no guest maps it,
 //! and it knows only guests. So while a child lives that has neither ended nor called exec, pages keep
-//! their slots, no loss is reported, and no region that is gone: what the child may see is then still
-//! taken for merged.
+//! their slots, and the daemon is told of no loss, of no region that is gone, and not which pages are
+//! merged: what the child may see is then still taken for merged, by each connection to a daemon that
+//! lives.
 //!
 //! Whether it lives shows on a pipe whose other end the child alone holds, close-on-exec, and its
-//! own children after it. The child has nothing to do for it: it is born with that end. A child that closes descriptors which it does not know gives up the
-//! protection; one that asked for `MADV_DONTFORK` never needed it.
+//! own children after it. The child has nothing to do for it: it is born with that end. A child that
+//! closes descriptors which it does not know gives up the protection; one that asked for
+//! `MADV_DONTFORK` never needed it.
 
 use std::io::{PipeReader, PipeWriter, pipe};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,8 +25,6 @@ use crate::Space;
 pub(super) struct Children {
     space: Arc<Space>,
     pipes: Mutex<Pipes>,
-    /// The daemon has not heard of all regions that are gone.
-    withheld: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +42,7 @@ impl Pipes {
 
 impl Children {
     pub(super) fn of(space: Arc<Space>) -> Self {
-        Self { space, pipes: Mutex::default(), withheld: AtomicBool::new(false) }
+        Self { space, pipes: Mutex::default() }
     }
 
     fn pipes(&self) -> MutexGuard<'_, Pipes> {
@@ -73,16 +72,6 @@ impl Children {
         self.look().are_any()
     }
 
-    /// Whether regions that are gone are kept from the daemon.
-    pub(super) fn note_withheld(&self, withheld: bool) {
-        self.withheld.store(withheld, Ordering::Relaxed);
-    }
-
-    /// Whether they are. What was merged there cannot be reported.
-    pub(super) fn is_withheld(&self) -> bool {
-        self.withheld.load(Ordering::Relaxed)
-    }
-
     /// Does `work` if no child may see our pages, and has none born meanwhile: forks wait, with the space
     /// paused. So it must be short, hold no pages and allocate nothing (an allocator may be locked for the
     /// fork); it may wait for those who hold pages.
@@ -104,6 +93,8 @@ impl Children {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
 
     #[test]

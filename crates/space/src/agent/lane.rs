@@ -168,11 +168,7 @@ impl Lane {
                 Err(error) => Err(error),
             },
             Task::Unmerge(range) => return self.unmerge(range),
-            // Later: the daemon would give back what is not reported, and goes on keeping it now.
-            Task::Report(_) if self.withholds() => {
-                return Outcome::Failed(io::Error::from_raw_os_error(libc::EBUSY));
-            }
-            Task::Report(range) => self.report(range),
+            Task::Report(range) => return self.report(range),
             Task::Mend(range) => Ok(array_of(self.worker.mend(range) as usize, None)),
         };
         done.map_or_else(Outcome::Broken, Outcome::Done)
@@ -188,12 +184,6 @@ impl Lane {
             },
             Err(error) => Outcome::Failed(error),
         }
-    }
-
-    /// Whether the daemon has not heard of pages that are merged no more, because a child may see them.
-    fn withholds(&self) -> bool {
-        let children = &self.parts.children;
-        children.is_withheld() || (children.any() && self.worker.owes_losses())
     }
 
     fn lost(&mut self) -> io::Result<Answer> {
@@ -283,12 +273,19 @@ impl Lane {
         Outcome::Done(array_of(unmerged.pages as usize, unmerged.resume_at))
     }
 
-    fn report(&mut self, range: PageRange) -> io::Result<Answer> {
+    fn report(&mut self, range: PageRange) -> Outcome {
         let merged = &mut self.arrays.merged;
         merged.clear();
         let resume = self.worker.report(range, merged, room_for::<MergedSpan>());
-        write_array(&self.parts.window, 0, merged)?;
-        Ok(array_of(merged.len(), resume))
+        // The daemon gives back what is not reported, and a child of fork may see it: also one that was
+        // born while we looked, of a page that was merged until then.
+        if self.parts.children.any() {
+            return Outcome::Failed(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        match write_array(&self.parts.window, 0, merged) {
+            Ok(()) => Outcome::Done(array_of(merged.len(), resume)),
+            Err(error) => Outcome::Broken(error),
+        }
     }
 }
 

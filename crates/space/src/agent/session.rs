@@ -82,6 +82,8 @@ pub(super) struct Session<'a> {
     key: Option<DigestKey>,
     /// The regions that the daemon knows of.
     told: Vec<Region>,
+    /// It has not heard of all that are gone since.
+    withheld: bool,
     /// The daemon has asked for everything back.
     asked_back: bool,
     lanes: Lanes,
@@ -107,13 +109,12 @@ impl<'a> Session<'a> {
             stores: stores.iter().map(|(id, _)| *id).collect(),
         };
         channel.send(&hello, &fds, PATIENCE)?;
-        // Of what this daemon was told nothing is gone.
-        shared.children.note_withheld(false);
         Ok(Self {
             shared,
             channel,
             key: None,
             told: Vec::new(),
+            withheld: false,
             asked_back: false,
             lanes: Lanes::default(),
         })
@@ -135,8 +136,7 @@ impl<'a> Session<'a> {
             if self.asked_back && !self.shared.children.any() {
                 return Ok(self.release());
             }
-            let withheld = self.shared.children.is_withheld();
-            let patience = (withheld || self.asked_back).then_some(CHILD_INTERVAL);
+            let patience = (self.withheld || self.asked_back).then_some(CHILD_INTERVAL);
             socket::wait_any_readable(&waited, &mut ready, patience)?;
             if ready[1] {
                 self.shared.wake.clear();
@@ -146,7 +146,7 @@ impl<'a> Session<'a> {
                 if self.is_welcome() {
                     self.announce()?;
                 }
-            } else if withheld {
+            } else if self.withheld {
                 self.announce()?;
             }
             if ready[0] {
@@ -218,9 +218,8 @@ impl<'a> Session<'a> {
     fn announce(&mut self) -> Result<(), SessionError> {
         let mut current = self.shared.space.regions();
         let changes = changes(&self.told, &current);
-        let withheld = !changes.removed.is_empty() && self.shared.children.any();
-        self.shared.children.note_withheld(withheld);
-        if withheld {
+        self.withheld = !changes.removed.is_empty() && self.shared.children.any();
+        if self.withheld {
             // Those that were cut are told of whole.
             current = [&self.told[..], &changes.added].concat();
         } else {

@@ -52,8 +52,8 @@ pub mod op {
     /// Make all merged pages of `first..first+count` private again. Answer: `count` pages done, and
     /// `resume_at` when it stopped after a bounded amount of work.
     pub const UNMERGE: u32 = 6;
-    /// Which pages of `first..first+count` are merged, and with what? `EBUSY` while others were, and a
-    /// child of fork may still see their slots. Answer:
+    /// Which pages of `first..first+count` are merged, and with what? `EBUSY` while a child of fork lives,
+    /// which may see what is merged no more. Answer:
     /// [`MergedSpan`](super::MergedSpan)s, ascending; `resume_at` if the window was full.
     pub const REPORT: u32 = 7;
     /// Which pages of `first..first+count` are there and the guest's own, written or not (and

@@ -4,7 +4,7 @@ mod look;
 
 use std::{
     io,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError},
 };
 
 use bindery_sys::pagemap::{EXTENTS_PER_CALL_MAX, Extent};
@@ -186,12 +186,6 @@ impl Worker {
             }
         }
         before.saturating_sub(self.core.budget.now())
-    }
-
-    /// Whether pages that were merged with the store attached last are lost, and not told of yet.
-    pub(crate) fn owes_losses(&self) -> bool {
-        let store = self.core.current_store.load(Ordering::Relaxed);
-        self.core.regions.read().iter().any(|region| region.owes_loss_of(StoreId(store)))
     }
 
     /// Which pages of `range` are merged, ascending, into `spans` until it has `max` elements.

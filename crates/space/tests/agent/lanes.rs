@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bindery_page::DigestKey;
-use bindery_space::wire::control::{FromDaemon, FromShim};
+use bindery_space::wire::control::{FromDaemon, FromShim, StoreId};
 use bindery_space::wire::lane::{
-    Lost, PageDigest, PageSpan, Request, Run,
+    Lost, MergedSpan, PageDigest, PageSpan, Request, Run,
     op::{DIGEST, FETCH, LOST, MERGE, REPORT, SCAN, SURVEY, UNMERGE},
     outcome, status,
 };
@@ -197,6 +197,39 @@ fn slots_and_regions_stay_for_children_that_may_still_see_them() {
     assert_eq!(merge(&lane, &[moved]), merged(1));
     assert!(bench.holds(1, 5));
     bench.space.release_range(more.address(), more.bytes()).expect("release");
+}
+
+#[test]
+fn a_daemon_that_lives_is_told_of_no_loss_by_a_new_connection_either() {
+    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    let lane = meeting.connection.open_lane();
+    let bench = &meeting.bench;
+    (1..3).for_each(|page| bench.fill(page, 5));
+    (1..3).for_each(|slot| bench.fill_slot(Slot(slot), 5));
+    let run = Run { page: bench.page(1).0, count: 2, slot: 1, zero: 0 };
+    assert_eq!(merge(&lane, &[run]), merged(2));
+
+    meeting.agent.before_fork();
+    let child = Child::fork();
+    meeting.agent.after_fork_in_parent();
+    bench.fill(1, 6);
+    assert_eq!(lost(&lane), [], "the child may still look at the slot");
+
+    // The child has the daemon's end as well.
+    socket::shutdown(meeting.connection.channel.as_fd()).expect("shutdown");
+    let mut meeting = meeting.replace_daemon();
+    // It calls the same store by another name, and frees what it is not told of.
+    meeting.connection.welcome(StoreId(3), &meeting.bench.store);
+    assert_eq!(meeting.connection.added(), meeting.bench.region);
+    let lane = meeting.connection.open_lane();
+    let report = lane.ask::<u8>(about(REPORT, &meeting), &[]);
+    assert_eq!((report.status, report.errno), (status::FAILED, libc::EBUSY as u32));
+    drop(child);
+    let report = lane.ask::<u8>(about(REPORT, &meeting), &[]);
+    assert_eq!((report.status, report.count), (status::DONE, 1));
+    let expected = MergedSpan { page: meeting.bench.page(2).0, count: 1, slot: 2, store: 2 };
+    assert_eq!(lane.array::<MergedSpan>(0, 1), [expected]);
 }
 
 #[test]
