@@ -142,7 +142,10 @@ impl Domain {
         let number = self.next_member;
         self.next_member += 1;
         let meter = Arc::clone(&self.meter);
-        self.members.insert(number, Member::new(number, connection, meter));
+        // What the last connection is linked to is given back by what this one reports.
+        let mut all = self.members.values().chain(&self.departed);
+        let returns = all.any(|member| member.is_of_process(connection.identity()));
+        self.members.insert(number, Member::new(number, connection, returns, meter));
     }
 
     /// Gives a reference back. What nobody maps any more is freed when the phase is over.

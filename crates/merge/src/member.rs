@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bindery_dirty::Reader;
-use bindery_guest::{Connection, GuestError, Lane};
+use bindery_guest::{Connection, GuestError, Identity, Lane};
 use bindery_space::wire::control::StoreId;
 use bindery_units::{PageIndex, PageRange};
 
@@ -42,6 +42,8 @@ pub(crate) struct Member {
     /// Its number within the domain, never used again.
     pub(crate) number: u32,
     pub(crate) connection: Arc<dyn Connection>,
+    /// Pages of its process may have been merged before it was connected: it has to be asked.
+    pub(crate) has_past: bool,
     pub(crate) links: Links,
     pub(crate) tally: Tally,
     state: Mutex<State>,
@@ -122,12 +124,20 @@ pub(crate) struct Doubt {
 }
 
 impl Member {
-    pub(crate) fn new(number: u32, connection: Arc<dyn Connection>, meter: Arc<Meter>) -> Self {
+    /// `returns`: its process has been here before.
+    pub(crate) fn new(
+        number: u32,
+        connection: Arc<dyn Connection>,
+        returns: bool,
+        meter: Arc<Meter>,
+    ) -> Self {
+        let has_past = returns || connection.holds_other_stores();
         // Another daemon may have been told before what is there: a scan would not tell again.
-        let doubt = Doubt { present: true, merged: connection.holds_other_stores() };
+        let doubt = Doubt { present: true, merged: has_past };
         Self {
             number,
             connection,
+            has_past,
             links: Links::default(),
             tally: Tally::default(),
             state: Mutex::new(State { doubt, mend_after: MEND_BREAKS, ..State::default() }),
@@ -170,6 +180,13 @@ impl Member {
     /// Stable pages that may be looked at in this period, and have not been.
     pub(crate) fn ready(&self) -> u64 {
         self.state().ready
+    }
+
+    /// Whether it is a connection of this one's process, too. The process id comes from the kernel:
+    /// nobody else can claim to be this guest.
+    pub(crate) fn is_of_process(&self, other: &Identity) -> bool {
+        let own = self.connection.identity();
+        own.pid == other.pid && own.instance == other.instance
     }
 
     /// How its shim calls the domain's store.

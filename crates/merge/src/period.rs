@@ -197,10 +197,10 @@ fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
                 state.stable.forget(range);
                 state.foreign.retain(|page| !range.contains(PageIndex(*page)));
             }
-            // A guest of a daemon that ended: its pages may be merged, or watched since, and may
-            // be told of only after it was asked for the first time.
+            // A guest that was here before, or at a daemon that ended: its pages may be merged, or
+            // watched since, and may be told of only after it was asked for the first time.
             RegionChange::Added(_) => {
-                let merged = member.connection.holds_other_stores();
+                let merged = member.has_past;
                 let doubt = &mut member.state_mut().doubt;
                 doubt.present = true;
                 doubt.merged |= merged;
@@ -235,11 +235,7 @@ fn depart(domain: &mut Domain, member: Member) {
 /// does not tell of stay as they are.
 fn release_returned(domain: &Domain, departed: &Member) {
     let old = departed.connection.identity();
-    let returned = domain.members.values().find(|member| {
-        let new = member.connection.identity();
-        // The process id comes from the kernel: nobody else can claim to be this guest.
-        new.pid == old.pid && new.instance == old.instance
-    });
+    let returned = domain.members.values().find(|member| member.is_of_process(old));
     let Some(returned) = returned.filter(|member| !member.state().doubt.merged) else { return };
     let told = returned.state();
     let is_released = |page: PageIndex| {

@@ -43,6 +43,7 @@ impl ModelGuest {
             key: DigestKey::from_secret(&grant.digest_key()),
             seed,
             ended: false,
+            has_child: false,
             unrest: 0,
             contents: 40,
             busy: false,
@@ -294,6 +295,10 @@ impl Lane for ModelLane {
 
     fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError> {
         self.ask("lost", |process| {
+            if process.has_child {
+                lost.clear();
+                return false;
+            }
             let some = process.lost.len().min(30);
             *lost = process.lost.drain(..some).collect();
             !process.lost.is_empty()
@@ -380,16 +385,22 @@ impl Lane for ModelLane {
     ) -> Result<Resume, GuestError> {
         self.ask("report", |process| {
             merged.clear();
+            if process.has_child {
+                return Err(GuestError::Failed {
+                    request: "report",
+                    error: std::io::ErrorKind::ResourceBusy.into(),
+                });
+            }
             for (page, state) in process.pages.range(range.first.0..range.end().0) {
                 let Page::Merged(store, slot, _) = state else { continue };
                 if merged.len() == 60 {
-                    return Some(PageIndex(*page));
+                    return Ok(Some(PageIndex(*page)));
                 }
                 let (store, slot) = (u32::from(store.0), slot.0);
                 merged.push(MergedSpan { page: *page, count: 1, slot, store });
             }
-            None
-        })
+            Ok(None)
+        })?
     }
 
     fn mend(&mut self, _range: PageRange) -> Result<u32, GuestError> {

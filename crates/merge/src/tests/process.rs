@@ -46,6 +46,8 @@ pub(crate) struct Process {
     pub(crate) key: DigestKey,
     pub(crate) seed: u64,
     pub(crate) ended: bool,
+    /// A child of fork may see what was lost: it is not told of, nor what is merged.
+    pub(crate) has_child: bool,
     /// Random writes and discards for each request, out of 256 pages looked at.
     pub(crate) unrest: u32,
     pub(crate) contents: u64,

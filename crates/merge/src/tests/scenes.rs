@@ -492,6 +492,31 @@ fn what_a_lost_guest_maps_stays_until_its_process_ends() {
 }
 
 #[test]
+fn what_a_child_may_see_stays_when_its_parent_comes_back_with_nothing_merged() {
+    let mut scene = Scene::new(Settings::default());
+    let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
+    let (other, _) = scene.guest("a", 100, |page| u64::from(page + 1));
+    scene.periods(3);
+    lost.process().has_child = true;
+    (0..100).for_each(|page| lost.process().write(page, 1000 + u64::from(page)));
+    (0..100).for_each(|page| other.process().write(page, 2000 + u64::from(page)));
+    scene.periods(1);
+    lost.set_line(Line::Closed);
+    // Before its end was noticed.
+    let back = ModelGuest::connect_silently(9, &grant, &lost.process);
+    assert!(!back.holds_other_stores());
+    scene.engine.add_guest(&grant, back.clone());
+    scene.guests.push(Arc::clone(&back));
+    scene.periods(2);
+    back.announce();
+    scene.periods(2);
+    assert_eq!(grant.store.allocated_bytes(), 100 * 4096);
+    back.process().has_child = false;
+    scene.periods(2);
+    assert_eq!(grant.store.allocated_bytes(), 0);
+}
+
+#[test]
 fn nobody_but_the_process_itself_can_come_back_for_it() {
     let mut scene = Scene::new(Settings::default());
     let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
