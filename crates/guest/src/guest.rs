@@ -76,19 +76,21 @@ impl Guest {
         &self.stores
     }
 
-    /// Waits until the guest says something on its control connection or closes it, for at most
-    /// `patience`, and takes it in. False if nothing came. Regions that come and go show in
+    /// Waits until the guest says something on its control connection, closes it or ends, for at most
+    /// `patience`, and takes in what it said. False if nothing came. Regions that come and go show in
     /// [`Connection::regions`], the answer to [`Guest::release`] in [`Connection::has_released`].
     ///
     /// # Errors
     /// [`GuestError`]: the connection is of no further use.
     pub fn wait_events(&self, patience: Duration) -> Result<bool, GuestError> {
         let doing = "waiting for a guest";
-        let comes = wait_readable(&self.watch, patience);
-        if !comes.map_err(|error| GuestError::Daemon { doing, error })? {
-            return Ok(false);
+        let waited = self.process.wait_readable_or_ended(&self.watch, patience);
+        let (comes, has_ended) = waited.map_err(|error| GuestError::Daemon { doing, error })?;
+        if comes {
+            self.take_in()?;
         }
-        self.take_in().map(|()| true)
+        // A child of fork has the connection open as well.
+        if has_ended { Err(GuestError::Gone) } else { Ok(comes) }
     }
 
     /// Reads all that came over the control connection. Never blocks.

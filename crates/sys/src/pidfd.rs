@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use crate::socket::wait_readable;
+use crate::socket::{wait_any_readable, wait_readable};
 
 /// The process at the other end of a Unix socket, or one that is watched.
 #[derive(Debug)]
@@ -65,6 +65,24 @@ impl PeerProcess {
     /// The kernel's, when memory is short.
     pub fn has_ended(&self) -> io::Result<bool> {
         self.wait_ended(Duration::ZERO)
+    }
+
+    /// Waits until `socket` has something to read, its end included, or the process has ended, for at most
+    /// `patience`. Whether either is so.
+    ///
+    /// # Errors
+    /// The kernel's, when memory is short.
+    pub fn wait_readable_or_ended(
+        &self,
+        socket: impl AsFd,
+        patience: Duration,
+    ) -> io::Result<(bool, bool)> {
+        let Some(descriptor) = &self.descriptor else {
+            return Ok((wait_readable(socket, Duration::ZERO)?, true));
+        };
+        let mut ready = [false; 2];
+        wait_any_readable(&[socket.as_fd(), descriptor.as_fd()], &mut ready, Some(patience))?;
+        Ok(ready.into())
     }
 
     /// Waits for the end of the process for at most `patience`. Returns false after `patience`.
