@@ -7,6 +7,7 @@ use std::time::Duration;
 use bindery_space::entry::STORE_MAX;
 use bindery_space::wire::channel::{Channel, Received};
 use bindery_space::wire::control::{FromDaemon, FromShim, STORES_MAX, StoreId, VERSION};
+use bindery_sys::lock::Lent;
 use bindery_sys::pidfd::PeerProcess;
 use bindery_sys::socket::{Peer, peer};
 
@@ -35,7 +36,7 @@ pub struct Arrival {
     /// Drawn by the shim once per process.
     pub instance: u64,
     /// Stores that pages of the guest are still mapped from.
-    pub stores: Vec<(StoreId, OwnedFd)>,
+    pub stores: Vec<StoreId>,
 }
 
 /// What a guest is given when it is taken.
@@ -49,7 +50,7 @@ pub struct Welcome<'a> {
     pub domain: String,
     /// The domain's secret.
     pub digest_key: [u8; 32],
-    /// The domain's store, opened for reading only.
+    /// The domain's store, opened for reading only. The guest gets a description of its own.
     pub store: BorrowedFd<'a>,
     /// How many slots the store can ever have.
     pub slots: u32,
@@ -66,15 +67,16 @@ impl Guest {
         let peer = peer(&stream).map_err(unknown)?;
         let process = PeerProcess::of(&stream).map_err(unknown)?;
         let mut channel = Channel::new(stream);
-        let (message, fds) = match channel.receive(ANSWER_PATIENCE)? {
-            Received::Message(message, fds) => (message, fds),
+        let message = match channel.receive(ANSWER_PATIENCE)? {
+            // The descriptors of its stores are not kept: one that this daemon has lent would count as
+            // being in use.
+            Received::Message(message, _) => message,
             Received::Closed => return Err(GuestError::Gone),
             Received::Nothing => return Err(stalled("to say who it is", ANSWER_PATIENCE)),
         };
         let FromShim::Hello { version, instance, name, domain, command, stores } = message else {
             return Err(GuestError::nonsense("a connection that does not begin with Hello"));
         };
-        let stores: Vec<_> = stores.into_iter().zip(fds).collect();
         let command = printable(&command);
         let arrival = Arrival { channel, process, peer, name, domain, command, instance, stores };
         if version != VERSION {
@@ -102,7 +104,7 @@ impl Arrival {
                 )));
             }
         }
-        let ids: Vec<u8> = self.stores.iter().map(|(id, _)| id.0).collect();
+        let ids: Vec<u8> = self.stores.iter().map(|id| id.0).collect();
         let distinct = ids.iter().enumerate().all(|(at, id)| *id != 0 && !ids[..at].contains(id));
         if !distinct || ids.len() > STORES_MAX {
             return Err(GuestError::nonsense("stores that are named twice, or too many"));
@@ -135,8 +137,11 @@ impl Arrival {
             store,
             slots: welcome.slots,
         };
+        let doing = "lending a guest the store (is RLIMIT_NOFILE too low?)";
+        let (lent, borrowed) = Lent::lend(welcome.store, welcome.id)
+            .map_err(|error| GuestError::Daemon { doing, error })?;
         self.channel
-            .send(&message, &[welcome.store], ANSWER_PATIENCE)
+            .send(&message, &[borrowed.as_fd()], ANSWER_PATIENCE)
             .map_err(|error| GuestError::of_socket("welcoming a guest", error))?;
         let doing = "watching a guest's connection";
         let watch = self.channel.as_fd().try_clone_to_owned();
@@ -150,13 +155,15 @@ impl Arrival {
             command: self.command,
             instance: self.instance,
         };
-        let (channel, process, stores) = (self.channel, self.process, self.stores);
-        Ok(Arc::new(Guest::new(Parts { identity, store, stores, process, channel, watch })))
+        let (channel, process) = (self.channel, self.process);
+        let holds_other_stores = !self.stores.is_empty();
+        let parts = Parts { identity, store, holds_other_stores, process, lent, channel, watch };
+        Ok(Arc::new(Guest::new(parts)))
     }
 
     /// The smallest id that names none of the stores that the guest has.
     fn free_store_id(&self) -> Option<StoreId> {
-        let taken = |id: &u8| self.stores.iter().any(|(store, _)| store.0 == *id);
+        let taken = |id: &u8| self.stores.iter().any(|store| store.0 == *id);
         (1..=STORE_MAX).find(|id| !taken(id)).map(StoreId)
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bindery_space::wire::channel::Channel;
 use bindery_space::wire::control::{FromDaemon, FromShim, Region, StoreId};
+use bindery_sys::lock::Lent;
 use bindery_sys::pidfd::PeerProcess;
 use bindery_sys::socket::{shutdown, wait_readable};
 use std::os::fd::AsFd;
@@ -22,8 +23,12 @@ use crate::{
 pub struct Guest {
     identity: Identity,
     store: StoreId,
-    stores: Vec<(StoreId, OwnedFd)>,
+    holds_other_stores: bool,
     process: PeerProcess,
+    /// The store, which children of fork may map when the process has ended.
+    lent: Lent,
+    /// They do, and the log has said so.
+    has_heirs: AtomicBool,
     control: Mutex<Control>,
     /// The connection once more, to wait on without the lock.
     watch: OwnedFd,
@@ -42,8 +47,9 @@ struct Control {
 pub(crate) struct Parts {
     pub(crate) identity: Identity,
     pub(crate) store: StoreId,
-    pub(crate) stores: Vec<(StoreId, OwnedFd)>,
+    pub(crate) holds_other_stores: bool,
     pub(crate) process: PeerProcess,
+    pub(crate) lent: Lent,
     pub(crate) channel: Channel<FromDaemon, FromShim>,
     pub(crate) watch: OwnedFd,
 }
@@ -54,8 +60,10 @@ impl Guest {
         Self {
             identity: parts.identity,
             store: parts.store,
-            stores: parts.stores,
+            holds_other_stores: parts.holds_other_stores,
             process: parts.process,
+            lent: parts.lent,
+            has_heirs: AtomicBool::new(false),
             control: Mutex::new(control),
             watch: parts.watch,
             asked_to_release: AtomicBool::new(false),
@@ -68,12 +76,6 @@ impl Guest {
     fn control(&self) -> MutexGuard<'_, Control> {
         // A panic under the lock cannot leave a message half taken in.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The stores of daemons that ended which the guest named, as it gave them.
-    #[must_use]
-    pub fn stores(&self) -> &[(StoreId, OwnedFd)] {
-        &self.stores
     }
 
     /// Waits until the guest says something on its control connection, closes it or ends, for at most
@@ -168,7 +170,7 @@ impl Connection for Guest {
     }
 
     fn holds_other_stores(&self) -> bool {
-        !self.stores.is_empty()
+        self.holds_other_stores
     }
 
     fn regions(&self) -> Vec<Region> {
@@ -213,7 +215,19 @@ impl Connection for Guest {
 
     fn has_ended(&self) -> bool {
         // If the kernel cannot say, what the process may map stays as it is.
-        self.process.has_ended().unwrap_or(false)
+        if !self.process.has_ended().unwrap_or(false) {
+            return false;
+        }
+        let is_in_use = self.lent.is_in_use().unwrap_or(true);
+        if is_in_use && !self.has_heirs.swap(true, Ordering::Relaxed) {
+            tracing::info!(
+                guest = self.identity.name,
+                pid = self.identity.pid,
+                "the guest's process has ended, and children of fork still see pages that it had \
+                 merged: these stay in the store until the children have ended"
+            );
+        }
+        !is_in_use
     }
 }
 

@@ -95,7 +95,7 @@ fn a_guest_is_welcomed_and_tells_its_regions() {
     let expected =
         FromDaemon::Welcome { guest: 7, digest_key: [9; 32], store: StoreId(2), slots: 256 };
     assert_eq!((message, fds.len()), (expected, 1));
-    assert!(guest.holds_other_stores() && guest.stores().len() == 2);
+    assert!(guest.holds_other_stores());
     assert_eq!(guest.identity().command, "vmm\u{fffd}--memory");
 
     assert!(!guest.wait_events(Duration::ZERO).unwrap());

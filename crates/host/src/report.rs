@@ -135,8 +135,9 @@ fn guest_state(state: GuestState) -> State {
         GuestState::Disconnected => (
             "disconnected",
             Some(
-                "its connection has failed; its process goes on with the pages it has, and is \
-                 taken back when it connects again. See the VMM's log if it does not",
+                "its connection has failed; its process, or a child of fork that outlives it, goes \
+                 on with the pages it has. A process is taken back when it connects again; see the \
+                 VMM's log if it does not",
             ),
         ),
     };

@@ -94,8 +94,8 @@ pub(crate) struct Domain {
     pub(crate) slots: Slots,
     pub(crate) copies: Copies,
     pub(crate) members: BTreeMap<u32, Member>,
-    /// Guests whose connection failed. What they map must stay until their processes end, or come
-    /// back and map nothing of it any more.
+    /// Guests whose connection failed. What they map must stay until their processes and what these have
+    /// forked end, or come back and map nothing of it any more.
     pub(crate) departed: Vec<Member>,
     next_member: u32,
     /// Classes made in this round.

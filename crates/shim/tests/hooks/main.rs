@@ -3,6 +3,7 @@
 
 mod environment;
 mod linked;
+mod outlive;
 mod peer;
 mod vmm;
 

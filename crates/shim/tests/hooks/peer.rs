@@ -7,18 +7,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bindery_guest::{Connection, Fetched, Guest, GuestError, Welcome};
+use bindery_guest::{Arrival, Connection, Fetched, Guest, GuestError, Welcome};
 use bindery_space::wire::control::{MAGIC, Region};
 use bindery_space::wire::lane::{FETCH_PAGES_MAX, PageSpan, Run, outcome};
 use bindery_sys::{memfd, socket};
 use bindery_units::PAGE_BYTES;
 
 /// Nothing here takes so long unless it is broken.
-const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// Pages that the little VMM fills, and with how many different words: 1, 2, …
 const FILLED: u32 = 256;
-const KINDS: u32 = 8;
+pub(crate) const KINDS: u32 = 8;
 
 pub(crate) struct Peer {
     listener: OwnedFd,
@@ -37,15 +37,20 @@ impl Peer {
         Self { listener: socket::listen(path, 1).expect("listen"), store }
     }
 
-    /// The next guest that calls.
-    pub(crate) fn accept(&self) -> Arc<Guest> {
+    /// The next guest that calls, not taken yet.
+    pub(crate) fn arrival(&self) -> Arrival {
         assert!(socket::wait_readable(&self.listener, SOON).expect("wait"), "a guest calls");
         let stream = socket::accept(&self.listener).expect("accept");
         assert!(socket::wait_readable(&stream, SOON).expect("wait"));
         let mut magic = [0; 4];
         socket::receive(&stream, &mut magic, &mut Vec::new()).expect("magic");
         assert_eq!(magic, MAGIC);
-        let arrival = Guest::accept(stream).expect("a shim");
+        Guest::accept(stream).expect("a shim")
+    }
+
+    /// The next guest that calls.
+    pub(crate) fn accept(&self) -> Arc<Guest> {
+        let arrival = self.arrival();
         let view = memfd::reopen_read_only(&self.store).expect("reopen");
         let welcome = Welcome {
             id: 1,

@@ -10,7 +10,8 @@
 //! Whether it lives shows on a pipe whose other end the child alone holds, close-on-exec, and its
 //! own children after it. The child has nothing to do for it: it is born with that end. A child that
 //! closes descriptors which it does not know gives up the protection; one that asked for
-//! `MADV_DONTFORK` never needed it.
+//! `MADV_DONTFORK` never needed it. All this ends with the process: of children that outlive it the
+//! daemon knows by the description of the store that it has lent, which their mappings use.
 
 use std::io::{PipeReader, PipeWriter, pipe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

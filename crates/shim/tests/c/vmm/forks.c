@@ -60,6 +60,39 @@ void act_fork_often(void)
 	expect(ram, 0, FILLED);
 }
 
+/* The child goes on without its parent, and looks at the memory when it is told to. */
+static void outlive(int closes)
+{
+	pid_t parent = getpid(), child = fork();
+	char line[16];
+
+	CHECK(child >= 0);
+	if (child > 0)
+		_exit(0);
+	alarm(60);
+	if (closes)
+		CHECK(close_range(3, ~0U, 0) == 0);
+	while (getppid() == parent)
+		usleep(1000);
+	printf("alone\n");
+	fflush(stdout);
+	CHECK(fgets(line, sizeof line, stdin));
+	expect(ram, 0, PAGES);
+	printf("ok\n");
+	fflush(stdout);
+	_exit(0);
+}
+
+void act_outlive(void)
+{
+	outlive(0);
+}
+
+void act_outlive_closed(void)
+{
+	outlive(1);
+}
+
 /* Every page of DONTFORK memory is gone in the child, merged or not, before or after the advice. */
 static void child_has_nothing(void)
 {

@@ -22,6 +22,7 @@ static const struct {
 	{ "mlock", act_mlock },		  { "mlockall", act_mlockall },
 	{ "guard", act_guard },		  { "userfault", act_userfault },
 	{ "fork", act_fork },		  { "fork-often", act_fork_often },
+	{ "outlive", act_outlive },	  { "outlive-closed", act_outlive_closed },
 	{ "dontfork", act_dontfork },	  { "dontdump", act_dontdump },
 	{ "share", act_share },
 	{ "nothing-at-all", act_nothing }, { "locked", act_left_to_ksm },

@@ -79,6 +79,8 @@ void act_guard(void);
 void act_userfault(void);
 void act_fork(void);
 void act_fork_often(void);
+void act_outlive(void);
+void act_outlive_closed(void);
 void act_dontfork(void);
 void act_dontdump(void);
 void act_share(void);
