@@ -7,10 +7,14 @@
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 mod common;
+#[path = "common/shim.rs"]
+mod shim;
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use bindery_host::protocol::{LINE_BYTES_MAX, Request, decode_request};
@@ -221,7 +225,7 @@ fn what_strangers_send_neither_stops_the_daemon_nor_stays_in_it() {
     let end = Instant::now() + Duration::from_secs(of_environment("BINDERY_HOSTILE_SECONDS", 5));
     let mut rounds = 0;
     while Instant::now() < end {
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for _ in 0..STRANGERS {
                 let (mut dice, socket) = (Dice(dice.roll()), daemon.socket());
                 scope.spawn(move || (0..STREAMS).for_each(|_| attack(&mut dice, &socket)));
@@ -251,7 +255,7 @@ fn what_strangers_send_neither_stops_the_daemon_nor_stays_in_it() {
             Instant::now() < deadline,
             "seed {seed}: files and threads {now:?}, before {before:?}: {guests}"
         );
-        std::thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
     }
     let log = daemon.log();
     assert!(!log.contains("panicked"), "seed {seed}: {log}");
@@ -259,4 +263,49 @@ fn what_strangers_send_neither_stops_the_daemon_nor_stays_in_it() {
     let resident = daemon.ask(&["status", "--json"]).json()["resident_bytes"].as_u64().unwrap();
     assert!(resident < 256 << 20, "seed {seed}: {resident} bytes");
     assert_eq!(daemon.end_with("TERM"), Some(0), "seed {seed}");
+}
+
+/// How soon a daemon that nobody holds up does what it does in milliseconds.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Waits until the only domain has been through `periods`.
+fn await_periods(daemon: &TestDaemon, periods: u64) -> u64 {
+    let deadline = Instant::now() + SOON;
+    loop {
+        let status = daemon.ask_within(SOON, &["status", "--json"]).json();
+        match status["domains"][0]["full_scans"].as_u64() {
+            Some(done) if done >= periods => return done,
+            _ => assert!(Instant::now() < deadline, "merging stands still: {}", daemon.log()),
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_guest_that_never_stops_talking_holds_nobody_up() {
+    let mut daemon = TestDaemon::start(&["--period", "20ms"]);
+    // Another guest of the domain, which does not answer: it is waited for once.
+    let _quiet = shim::welcomed(&daemon.socket(), "quiet");
+    await_periods(&daemon, 1);
+    let mut loud = shim::welcomed(&daemon.socket(), "loud");
+    let pages = PageRange { first: PageIndex(512), count: 512 };
+    let (address, backing) = (HostAddress(1 << 40), Backing::Anonymous);
+    let region = FromShim::RegionAdded(Region { pages, address, backing });
+    loud.send(&region, &[], PATIENCE).unwrap();
+    // Several threads, for one may be interrupted; so many at a time are sent as one.
+    let words = Arc::new((loud, encode(&FromShim::Released).repeat(4000)));
+    let babble = [(); STRANGERS].map(|()| {
+        let words = Arc::clone(&words);
+        thread::spawn(move || while socket::send(&words.0, &words.1, &[]).is_ok() {})
+    });
+    drop(words);
+    // Periods that begin once it talks.
+    thread::sleep(Duration::from_millis(200));
+    let before = await_periods(&daemon, 1);
+    await_periods(&daemon, before + 10);
+    assert_eq!(daemon.ask_within(SOON, &["ps", "--json"]).code, Some(0));
+    assert_eq!(daemon.end_with("TERM"), Some(0));
+    for thread in babble {
+        thread.join().unwrap();
+    }
 }

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 mod common;
+#[path = "common/shim.rs"]
+mod shim;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_space::wire::channel::{Channel, Received};
-use bindery_space::wire::control::{Backing, FromDaemon, FromShim, MAGIC, Region, VERSION};
+use bindery_space::wire::control::{Backing, FromDaemon, FromShim, Region};
 use bindery_space::wire::lane::{Answer, Request};
 use bindery_sys::socket;
 use bindery_units::{HostAddress, PageIndex, PageRange};
@@ -31,18 +33,8 @@ struct Shim {
 impl Shim {
     /// Connects as `web`, tells of memory, and is asked about it.
     fn connect(daemon: &TestDaemon) -> Self {
-        let stream = socket::connect(&daemon.socket()).unwrap();
-        socket::send_all(&stream, &MAGIC, &[], PATIENCE).unwrap();
-        let mut shim = Self { channel: Channel::new(stream), lanes: Vec::new() };
-        shim.tell(&FromShim::Hello {
-            version: VERSION,
-            instance: 1,
-            name: Some("web".into()),
-            domain: None,
-            command: "shim".into(),
-            stores: Vec::new(),
-        });
-        assert!(matches!(shim.next().0, FromDaemon::Welcome { .. }));
+        let channel = shim::welcomed(&daemon.socket(), "web");
+        let mut shim = Self { channel, lanes: Vec::new() };
         let (address, backing) = (HostAddress(1 << 40), Backing::Anonymous);
         shim.tell(&FromShim::RegionAdded(Region { pages: PAGES, address, backing }));
         let (message, fds) = shim.next();

@@ -17,6 +17,9 @@ use crate::{
     RegionTable, SocketLane, Written,
 };
 
+/// The most reads of a connection at a time: a shim says all that it has to say in fewer.
+const READS_MAX: usize = 64;
+
 /// A process with a shim in it that has been welcomed.
 ///
 /// Dropping it closes the connection and all lanes; the shim then tries to find a daemon again.
@@ -95,13 +98,12 @@ impl Guest {
         if has_ended { Err(GuestError::Gone) } else { Ok(comes) }
     }
 
-    /// Reads all that came over the control connection. Never blocks.
+    /// Reads what came over the control connection, and no more than [`READS_MAX`] times: who writes
+    /// faster than is read holds nobody up who waits for the lock. Never blocks.
     fn take_in(&self) -> Result<(), GuestError> {
         let mut control = self.control();
-        loop {
-            while let Some((message, _)) = control.channel.pop().map_err(frame_error)? {
-                self.apply(&mut control.regions, message)?;
-            }
+        self.apply_all(&mut control)?;
+        for _ in 0..READS_MAX {
             // Looked at under the lock: another thread may have read what the caller waited for.
             let readable = wait_readable(control.channel.as_fd(), Duration::ZERO);
             if !readable.map_err(|error| GuestError::of_socket("reading a guest", error))? {
@@ -110,10 +112,22 @@ impl Guest {
             if !control.channel.fill()? {
                 return Err(GuestError::Gone);
             }
+            self.apply_all(&mut control)?;
         }
+        Ok(())
+    }
+
+    fn apply_all(&self, control: &mut Control) -> Result<(), GuestError> {
+        while let Some((message, _)) = control.channel.pop().map_err(frame_error)? {
+            self.apply(&mut control.regions, message)?;
+        }
+        Ok(())
     }
 
     fn apply(&self, regions: &mut RegionTable, message: FromShim) -> Result<(), GuestError> {
+        if self.has_released() {
+            return Err(GuestError::nonsense("more words after its last"));
+        }
         match message {
             FromShim::RegionAdded(region) => regions.add(region),
             FromShim::RegionRemoved(range) => regions.remove(range),

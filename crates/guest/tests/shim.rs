@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use bindery_guest::{Connection, Fetched, Guest, GuestError, Lane, LaneEnds, SocketLane, Welcome};
 use bindery_space::wire::channel::{Channel, Received};
 use bindery_space::wire::control::{Backing, FromDaemon, FromShim, Region, StoreId, VERSION};
+use bindery_space::wire::frame::encode;
 use bindery_space::wire::lane::{
     ANSWER_OFFSET, Answer, PageDigest, PageSpan, Request, Run, op, outcome, status,
 };
 use bindery_sys::memfd;
-use bindery_sys::socket::{receive, send, stream_pair};
+use bindery_sys::socket::{receive, send, send_all, stream_pair};
 use bindery_units::{HostAddress, PageIndex, PageRange};
 use zerocopy::IntoBytes;
 
@@ -128,6 +129,40 @@ fn a_guest_that_steps_aside_is_heard_to_the_end() {
     assert!(guest.wait_events(SOON).unwrap() && guest.has_released());
     guest.close();
     assert!(matches!(shim.receive(SOON), Ok(Received::Closed)));
+}
+
+#[test]
+fn nothing_comes_after_a_guests_last_word() {
+    for more in [FromShim::Released, FromShim::RegionAdded(region(512, 100)), hello(vec![])] {
+        let (guest, mut shim, _) = welcomed(vec![]);
+        for message in [&FromShim::Released, &more] {
+            shim.send(message, &[], SOON).unwrap();
+        }
+        let result = loop {
+            match guest.wait_events(Duration::from_millis(100)) {
+                Ok(true) => {}
+                result => break result,
+            }
+        };
+        assert!(matches!(result, Err(GuestError::Nonsense { .. })), "{more:?}: {result:?}");
+        assert!(guest.has_released() && guest.regions().is_empty());
+    }
+}
+
+#[test]
+fn a_guest_that_writes_without_end_is_read_in_turns() {
+    let (guest, shim, _) = welcomed(vec![]);
+    let region = region(512, 100);
+    let said = [FromShim::RegionAdded(region), FromShim::RegionRemoved(region.pages)];
+    let words = said.map(|message| encode(&message)).concat().repeat(20_000);
+    let babble = thread::spawn(move || while send_all(&shim, &words, &[], SOON).is_ok() {});
+    // As the engine does in each period, beside the thread that listens.
+    let mut changes = 0;
+    while changes < 1 << 18 {
+        changes += guest.changes().unwrap().len();
+    }
+    guest.close();
+    babble.join().unwrap();
 }
 
 #[test]

@@ -30,6 +30,11 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
+    fn of(Output { status, stdout, stderr }: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { code: status.code(), out: text(stdout), err: text(stderr) }
+    }
+
     /// What was printed, as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out)
@@ -39,12 +44,23 @@ impl Ended {
 
 /// Runs a command to its end.
 pub(crate) fn run(mut command: Command) -> Ended {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    Ended {
-        code: status.code(),
-        out: String::from_utf8(stdout).unwrap(),
-        err: String::from_utf8(stderr).unwrap(),
+    Ended::of(command.output().unwrap())
+}
+
+/// Runs a command that is to end within `limit`.
+pub(crate) fn run_within(limit: Duration, mut command: Command) -> Ended {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + limit;
+    // What it prints fits a pipe.
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{command:?} has not ended within {limit:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
+    Ended::of(child.wait_with_output().unwrap())
 }
 
 /// A daemon on a socket of its own, killed when dropped.
@@ -106,9 +122,18 @@ impl TestDaemon {
 
     /// Runs a command against this daemon.
     pub(crate) fn ask(&self, arguments: &[&str]) -> Ended {
+        run(self.command(arguments))
+    }
+
+    /// Runs a command against this daemon that is to end within `limit`.
+    pub(crate) fn ask_within(&self, limit: Duration, arguments: &[&str]) -> Ended {
+        run_within(limit, self.command(arguments))
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = bindery(arguments);
         command.env("BINDERY_SOCKET", self.socket());
-        run(command)
+        command
     }
 
     /// Ends the daemon with `signal` and returns its exit code.

@@ -98,7 +98,7 @@ pub enum FromShim {
     RegionAdded(Region),
     /// A region is no longer managed; its pages are private and stay so.
     RegionRemoved(PageRange),
-    /// Everything was given back; the shim will close the connection.
+    /// Everything was given back. The last message: the shim will close the connection.
     Released,
 }
 

@@ -1,0 +1,34 @@
+//! Shims made of a thread, which say what a test has them say.
+
+use std::path::Path;
+
+use bindery_space::wire::channel::{Channel, Received};
+use bindery_space::wire::control::{FromDaemon, FromShim, MAGIC, VERSION};
+use bindery_sys::socket;
+
+use crate::common::PATIENCE;
+
+/// Connects to the daemon at `socket` and asks to be the guest `name`.
+pub(crate) fn hello(socket: &Path, name: &str) -> Channel<FromShim, FromDaemon> {
+    let stream = socket::connect(socket).unwrap();
+    socket::send_all(&stream, &MAGIC, &[], PATIENCE).unwrap();
+    let mut channel = Channel::new(stream);
+    let hello = FromShim::Hello {
+        version: VERSION,
+        instance: 1,
+        name: Some(name.into()),
+        domain: None,
+        command: "shim".into(),
+        stores: Vec::new(),
+    };
+    channel.send(&hello, &[], PATIENCE).unwrap();
+    channel
+}
+
+/// The same, and is welcomed.
+pub(crate) fn welcomed(socket: &Path, name: &str) -> Channel<FromShim, FromDaemon> {
+    let mut channel = hello(socket, name);
+    let answer = channel.receive(PATIENCE).unwrap();
+    assert!(matches!(answer, Received::Message(FromDaemon::Welcome { .. }, _)), "{answer:?}");
+    channel
+}
