@@ -176,10 +176,22 @@ fn guests_outlive_daemons_killed_at_any_instant() {
     );
 }
 
-/// The stores of daemons that ended are given up once their pages were merged anew or came back.
+/// The stores of daemons that ended are given up once their pages were merged anew or came back, by
+/// the guests and by the daemon.
 fn assert_one_store(daemon: &Daemon, processes: &[ProcessGuest]) {
-    for guest in processes {
-        let stores = || store_descriptors(guest.pid());
+    await_some(
+        "no page is merged with an old store",
+        PATIENCE,
+        || {
+            let guests = daemon.guests().ok()?;
+            let mut guests = guests.as_array()?.iter();
+            guests.all(|guest| figure(guest, "pages_foreign") == 0).then_some(())
+        },
+        || format!("{:?}\n{}", daemon.guests(), daemon.log()),
+    );
+    let daemon_pid = daemon.pid().expect("the daemon runs");
+    for pid in processes.iter().map(ProcessGuest::pid).chain([daemon_pid]) {
+        let stores = || store_descriptors(pid);
         await_some(
             "old stores are given up",
             PATIENCE,

@@ -104,8 +104,8 @@ impl Arrival {
                 )));
             }
         }
-        let ids: Vec<u8> = self.stores.iter().map(|id| id.0).collect();
-        let distinct = ids.iter().enumerate().all(|(at, id)| *id != 0 && !ids[..at].contains(id));
+        let ids = &self.stores;
+        let distinct = ids.iter().enumerate().all(|(at, id)| id.0 != 0 && !ids[..at].contains(id));
         if !distinct || ids.len() > STORES_MAX {
             return Err(GuestError::nonsense("stores that are named twice, or too many"));
         }
@@ -163,8 +163,7 @@ impl Arrival {
 
     /// The smallest id that names none of the stores that the guest has.
     fn free_store_id(&self) -> Option<StoreId> {
-        let taken = |id: &u8| self.stores.iter().any(|store| store.0 == *id);
-        (1..=STORE_MAX).find(|id| !taken(id)).map(StoreId)
+        (1..=STORE_MAX).map(StoreId).find(|id| !self.stores.contains(id))
     }
 }
 

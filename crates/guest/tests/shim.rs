@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 use std::fs::File;
+use std::io::{Read, pipe};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use bindery_space::wire::lane::{
     ANSWER_OFFSET, Answer, PageDigest, PageSpan, Request, Run, op, outcome, status,
 };
 use bindery_sys::memfd;
-use bindery_sys::socket::{receive, send, send_all, stream_pair};
+use bindery_sys::socket::{receive, send, send_all, stream_pair, wait_readable};
 use bindery_units::{HostAddress, PageIndex, PageRange};
 use zerocopy::IntoBytes;
 
@@ -55,10 +56,15 @@ fn next(channel: &mut ShimChannel) -> (FromDaemon, Vec<OwnedFd>) {
 fn welcomed(stores: Vec<StoreId>) -> (Arc<Guest>, ShimChannel, (FromDaemon, Vec<OwnedFd>)) {
     let (ours, theirs) = stream_pair().unwrap();
     let mut shim = ShimChannel::new(theirs);
-    let held: Vec<File> = stores.iter().map(|_| memfd::create("old", 4096).unwrap()).collect();
-    let held: Vec<_> = held.iter().map(AsFd::as_fd).collect();
-    shim.send(&hello(stores), &held, SOON).unwrap();
+    let (ends, held): (Vec<_>, Vec<_>) = stores.iter().map(|_| pipe().unwrap()).unzip();
+    let fds: Vec<_> = held.iter().map(AsFd::as_fd).collect();
+    shim.send(&hello(stores), &fds, SOON).unwrap();
+    drop(held);
     let arrival = Guest::accept(ours).unwrap();
+    for mut end in ends {
+        let closed = wait_readable(&end, Duration::ZERO).unwrap();
+        assert!(closed && end.read(&mut [0]).unwrap() == 0, "the daemon keeps an old store");
+    }
     assert_eq!(arrival.name.as_deref(), Some("web"));
     assert_eq!(arrival.peer.pid, std::process::id().cast_signed());
     let store = memfd::create("store", 1 << 20).unwrap();
