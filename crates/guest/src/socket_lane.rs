@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindery_space::wire::control::StoreId;
 use bindery_space::wire::lane::{
@@ -18,6 +18,7 @@ use bindery_space::wire::lane::{
 };
 use bindery_sys::memfd;
 use bindery_sys::socket::{receive, send_now, seqpacket_pair, wait_readable};
+use bindery_sys::thread::monotonic_time;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -29,6 +30,9 @@ const ANSWER_BYTES_MAX: usize = WINDOW_BYTES - ANSWER_OFFSET;
 
 /// A window keeps its memory while a lane rests if no array in it was longer, as in quiet periods.
 const QUIET_BYTES: usize = 4 * PAGE_BYTES;
+
+/// Threads of a guest's process that serve its faults.
+const HANDLERS: u64 = 2;
 
 /// The daemon's end of a lane.
 #[derive(Debug)]
@@ -42,6 +46,8 @@ pub struct SocketLane {
     gauges: Gauges,
     /// The lane's CPU clock at its last answer, in nanoseconds.
     cpu_seen_ns: u64,
+    /// When it was asked last.
+    asked: Instant,
 }
 
 /// The guest's end of a lane: what goes with `OpenLane`.
@@ -63,8 +69,9 @@ impl SocketLane {
         let window = memfd::create("bindery-lane", WINDOW_BYTES as u64)?;
         let ends = LaneEnds { socket: theirs, window: window.try_clone()? };
         let (patience, gauges) = (ANSWER_PATIENCE, Gauges::default());
-        let (owes, array_bytes, cpu_seen_ns) = (false, 0, 0);
-        Ok((Self { socket, window, array_bytes, patience, owes, gauges, cpu_seen_ns }, ends))
+        let (owes, array_bytes) = (false, 0);
+        let (cpu_seen_ns, asked) = (0, Instant::now());
+        Ok((Self { socket, window, array_bytes, patience, owes, gauges, cpu_seen_ns, asked }, ends))
     }
 
     /// The lane with another patience than [`ANSWER_PATIENCE`].
@@ -90,6 +97,7 @@ impl SocketLane {
                 .write_all_at(array, 0)
                 .map_err(|error| GuestError::Daemon { doing: "writing to a window", error })?;
         }
+        self.asked = Instant::now();
         send_now(&self.socket, request.as_bytes(), &[])
             .map_err(|error| GuestError::of_socket("writing to a lane", error))?;
         self.owes = true;
@@ -122,15 +130,25 @@ impl SocketLane {
             return Err(GuestError::nonsense(format!("an answer of {bytes} bytes")));
         }
         self.owes = false;
+        self.take_gauges(&answer);
+        Ok(answer)
+    }
+
+    /// Takes in what an answer says of the guest's process. CPU clocks are its own, and what merging
+    /// costs is paid for by all: more than can have passed is not believed.
+    fn take_gauges(&mut self, answer: &Answer) {
         let gauges = &mut self.gauges;
         gauges.mappings = answer.mappings;
         gauges.mappings_max = answer.mappings_max;
-        gauges.handler_cpu_ns = answer.handler_cpu_ns;
         gauges.transit_max_ns = gauges.transit_max_ns.max(answer.transit_max_ns);
+        let handlers_max = nanoseconds(monotonic_time()).saturating_mul(HANDLERS);
+        gauges.handler_cpu_ns = answer.handler_cpu_ns.min(handlers_max);
+        // One thread that works while it is asked. An answer that comes too late is paid for as far as
+        // it was waited for: a guest can be stopped for years.
+        let lane_max = nanoseconds(self.asked.elapsed().min(self.patience));
         // A clock that runs backwards is the guest's own affair.
-        gauges.lane_cpu_ns += answer.lane_cpu_ns.saturating_sub(self.cpu_seen_ns);
+        gauges.lane_cpu_ns += answer.lane_cpu_ns.saturating_sub(self.cpu_seen_ns).min(lane_max);
         self.cpu_seen_ns = answer.lane_cpu_ns;
-        Ok(answer)
     }
 
     /// Asks about a range what is answered with spans.
@@ -165,6 +183,10 @@ impl SocketLane {
         let read = self.window.read_exact_at(bytes, at as u64);
         read.map_err(|error| GuestError::Daemon { doing: "reading a window", error })
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// How many elements of `T` an answer's array can have.

@@ -20,6 +20,7 @@ use bindery_space::wire::lane::{
 };
 use bindery_sys::memfd;
 use bindery_sys::socket::{receive, send, send_all, stream_pair, wait_readable};
+use bindery_sys::thread::monotonic_time;
 use bindery_units::{HostAddress, PageIndex, PageRange};
 use zerocopy::IntoBytes;
 
@@ -254,6 +255,53 @@ fn answers_come_back_as_they_were_given() {
     assert!(matches!(lane.mend(range), Err(GuestError::Refused { .. })));
     assert_eq!(lane.gauges().lane_cpu_ns, 500);
     assert_eq!(lane.gauges().lane_cpu_ns, 0);
+    drop(lane);
+    shim.join().unwrap();
+}
+
+#[test]
+fn no_guest_has_used_more_cpu_time_than_has_passed() {
+    let (mut lane, ends) = SocketLane::open().unwrap();
+    let shim = serve(ends, |request, _| {
+        let lane_cpu_ns = [0, 1 << 62, u64::MAX][request.first as usize];
+        Some(Answer { lane_cpu_ns, handler_cpu_ns: u64::MAX, ..Answer::default() })
+    });
+    let start = Instant::now();
+    for first in [1, 0, 2, 0, 1] {
+        lane.mend(PageRange::new(PageIndex(first), 1)).unwrap();
+    }
+    let (passed, gauges) = (start.elapsed().as_nanos() as u64, lane.gauges());
+    assert!(gauges.lane_cpu_ns <= passed, "{} ns in {passed}", gauges.lane_cpu_ns);
+    let since_start = monotonic_time().as_nanos() as u64;
+    assert!(gauges.handler_cpu_ns <= 2 * since_start, "{} ns", gauges.handler_cpu_ns);
+    // While it is not asked it does nothing.
+    thread::sleep(Duration::from_millis(100));
+    let start = Instant::now();
+    lane.mend(PageRange::new(PageIndex(2), 1)).unwrap();
+    assert!(lane.gauges().lane_cpu_ns <= start.elapsed().as_nanos() as u64);
+    drop(lane);
+    shim.join().unwrap();
+}
+
+#[test]
+fn a_late_answer_is_paid_for_as_far_as_it_was_waited_for() {
+    let (lane, ends) = SocketLane::open().unwrap();
+    let patience = Duration::from_millis(50);
+    let mut lane = lane.with_patience(patience);
+    let (answer, late) = channel::<()>();
+    let shim = serve(ends, move |_, _| {
+        let _ = late.recv();
+        Some(Answer { lane_cpu_ns: 1 << 62, ..Answer::default() })
+    });
+    assert!(lane.mend(PageRange::new(PageIndex(0), 1)).is_err());
+    thread::sleep(Duration::from_millis(300));
+    drop(answer);
+    let deadline = Instant::now() + SOON;
+    while !lane.settle().unwrap() {
+        assert!(Instant::now() < deadline, "the answer that was owed never came");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(lane.gauges().lane_cpu_ns, patience.as_nanos() as u64);
     drop(lane);
     shim.join().unwrap();
 }
