@@ -4,12 +4,14 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bindery_units::PAGE_BYTES;
-use common::{Ended, PATIENCE, as_nobody, bindery, can_change_user, run};
+use common::{Ended, PATIENCE, as_nobody, bindery, can_change_user, run, run_within};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 
 fn scan(arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> Ended {
@@ -80,6 +82,18 @@ fn what_is_no_memory_image_is_refused() {
     assert_eq!(scan(&[&directory.path().join("none")]).code, Some(4));
     let good = image(directory.path(), "good.mem", &[1]);
     assert_eq!(scan(&[&good, &good]).code, Some(2));
+
+    let [fifo, socket] = ["fifo", "socket"].map(|name| directory.path().join(name));
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let _listener = UnixListener::bind(&socket).unwrap();
+    for path in [fifo, socket, "/dev/null".into()] {
+        let mut command = bindery(["scan"]);
+        command.arg(&path);
+        // Nobody ever writes to the FIFO.
+        let ended = run_within(Duration::from_secs(5), command);
+        assert_eq!(ended.code, Some(8), "{}", ended.err);
+        assert!(ended.err.contains("is not a regular file"), "{}", ended.err);
+    }
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Memory images: files that are pages, one after the other.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bindery_units::PAGE_BYTES;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use super::{BATCH_PAGES, Chunk, Findings};
 use crate::exit::{Failure, Reason};
@@ -20,20 +22,26 @@ impl Image {
     /// Opens the file at `path`.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let of_io = |error| Failure::of_io(format_args!("cannot open {}", path.display()), &error);
-        let file = File::open(path).map_err(of_io)?;
+        let bad = |what: &str| Failure::new(Reason::BadInput, format!("{} {what}", path.display()));
+        let irregular = || bad("is not a regular file; a memory image is, or name a process id");
+        // A FIFO would have it wait for a writer; a terminal would become this process's own.
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+        let opened = File::options().read(true).custom_flags(flags).open(path);
+        let file = opened.map_err(|error| match Errno::from_io_error(&error) {
+            // A socket.
+            Some(Errno::NXIO) => irregular(),
+            _ => of_io(error),
+        })?;
         let metadata = file.metadata().map_err(of_io)?;
-        let bad = |what: String| {
-            Err(Failure::new(Reason::BadInput, format!("{} {what}", path.display())))
-        };
         if !metadata.is_file() {
-            return bad("is not a regular file; a memory image is, or name a process id".into());
+            return Err(irregular());
         }
         let bytes = metadata.len();
         if !bytes.is_multiple_of(PAGE_BYTES as u64) {
-            return bad(format!(
+            return Err(bad(&format!(
                 "has {bytes} bytes, which is not a multiple of the page size {PAGE_BYTES}: is it a \
                  raw memory image, and complete?"
-            ));
+            )));
         }
         Ok(Self { path: path.into(), file, bytes })
     }
