@@ -5,14 +5,18 @@
 mod common;
 #[path = "common/guest.rs"]
 mod guest;
+#[path = "common/shim.rs"]
+mod shim;
 
 use std::time::{Duration, Instant};
 
+use bindery_space::wire::channel::Received;
 use common::{
     NOBODY, PATIENCE, TestDaemon, as_nobody, bindery, can_change_user, daemon_command,
-    program_for_all, run,
+    program_for_all, run, signal_process,
 };
 use guest::{EQUAL_PAGES, PAGES, TestGuest, UNIQUE_PAGES, ZERO_PAGES, can_manage};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::Value;
 
 #[test]
@@ -199,6 +203,53 @@ fn guests_outlive_daemons_and_are_taken_over() {
     assert_eq!(daemon.await_end(), Some(0));
     assert!(!guest_pids().any(has_merged_pages), "`stop --unmerge` left merged pages");
     guests.iter_mut().for_each(TestGuest::check);
+}
+
+#[test]
+fn a_guest_whose_name_was_taken_meanwhile_comes_back_once_it_is_free() {
+    if !can_manage("a_guest_whose_name_was_taken_meanwhile_comes_back_once_it_is_free") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("b.sock");
+    let daemon = TestDaemon::start_at(&socket, &FAST);
+    let mut guests = ["web", "mail"].map(|name| TestGuest::start(&socket, name, "all"));
+    let merged = |daemon: &TestDaemon| is_merged(daemon, "web") && is_merged(daemon, "mail");
+    wait_until(&daemon, "all duplicates are merged", || merged(&daemon));
+    // Killed.
+    drop(daemon);
+
+    signal_process(guests[0].pid(), "STOP");
+    let daemon = TestDaemon::start_at(&socket, &FAST);
+    let other = shim::welcomed(&socket, "web");
+    signal_process(guests[0].pid(), "CONT");
+    wait_until(&daemon, "the guest is refused", || daemon.log().contains("refused a guest"));
+    guests[0].check();
+    assert!(!guests[0].has_ended());
+    drop(other);
+    wait_until(&daemon, "it is back under its name", || merged(&daemon));
+    let status = guest_status(&daemon, "web").unwrap();
+    assert_eq!((&status["pid"], &status["pages_foreign"]), (&guests[0].pid().into(), &0.into()));
+    guests.iter_mut().for_each(TestGuest::check);
+}
+
+#[test]
+fn a_guest_is_not_refused_because_descriptors_are_short() {
+    let daemon = TestDaemon::start(&[]);
+    // From now on it has the descriptor of its reserve.
+    assert_eq!(daemon.ask(&["ps"]).code, Some(0));
+    let files = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count() as u64;
+    let limit = |current| {
+        let new = Rlimit { current, ..getrlimit(Resource::Nofile) };
+        prlimit(Pid::from_raw(daemon.pid().cast_signed()), Resource::Nofile, new).unwrap().current
+    };
+    // Enough for a connection and to know its process, not for a domain's store.
+    let before = limit(Some(files + 2));
+    let answer = shim::hello(&daemon.socket(), "web").receive(PATIENCE).unwrap();
+    assert!(matches!(answer, Received::Closed), "{answer:?}");
+    wait_until(&daemon, "it says why", || daemon.log().contains("cannot make a store"));
+    limit(before);
+    shim::welcomed(&daemon.socket(), "web");
 }
 
 /// Whether pages of a process are mapped from a canonical store. (The agent's own view of the store

@@ -145,13 +145,8 @@ impl Engine {
         name: String,
     ) -> Result<Arc<Guest>, EngineError> {
         let domain = arrival.domain.clone().unwrap_or_else(|| DEFAULT_DOMAIN.into());
-        let grant = match self.merge.domain(&domain_key(arrival.peer.uid, &domain)) {
-            Ok(grant) => grant,
-            Err(error) => {
-                arrival.refuse(format!("this guest's domain cannot be made: {error}"));
-                return Err(error.into());
-            }
-        };
+        // Not refused for want of descriptors or memory: hung up on, it tries again.
+        let grant = self.merge.domain(&domain_key(arrival.peer.uid, &domain))?;
         let guest = arrival.welcome(Welcome {
             id,
             name,

@@ -11,9 +11,10 @@
 //! guest memory but through a [`Worker`](crate::Worker).
 //!
 //! # Ends
-//! The agent ends when a daemon refuses the guest or asks for everything back
-//! (`bindery unmanage`), and on [`Agent::stop`]. [`Agent::has_ended`] then tells callers that memory
-//! advised from now on is the kernel's.
+//! The agent ends when a daemon refuses the guest before any has taken it, when one asks for everything
+//! back (`bindery unmanage`), and on [`Agent::stop`]. [`Agent::has_ended`] then tells callers that memory
+//! advised from now on is the kernel's. A guest that a daemon took may have pages that are merged, which
+//! only a daemon can merge anew or unmerge: when the next one refuses it, it asks again.
 
 mod announce;
 mod children;
@@ -41,6 +42,10 @@ use crate::Space;
 /// How soon a new connection is tried after one that worked, and how rarely in the end.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// How rarely a guest asks again in the end that was taken before and is refused now: that may pass, and
+/// each try is a line in the daemon's log.
+const REFUSED_BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 /// The agent of this process.
 #[derive(Debug)]
@@ -89,7 +94,8 @@ impl Agent {
         self.shared.wake.notify();
     }
 
-    /// Whether no daemon will merge this guest any more: it was refused, or told to step aside.
+    /// Whether no daemon will merge this guest any more: it was refused from the start, or told to step
+    /// aside.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Relaxed)
@@ -136,8 +142,9 @@ impl Shared {
     fn run(self: Arc<Self>) {
         let mut backoff = BACKOFF_MIN;
         let mut complaint = Complaint::default();
+        let mut is_known = false;
         while !self.is_stopping() {
-            let (was_welcome, result) = match Session::open(&self) {
+            let (was_welcome, result) = match Session::open(&self, is_known) {
                 Ok(mut session) => {
                     let result = session.run();
                     (session.is_welcome(), result)
@@ -145,12 +152,18 @@ impl Shared {
                 Err(error) => (false, Err(error)),
             };
             if was_welcome {
+                is_known = true;
                 backoff = BACKOFF_MIN;
                 complaint = Complaint::default();
             }
+            let mut backoff_max = BACKOFF_MAX;
             match result {
                 Ok(Ended::Stopped) => return,
                 Ok(Ended::Refused { reason }) => return self.end_refused(&reason),
+                Ok(Ended::TurnedAway { reason }) => {
+                    complaint.turned_away(&self.config, &reason);
+                    backoff_max = REFUSED_BACKOFF_MAX;
+                }
                 Ok(Ended::Released) => return self.end_released(),
                 Ok(Ended::Kept(error)) => log::say(format_args!(
                     "cannot step aside: {error}; this guest stays managed, and can be asked again"
@@ -158,8 +171,8 @@ impl Shared {
                 Ok(Ended::Gone) => complaint.gone(&self.config, was_welcome),
                 Err(error) => complaint.failed(&self.config, &error),
             }
-            self.rest(backoff);
-            backoff = (backoff * 2).min(BACKOFF_MAX);
+            self.rest(backoff.min(backoff_max));
+            backoff = (backoff * 2).min(backoff_max);
         }
     }
 
@@ -172,10 +185,8 @@ impl Shared {
     fn end_refused(&self, reason: &str) {
         let socket = self.config.socket.display();
         log::say(format_args!("the daemon at {socket} refuses this guest: {reason}"));
-        // Pages that an earlier daemon merged may stay so. Without any, there is nothing to gain
-        // from watching the memory.
-        let nothing_merged = self.space.stores_in_use().is_ok_and(|stores| stores.is_empty());
-        if nothing_merged && let Err(error) = self.give_everything_back() {
+        // Nothing is merged, and there is nothing to gain from watching the memory.
+        if let Err(error) = self.give_everything_back() {
             log::say(format_args!("this guest's memory stays watched for nothing: {error}"));
         }
     }
@@ -221,6 +232,13 @@ impl Complaint {
         } else {
             self.say(format!("the daemon at {socket} hung up on this guest; trying again"));
         }
+    }
+
+    fn turned_away(&mut self, config: &AgentConfig, reason: &str) {
+        let socket = config.socket.display();
+        self.say(format!(
+            "the daemon at {socket} refuses this guest: {reason}; it goes on as it is, and asks again"
+        ));
     }
 
     fn failed(&mut self, config: &AgentConfig, error: &SessionError) {

@@ -38,8 +38,10 @@ const LANES_MAX: usize = 272;
 pub(super) enum Ended {
     /// The agent is to stop.
     Stopped,
-    /// The daemon does not want this guest.
+    /// The daemon does not want this guest, nor did any before it take it.
     Refused { reason: String },
+    /// The daemon does not want this guest, which another took before.
+    TurnedAway { reason: String },
     /// Everything was given back, as the daemon asked.
     Released,
     /// The daemon asked for everything back, and that could not be done: what is left is still
@@ -84,17 +86,19 @@ pub(super) struct Session<'a> {
     told: Vec<Region>,
     /// It has not heard of all that are gone since.
     withheld: bool,
+    /// A daemon took this guest before.
+    is_known: bool,
     /// The daemon has asked for everything back.
     asked_back: bool,
     lanes: Lanes,
 }
 
 impl<'a> Session<'a> {
-    /// Connects and says who we are.
+    /// Connects and says who we are; `is_known` if a daemon took us before.
     ///
     /// # Errors
     /// [`SessionError::Io`] if nobody listens.
-    pub(super) fn open(shared: &'a Arc<Shared>) -> Result<Self, SessionError> {
+    pub(super) fn open(shared: &'a Arc<Shared>, is_known: bool) -> Result<Self, SessionError> {
         let stream = socket::connect(&shared.config.socket)?;
         socket::send_all(&stream, &MAGIC, &[], PATIENCE)?;
         let mut channel = Channel::new(stream);
@@ -115,6 +119,7 @@ impl<'a> Session<'a> {
             key: None,
             told: Vec::new(),
             withheld: false,
+            is_known,
             asked_back: false,
             lanes: Lanes::default(),
         })
@@ -183,6 +188,9 @@ impl<'a> Session<'a> {
                         "a child of fork still sees merged pages: this guest steps aside when that has ended or executed another program"
                     ));
                 }
+            }
+            (FromDaemon::Refused { reason }, None) if self.is_known => {
+                return Ok(Some(Ended::TurnedAway { reason }));
             }
             (FromDaemon::Refused { reason }, None) => {
                 self.shared.note_end();

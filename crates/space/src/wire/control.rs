@@ -117,7 +117,8 @@ pub enum FromDaemon {
         /// How many slots the store's file can ever have.
         slots: u32,
     },
-    /// The guest is not taken; why, for the VMM's log. The shim does not try again.
+    /// The guest is not taken; why, for the VMM's log. A shim that no daemon took before does not try
+    /// again. One that is to try again soon, because something is short, is hung up on instead.
     Refused {
         /// What happened and what to do.
         reason: String,

@@ -195,6 +195,22 @@ fn a_guest_that_is_refused_stays_away() {
     assert!(eventually(|| meeting.agent.has_ended()));
 }
 
+#[test]
+fn a_guest_that_a_daemon_had_asks_again_when_the_next_one_refuses_it() {
+    let Some(meeting) = Meeting::greeted(64, 64) else { return };
+    let _stop = Stop(Arc::clone(&meeting.agent));
+    let mut meeting = meeting.replace_daemon();
+    for _ in 0..3 {
+        let refused = FromDaemon::Refused { reason: "the name web is taken".into() };
+        meeting.connection.channel.send(&refused, &[], SOON).expect("refuse");
+        assert!(meeting.connection.is_closed());
+        meeting.connection = meeting.daemon.as_ref().expect("daemon").accept();
+    }
+    assert!(!meeting.agent.has_ended());
+    meeting.connection.welcome(StoreId(3), &meeting.bench.store);
+    assert_eq!(meeting.connection.added(), meeting.bench.region);
+}
+
 /// Threads of this process whose name begins so.
 pub(crate) fn threads_named(name: &str) -> usize {
     let tasks = fs::read_dir("/proc/self/task").expect("tasks").flatten();
