@@ -1,12 +1,18 @@
 //! Which pages of a guest are managed, as its shim tells, and what changed since asked last.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 pub use bindery_space::wire::control::PAGES_MAX;
 use bindery_space::wire::control::Region;
-use bindery_units::{PageIndex, PageRange};
+use bindery_sys::memory::MachineMemory;
+use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 
 use crate::GuestError;
+
+/// The most memory that one guest may have managed, in multiples of what the machine has, swap
+/// included: what is only claimed costs the daemon up to a byte a page all the same.
+const OVERCOMMIT_MAX: u64 = 4;
 
 /// The most regions of one guest. A VMM has a handful.
 const REGIONS_MAX: usize = 4096;
@@ -24,19 +30,37 @@ pub enum RegionChange {
 }
 
 /// The managed regions of one guest. They never overlap.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RegionTable {
     /// By first page.
     regions: BTreeMap<u32, Region>,
+    /// Pages of all of them, and the most that there may be.
+    pages: u32,
+    pages_max: u32,
     changes: Vec<RegionChange>,
 }
 
+impl Default for RegionTable {
+    /// A table for a guest of this machine.
+    fn default() -> Self {
+        static PAGES: LazyLock<u32> = LazyLock::new(|| {
+            // Without the figures, what fits any machine.
+            MachineMemory::read().map_or(PAGES_MAX, |memory| pages_max(&memory))
+        });
+        Self::with_pages_max(*PAGES)
+    }
+}
+
 impl RegionTable {
+    fn with_pages_max(pages_max: u32) -> Self {
+        Self { regions: BTreeMap::new(), pages: 0, pages_max, changes: Vec::new() }
+    }
+
     /// Takes in what the shim says.
     ///
     /// # Errors
     /// [`GuestError::Nonsense`] if the region overlaps another, is empty, misaligned or beyond
-    /// [`PAGES_MAX`], or if there are too many.
+    /// [`PAGES_MAX`], or if there are too many, or too many pages for this machine.
     pub fn add(&mut self, region: Region) -> Result<(), GuestError> {
         let range = checked(region.pages)?;
         // What is left of a region that was cut may begin at any page.
@@ -46,6 +70,14 @@ impl RegionTable {
         if self.regions.len() >= REGIONS_MAX {
             return Err(GuestError::nonsense(format!("more than {REGIONS_MAX} regions")));
         }
+        if range.count > self.pages_max - self.pages {
+            return Err(GuestError::nonsense(format!(
+                "regions of more than {} pages, {OVERCOMMIT_MAX} times the memory and swap of this \
+                 machine",
+                self.pages_max
+            )));
+        }
+        self.pages += range.count;
         self.regions.insert(range.first.0, region);
         self.note(RegionChange::Added(region))
     }
@@ -59,6 +91,7 @@ impl RegionTable {
         let hit: Vec<Region> = self.overlapping(range).collect();
         for region in hit {
             self.regions.remove(&region.pages.first.0);
+            self.pages -= region.pages.intersection(range).count;
             let (old, end) = (region.pages, range.end());
             let before = range.first.0.saturating_sub(old.first.0);
             let after = old.end().0.saturating_sub(end.0);
@@ -99,6 +132,12 @@ impl RegionTable {
         self.changes.push(change);
         Ok(())
     }
+}
+
+/// The most pages of one guest on a machine with so much memory.
+fn pages_max(memory: &MachineMemory) -> u32 {
+    let bytes = memory.total_bytes.saturating_add(memory.swap_bytes).saturating_mul(OVERCOMMIT_MAX);
+    u32::try_from(bytes / PAGE_BYTES as u64).map_or(PAGES_MAX, |pages| pages.min(PAGES_MAX))
 }
 
 /// A range as it came over the wire, if it is one.
@@ -146,6 +185,7 @@ mod tests {
                     table.remove(PageRange::new(PageIndex(first), count)).unwrap();
                     pages.retain(|page| !(first..first + count).contains(page));
                 }
+                prop_assert_eq!(table.pages as usize, pages.len());
                 let told: Vec<u32> = table
                     .regions()
                     .iter()
@@ -168,6 +208,23 @@ mod tests {
         let beyond = PageRange { first: PageIndex(u32::MAX), count: 2 };
         assert!(table.remove(beyond).is_err());
         assert!(table.take_changes().is_empty());
+    }
+
+    #[test]
+    fn a_guest_claims_no_more_than_some_times_what_the_machine_has() {
+        let (total_bytes, swap_bytes) = (6 << 20, 2 << 20);
+        let memory = MachineMemory { total_bytes, swap_bytes, available_bytes: 0 };
+        let mut table = RegionTable::with_pages_max(pages_max(&memory));
+        table.add(region(0, 4096)).unwrap();
+        table.add(region(8192, 4096)).unwrap();
+        let error = table.add(region(4096, 1)).unwrap_err();
+        assert!(error.to_string().contains("the memory and swap of this machine"), "{error}");
+        // What is given up may be claimed again.
+        table.remove(region(2048, 8192).pages).unwrap();
+        table.add(region(4096, 4096)).unwrap();
+
+        let huge = MachineMemory { total_bytes: u64::MAX, ..memory };
+        assert_eq!(pages_max(&huge), PAGES_MAX);
     }
 
     #[test]

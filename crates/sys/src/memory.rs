@@ -10,13 +10,15 @@ pub struct MachineMemory {
     pub total_bytes: u64,
     /// What could be had without swapping (proc_meminfo(5), `MemAvailable`).
     pub available_bytes: u64,
+    /// All swap space.
+    pub swap_bytes: u64,
 }
 
 impl MachineMemory {
     /// Reads `/proc/meminfo`. Costs some 30 µs.
     ///
     /// # Errors
-    /// As reading the file; `InvalidData` if it has not both figures.
+    /// As reading the file; `InvalidData` if it has not the first two figures.
     pub fn read() -> io::Result<Self> {
         Self::parse(&fs::read_to_string("/proc/meminfo")?)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo is not known"))
@@ -29,7 +31,8 @@ impl MachineMemory {
             kib.checked_mul(1024)
         };
         let (total_bytes, available_bytes) = (bytes("MemTotal:")?, bytes("MemAvailable:")?);
-        (total_bytes > 0).then_some(Self { total_bytes, available_bytes })
+        let swap_bytes = bytes("SwapTotal:").unwrap_or(0);
+        (total_bytes > 0).then_some(Self { total_bytes, available_bytes, swap_bytes })
     }
 
     /// What is available, in whole percents of all.
@@ -73,6 +76,9 @@ mod tests {
         let text = "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    250 kB\n";
         let memory = MachineMemory::parse(text).unwrap();
         assert_eq!((memory.total_bytes, memory.available_percent()), (1_024_000, 25));
+        assert_eq!(memory.swap_bytes, 0);
+        let text = format!("{text}SwapTotal:  2 kB\n");
+        assert_eq!(MachineMemory::parse(&text).unwrap().swap_bytes, 2048);
         assert_eq!(MachineMemory::parse("MemTotal: 0 kB\nMemAvailable: 0 kB\n"), None);
         assert_eq!(MachineMemory::parse("MemTotal: x kB\n"), None);
         let text = "some avg10=12.34 avg60=0.00 avg300=0.00 total=5\nfull avg10=1.00\n";
