@@ -11,6 +11,8 @@ mod common;
 mod shim;
 
 use std::fs::{self, File};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use bindery_space::wire::frame::encode;
 use bindery_sys::socket;
 use bindery_units::{HostAddress, PageIndex, PageRange};
 use common::{PATIENCE, TestDaemon};
+use rustix::net::sockopt::set_socket_linger;
 
 /// Who send at the same time.
 const STRANGERS: usize = 8;
@@ -308,4 +311,35 @@ fn a_guest_that_never_stops_talking_holds_nobody_up() {
     for thread in babble {
         thread.join().unwrap();
     }
+}
+
+/// A socket that closes only once all that it sent was read, or after a minute, and its reader.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (reader, _) = listener.accept().unwrap();
+    set_socket_linger(&stream, Some(Duration::from_secs(60))).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    (stream, reader)
+}
+
+#[test]
+fn a_descriptor_that_takes_long_to_close_holds_nobody_up() {
+    let mut daemon = TestDaemon::start(&["--period", "20ms"]);
+    let _quiet = shim::welcomed(&daemon.socket(), "quiet");
+    await_periods(&daemon, 1);
+    let (lingering, reader) = lingering();
+    let slow = shim::hello(&daemon.socket(), "slow");
+    // With part of a frame: it stays until the connection is closed.
+    let sent = socket::send(&slow, &[9], &[lingering.as_fd()]);
+    // Where it was refused already, closing it would take long here.
+    let kept = sent.is_err().then_some(lingering);
+    thread::sleep(Duration::from_millis(200));
+    drop(slow);
+    thread::sleep(Duration::from_millis(200));
+    let before = await_periods(&daemon, 1);
+    await_periods(&daemon, before + 10);
+    assert_eq!(daemon.end_with("TERM"), Some(0));
+    drop((reader, kept));
 }

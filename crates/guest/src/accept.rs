@@ -9,10 +9,12 @@ use bindery_space::wire::channel::{Channel, Received};
 use bindery_space::wire::control::{FromDaemon, FromShim, STORES_MAX, StoreId, VERSION};
 use bindery_sys::lock::Lent;
 use bindery_sys::pidfd::PeerProcess;
-use bindery_sys::socket::{Peer, peer};
+use bindery_sys::socket::{Peer, peer, refuse_descriptors, wait_readable};
 
-use crate::guest::Parts;
+use crate::guest::{Parts, READS_MAX};
 use crate::{ANSWER_PATIENCE, Guest, GuestError, Identity};
+
+type ShimChannel = Channel<FromDaemon, FromShim>;
 
 /// The longest name of a guest or of a domain, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
@@ -23,7 +25,7 @@ const COMMAND_CHARS_MAX: usize = 256;
 /// A shim that has said who it is and waits for an answer.
 #[derive(Debug)]
 pub struct Arrival {
-    channel: Channel<FromDaemon, FromShim>,
+    channel: ShimChannel,
     process: PeerProcess,
     /// Who connected, as the kernel says.
     pub peer: Peer,
@@ -68,8 +70,9 @@ impl Guest {
         let process = PeerProcess::of(&stream).map_err(unknown)?;
         let mut channel = Channel::new(stream);
         let message = match channel.receive(ANSWER_PATIENCE)? {
-            // The descriptors of its stores are not kept: one that this daemon has lent would count as
-            // being in use.
+            // The descriptors are of whatever it takes for stores. They would keep the memory of daemons
+            // that ended, and one that this daemon has lent would count as being in use. To close them may
+            // take long, for which nobody but this guest has to wait here.
             Received::Message(message, _) => message,
             Received::Closed => return Err(GuestError::Gone),
             Received::Nothing => return Err(stalled("to say who it is", ANSWER_PATIENCE)),
@@ -77,6 +80,7 @@ impl Guest {
         let FromShim::Hello { version, instance, name, domain, command, stores } = message else {
             return Err(GuestError::nonsense("a connection that does not begin with Hello"));
         };
+        read_to_the_last_descriptor(&mut channel)?;
         let command = printable(&command);
         let arrival = Arrival { channel, process, peer, name, domain, command, instance, stores };
         if version != VERSION {
@@ -165,6 +169,26 @@ impl Arrival {
     fn free_store_id(&self) -> Option<StoreId> {
         (1..=STORE_MAX).map(StoreId).find(|id| !self.stores.contains(id))
     }
+}
+
+/// Takes no descriptors from a shim that has said Hello, and sees that none are left: the connection is
+/// read and closed from now on by threads that others wait for.
+fn read_to_the_last_descriptor(channel: &mut ShimChannel) -> Result<(), GuestError> {
+    let failed = |error| GuestError::of_socket("reading a guest", error);
+    refuse_descriptors(channel.as_fd()).map_err(failed)?;
+    // What was sent before that.
+    for _ in 0..READS_MAX {
+        if channel.holds_descriptors() {
+            return Err(GuestError::nonsense("descriptors that belong to no message"));
+        }
+        if !wait_readable(channel.as_fd(), Duration::ZERO).map_err(failed)? {
+            return Ok(());
+        }
+        if !channel.fill()? {
+            return Err(GuestError::Gone);
+        }
+    }
+    Err(GuestError::nonsense("words without end before it was welcomed"))
 }
 
 pub(crate) fn stalled(request: &'static str, patience: Duration) -> GuestError {

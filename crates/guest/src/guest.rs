@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The most reads of a connection at a time: a shim says all that it has to say in fewer.
-const READS_MAX: usize = 64;
+pub(crate) const READS_MAX: usize = 64;
 
 /// A process with a shim in it that has been welcomed.
 ///

@@ -17,7 +17,7 @@ use bindery_space::wire::lane::{
     MERGE_RUNS_MAX, MergedSpan, PageDigest, PageSpan, Request, Run, WINDOW_BYTES, op, status,
 };
 use bindery_sys::memfd;
-use bindery_sys::socket::{receive, send_now, seqpacket_pair, wait_readable};
+use bindery_sys::socket::{receive, refuse_descriptors, send_now, seqpacket_pair, wait_readable};
 use bindery_sys::thread::monotonic_time;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -66,6 +66,8 @@ impl SocketLane {
     /// The kernel's, when descriptors or memory are short.
     pub fn open() -> io::Result<(Self, LaneEnds)> {
         let (socket, theirs) = seqpacket_pair()?;
+        // Workers close what comes over it.
+        refuse_descriptors(&socket)?;
         let window = memfd::create("bindery-lane", WINDOW_BYTES as u64)?;
         let ends = LaneEnds { socket: theirs, window: window.try_clone()? };
         let (patience, gauges) = (ANSWER_PATIENCE, Gauges::default());

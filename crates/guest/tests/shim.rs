@@ -125,6 +125,33 @@ fn a_guest_is_welcomed_and_tells_its_regions() {
 }
 
 #[test]
+fn no_descriptors_come_after_hello() {
+    let null = File::open("/dev/null").unwrap();
+    // With a message that needs none, and with part of one.
+    for bytes in [encode(&FromShim::RegionAdded(region(512, 1))), vec![9]] {
+        let (ours, theirs) = stream_pair().unwrap();
+        send(&theirs, &encode(&hello(vec![])), &[]).unwrap();
+        send(&theirs, &bytes, &[null.as_fd()]).unwrap();
+        let error = Guest::accept(ours).unwrap_err();
+        assert!(matches!(error, GuestError::Nonsense { .. }), "{error}");
+    }
+    // Words alone are heard once it is welcomed.
+    let (ours, theirs) = stream_pair().unwrap();
+    send(&theirs, &encode(&hello(vec![])), &[]).unwrap();
+    send(&theirs, &encode(&FromShim::Released), &[]).unwrap();
+    drop(Guest::accept(ours).unwrap());
+
+    let (guest, shim, _) = welcomed(vec![]);
+    if send(&shim, &[9], &[null.as_fd()]).is_ok() {
+        return eprintln!("SKIPPED: descriptors cannot be refused before Linux 6.16");
+    }
+    let (_lane, ends) = SocketLane::open().unwrap();
+    let error = send(&ends.socket, &[0; 64], &[null.as_fd()]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{error}");
+    drop(guest);
+}
+
+#[test]
 fn a_guest_that_steps_aside_is_heard_to_the_end() {
     let (guest, mut shim, _) = welcomed(vec![]);
     guest.release().unwrap();

@@ -213,6 +213,37 @@ pub fn shutdown(socket: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(socket, Shutdown::Both)?)
 }
 
+/// Has nobody send descriptors to `socket` any more: a send that carries some fails there (`EPERM`). Those
+/// that were sent before still come. False before Linux 6.16, which cannot.
+///
+/// For those who may not wait for a stranger: whoever is the last to close what one sent may wait for as
+/// long as its maker likes, and so may whoever closes a socket in which it was left.
+///
+/// # Errors
+/// The kernel's, if `socket` is not a Unix socket.
+pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<bool> {
+    // <asm-generic/socket.h>
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let no: libc::c_int = 0;
+    // SAFETY: the pointer is to a live local of the size that is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const no).cast(),
+            size_of_val(&no) as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        return Ok(true);
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(false),
+        error => Err(error),
+    }
+}
+
 /// Who is at the other end of a connected Unix socket.
 ///
 /// # Errors

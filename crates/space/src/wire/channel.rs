@@ -77,6 +77,12 @@ impl<S: Message, R: Message> Channel<S, R> {
         self.decoder.pop()
     }
 
+    /// Whether descriptors were read that no message read so far needs.
+    #[must_use]
+    pub fn holds_descriptors(&self) -> bool {
+        self.decoder.holds_descriptors()
+    }
+
     /// Reads once; false at the end of the connection. Blocks if there is nothing to read: call it
     /// when the socket is readable, then [`Channel::pop`] until `None`.
     ///

@@ -111,6 +111,12 @@ impl Decoder {
         Ok(())
     }
 
+    /// Whether there are descriptors of a message that has not come whole, or of none.
+    #[must_use]
+    pub fn holds_descriptors(&self) -> bool {
+        !self.fds.is_empty()
+    }
+
     /// The next whole message, with its descriptors; `None` until more bytes come.
     ///
     /// # Errors

@@ -22,6 +22,25 @@ fn contents(fd: OwnedFd) -> String {
 }
 
 #[test]
+fn descriptors_are_refused_from_when_on_that_is_asked_for() {
+    for (a, b) in [seqpacket_pair().unwrap(), stream_pair().unwrap()] {
+        let file = file_with("x");
+        send(&a, b"1", &[file.as_fd()]).unwrap();
+        if !refuse_descriptors(&b).unwrap() {
+            return eprintln!("SKIPPED: descriptors cannot be refused before Linux 6.16");
+        }
+        let error = send(&a, b"2", &[file.as_fd()]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        send(&a, b"3", &[]).unwrap();
+        let (mut bytes, mut received) = ([0; 1], Vec::new());
+        for (expected, descriptors) in [(b"1", 1), (b"3", 1)] {
+            assert_eq!(receive(&b, &mut bytes, &mut received).unwrap(), 1);
+            assert_eq!((&bytes, received.len()), (expected, descriptors));
+        }
+    }
+}
+
+#[test]
 fn descriptors_arrive_in_order_and_close_on_exec() {
     let (a, b) = seqpacket_pair().unwrap();
     let files: Vec<File> = (0..FDS_MAX).map(|i| file_with(&i.to_string())).collect();
