@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::mem::MaybeUninit;
 
 /// The machine's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,17 @@ impl MachineMemory {
     #[must_use]
     pub fn available_percent(&self) -> u64 {
         (u128::from(self.available_bytes) * 100 / u128::from(self.total_bytes.max(1))) as u64
+    }
+}
+
+/// Whether the machine has any swap that pages can go to. One system call, sysinfo(2).
+#[must_use]
+pub fn has_swap() -> bool {
+    let mut information = MaybeUninit::<libc::sysinfo>::uninit();
+    // SAFETY: the structure is writable, and filled where the call succeeds.
+    unsafe {
+        // It fails for bad addresses alone; what cannot be told is taken for yes.
+        libc::sysinfo(information.as_mut_ptr()) != 0 || information.assume_init().totalswap > 0
     }
 }
 
