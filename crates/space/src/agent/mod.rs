@@ -142,9 +142,10 @@ impl Shared {
     fn run(self: Arc<Self>) {
         let mut backoff = BACKOFF_MIN;
         let mut complaint = Complaint::default();
+        // A daemon has taken this guest.
         let mut is_known = false;
         while !self.is_stopping() {
-            let (was_welcome, result) = match Session::open(&self, is_known) {
+            let (was_welcome, result) = match Session::open(&self) {
                 Ok(mut session) => {
                     let result = session.run();
                     (session.is_welcome(), result)
@@ -159,8 +160,8 @@ impl Shared {
             let mut backoff_max = BACKOFF_MAX;
             match result {
                 Ok(Ended::Stopped) => return,
-                Ok(Ended::Refused { reason }) => return self.end_refused(&reason),
-                Ok(Ended::TurnedAway { reason }) => {
+                Ok(Ended::Refused { reason }) if !is_known => return self.end_refused(&reason),
+                Ok(Ended::Refused { reason }) => {
                     complaint.turned_away(&self.config, &reason);
                     backoff_max = REFUSED_BACKOFF_MAX;
                 }
@@ -183,6 +184,7 @@ impl Shared {
     }
 
     fn end_refused(&self, reason: &str) {
+        self.note_end();
         let socket = self.config.socket.display();
         log::say(format_args!("the daemon at {socket} refuses this guest: {reason}"));
         // Nothing is merged, and there is nothing to gain from watching the memory.

@@ -38,10 +38,8 @@ const LANES_MAX: usize = 272;
 pub(super) enum Ended {
     /// The agent is to stop.
     Stopped,
-    /// The daemon does not want this guest, nor did any before it take it.
+    /// The daemon does not want this guest.
     Refused { reason: String },
-    /// The daemon does not want this guest, which another took before.
-    TurnedAway { reason: String },
     /// Everything was given back, as the daemon asked.
     Released,
     /// The daemon asked for everything back, and that could not be done: what is left is still
@@ -86,19 +84,17 @@ pub(super) struct Session<'a> {
     told: Vec<Region>,
     /// It has not heard of all that are gone since.
     withheld: bool,
-    /// A daemon took this guest before.
-    is_known: bool,
     /// The daemon has asked for everything back.
     asked_back: bool,
     lanes: Lanes,
 }
 
 impl<'a> Session<'a> {
-    /// Connects and says who we are; `is_known` if a daemon took us before.
+    /// Connects and says who we are.
     ///
     /// # Errors
     /// [`SessionError::Io`] if nobody listens.
-    pub(super) fn open(shared: &'a Arc<Shared>, is_known: bool) -> Result<Self, SessionError> {
+    pub(super) fn open(shared: &'a Arc<Shared>) -> Result<Self, SessionError> {
         let stream = socket::connect(&shared.config.socket)?;
         socket::send_all(&stream, &MAGIC, &[], PATIENCE)?;
         let mut channel = Channel::new(stream);
@@ -119,7 +115,6 @@ impl<'a> Session<'a> {
             key: None,
             told: Vec::new(),
             withheld: false,
-            is_known,
             asked_back: false,
             lanes: Lanes::default(),
         })
@@ -189,13 +184,7 @@ impl<'a> Session<'a> {
                     ));
                 }
             }
-            (FromDaemon::Refused { reason }, None) if self.is_known => {
-                return Ok(Some(Ended::TurnedAway { reason }));
-            }
-            (FromDaemon::Refused { reason }, None) => {
-                self.shared.note_end();
-                return Ok(Some(Ended::Refused { reason }));
-            }
+            (FromDaemon::Refused { reason }, None) => return Ok(Some(Ended::Refused { reason })),
             (FromDaemon::Welcome { .. }, Some(_)) => {
                 return Err(SessionError::Unexpected("Welcome twice"));
             }
