@@ -89,6 +89,16 @@ impl<'a> TimedLane<'a> {
         self.member.lateness.add(start.elapsed().saturating_sub(may_take(&answer)));
         Ok(answer)
     }
+
+    /// The same about a range, of which an answer may cover a part.
+    fn time_through(
+        &mut self,
+        request: &'static str,
+        range: PageRange,
+        ask: impl FnOnce(&mut dyn Lane) -> Result<Resume, GuestError>,
+    ) -> Result<Resume, GuestError> {
+        self.time(request, ask, |resume| for_range(range, *resume))
+    }
 }
 
 /// What an answer about `range` may take.
@@ -109,7 +119,7 @@ impl Lane for TimedLane<'_> {
         range: PageRange,
         written: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
-        self.time("a scan", |lane| lane.scan(range, written), |resume| for_range(range, *resume))
+        self.time_through("a scan", range, |lane| lane.scan(range, written))
     }
 
     fn survey(
@@ -117,8 +127,7 @@ impl Lane for TimedLane<'_> {
         range: PageRange,
         present: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
-        let may_take = |resume: &Resume| for_range(range, *resume);
-        self.time("a survey", |lane| lane.survey(range, present), may_take)
+        self.time_through("a survey", range, |lane| lane.survey(range, present))
     }
 
     fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError> {
@@ -159,8 +168,7 @@ impl Lane for TimedLane<'_> {
         range: PageRange,
         merged: &mut Vec<MergedSpan>,
     ) -> Result<Resume, GuestError> {
-        let may_take = |resume: &Resume| for_range(range, *resume);
-        self.time("what is merged", |lane| lane.report(range, merged), may_take)
+        self.time_through("what is merged", range, |lane| lane.report(range, merged))
     }
 
     fn mend(&mut self, range: PageRange) -> Result<u32, GuestError> {
