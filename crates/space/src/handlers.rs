@@ -17,6 +17,7 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
     Core, entry::Kind, held::Tried, marches::Marches, region::Region, restore::Cause, spare::Spare,
+    transfer::PageSet,
 };
 
 /// Pages filled with zeros for one fault: the next ones are mostly touched soon after.
@@ -160,6 +161,8 @@ impl Core {
         spare: &mut Spare,
     ) -> PageRange {
         let (cause, single) = (Cause::Write(written), PageRange::new(written, 1));
+        let is_readable = |run| self.readable_run(region, run) == PageSet::first(run.count);
+        let run = if run.count == 1 || is_readable(run) { run } else { single };
         let back = if self.restore(region, run, cause, spare) {
             run
         } else if run.count > 1 && self.restore(region, single, cause, spare) {

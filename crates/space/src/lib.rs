@@ -39,6 +39,7 @@ mod manage;
 mod marches;
 mod mend;
 mod merge;
+mod readable;
 mod region;
 mod release;
 mod restore;
@@ -109,6 +110,8 @@ struct Core {
     /// A page of zeros, for copying.
     zeros: Mapping,
     breaks: AtomicU32,
+    /// Whether the machine had uncorrected memory errors: see [`readable`].
+    memory_errors: AtomicBool,
     /// Merged pages keep their slots: see [`Space::keep_slots`].
     slots_stay: AtomicBool,
 }
@@ -175,6 +178,7 @@ impl Space {
             budget: Budget::new().map_err(StartError::Resources)?,
             zeros: Mapping::anonymous(PAGE_BYTES).map_err(StartError::Resources)?,
             breaks: AtomicU32::new(0),
+            memory_errors: AtomicBool::new(false),
             slots_stay: AtomicBool::new(false),
         });
         let handlers = handlers::start(&core).map_err(StartError::Resources)?;

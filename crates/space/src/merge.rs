@@ -169,8 +169,12 @@ impl Window<'_> {
     }
 
     fn compare(&self, staged: PageSet, target: Target<'_>, staging: &Staging) -> PageSet {
+        let readable = match target {
+            Target::Zero => staged,
+            Target::Slots(store, slots) => self.readable(staged, store, slots),
+        };
         let mut equal = PageSet::default();
-        for page in staged.pages() {
+        for page in readable.pages() {
             let bytes = staging.page(page);
             // SAFETY: staged pages and slots are 4096 readable bytes, aligned to a page; neither
             // changes meanwhile.
@@ -187,6 +191,16 @@ impl Window<'_> {
             }
         }
         equal
+    }
+
+    /// Those of `pages` whose slots can be read.
+    fn readable(&self, pages: PageSet, store: &StoreView, slots: &[Slot]) -> PageSet {
+        let mut readable = PageSet::default();
+        for (first, count) in pages.spans().flat_map(|(at, count)| runs_of(slots, at, count)) {
+            let found = self.core.readable_slots(store, slots[first as usize], count);
+            readable = readable.or(PageSet(found.0 << first));
+        }
+        readable
     }
 
     /// Puts the kernel's zero page at each of `pages`, which are absent.
@@ -234,7 +248,10 @@ impl Window<'_> {
     /// Gives merged pages other slots with the same bytes: of a new store, or at a better place.
     fn rehome(&mut self, pages: PageSet, store: &StoreView, slots: &[Slot]) {
         let mut equal = PageSet::default();
-        for page in pages.pages() {
+        // A slot that the guest has in its page table can be read elsewhere as well.
+        let readable =
+            self.core.readable(self.address(0), pages).and(self.readable(pages, store, slots));
+        for page in readable.pages() {
             let entry = self.region.entry(self.page(page));
             let old = self.core.store_of(entry);
             // SAFETY: both are slots: 4096 readable bytes that do not change while they are mapped.

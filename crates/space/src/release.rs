@@ -245,7 +245,7 @@ pub enum ReleaseError {
     Memory(#[source] io::Error),
     /// So many pages could not be made private.
     #[error(
-        "{pages} merged pages cannot be made private: raise vm.max_map_count or free memory, then try again"
+        "{pages} merged pages cannot be made private: raise vm.max_map_count or free memory, then try again; those with a memory error stay merged"
     )]
     Stuck {
         /// How many.

@@ -41,8 +41,9 @@ impl Cause {
 
 impl Core {
     /// Makes merged pages of one run private again, and wakes those that wait to write them if that
-    /// is the `cause`. All of `pages` are merged with consecutive slots and the caller holds them.
-    /// Whether it was done; if not, nothing has changed.
+    /// is the `cause`. All of `pages` are merged with consecutive slots, which but for the written one's
+    /// were found [readable](Self::readable_run), and the caller holds them. Whether it was done; if
+    /// not, nothing has changed.
     pub(crate) fn restore(
         &self,
         region: &Region,
@@ -191,6 +192,13 @@ impl Core {
             if run.is_empty() {
                 continue;
             }
+            let readable = self.readable_run(region, run).0.trailing_ones();
+            if readable == 0 {
+                done.stuck += 1;
+                page = page.plus(1);
+                continue;
+            }
+            let run = PageRange::new(page, readable);
             if self.restore(region, run, Cause::Request, spare) {
                 done.pages += run.count;
             } else {
@@ -241,7 +249,7 @@ pub(crate) unsafe fn put_in_place(
 pub struct Unmerged {
     /// Pages made private.
     pub pages: u32,
-    /// Pages left merged, for want of mappings or memory.
+    /// Pages left merged, for want of mappings or memory, or because they have a memory error.
     pub stuck: u32,
     /// Where to go on.
     pub resume_at: Option<PageIndex>,

@@ -26,11 +26,7 @@ impl MachineMemory {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let bytes = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            let kib: u64 = line.split_ascii_whitespace().next()?.parse().ok()?;
-            kib.checked_mul(1024)
-        };
+        let bytes = |name| parse_bytes(text, name);
         let (total_bytes, available_bytes) = (bytes("MemTotal:")?, bytes("MemAvailable:")?);
         let swap_bytes = bytes("SwapTotal:").unwrap_or(0);
         (total_bytes > 0).then_some(Self { total_bytes, available_bytes, swap_bytes })
@@ -41,6 +37,22 @@ impl MachineMemory {
     pub fn available_percent(&self) -> u64 {
         (u128::from(self.available_bytes) * 100 / u128::from(self.total_bytes.max(1))) as u64
     }
+}
+
+/// How much memory the machine has taken out of use since it started because it had uncorrected errors
+/// (proc_meminfo(5), `HardwareCorrupted`). 0 on a kernel that takes none out. Costs some 10 µs.
+///
+/// # Errors
+/// As reading `/proc/meminfo`.
+pub fn lost_bytes() -> io::Result<u64> {
+    Ok(parse_bytes(&fs::read_to_string("/proc/meminfo")?, "HardwareCorrupted:").unwrap_or(0))
+}
+
+/// A figure of `/proc/meminfo`.
+fn parse_bytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = line.split_ascii_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 /// Whether the machine has any swap that pages can go to. One system call, sysinfo(2).
@@ -80,6 +92,7 @@ mod tests {
         let memory = MachineMemory::read().unwrap();
         assert!(memory.available_bytes <= memory.total_bytes);
         assert!(memory.available_percent() <= 100);
+        assert!(lost_bytes().unwrap() <= memory.total_bytes);
         assert!(stall().is_none_or(|stall| stall <= 10_000));
     }
 
@@ -91,6 +104,7 @@ mod tests {
         assert_eq!(memory.swap_bytes, 0);
         let text = format!("{text}SwapTotal:  2 kB\n");
         assert_eq!(MachineMemory::parse(&text).unwrap().swap_bytes, 2048);
+        assert_eq!(parse_bytes("HardwareCorrupted:     8 kB\n", "HardwareCorrupted:"), Some(8192));
         assert_eq!(MachineMemory::parse("MemTotal: 0 kB\nMemAvailable: 0 kB\n"), None);
         assert_eq!(MachineMemory::parse("MemTotal: x kB\n"), None);
         let text = "some avg10=12.34 avg60=0.00 avg300=0.00 total=5\nfull avg10=1.00\n";

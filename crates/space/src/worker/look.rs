@@ -12,6 +12,7 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 use super::Worker;
 use crate::{
     region::Region,
+    transfer::{PageSet, WINDOW_PAGES},
     wire::lane::{PageDigest, PageSpan},
 };
 
@@ -114,7 +115,8 @@ impl Worker {
         Ok(None)
     }
 
-    /// Digests pages as they are now; a page that is written meanwhile gets some digest.
+    /// Digests pages as they are now; a page that is written meanwhile gets some digest. Those that cannot
+    /// be read are as those that are not managed.
     pub fn digest(&mut self, pages: &[u32], key: &DigestKey, digests: &mut Vec<PageDigest>) {
         let examine = |region: &Region, page, next| {
             let [bytes, next] =
@@ -127,10 +129,14 @@ impl Worker {
             }
         };
         let Ok(()) = self.look(pages, |pages, region| {
+            let readable = self.readable(pages, region);
             let nexts = pages.iter().skip(1).chain(pages.last());
-            digests.extend(pages.iter().zip(nexts).map(|(&page, &next)| {
-                region.map_or_else(PageDigest::default, |region| examine(region, page, next))
-            }));
+            digests.extend(pages.iter().zip(nexts).zip(readable).map(
+                |((&page, &next), readable)| {
+                    let region = region.filter(|_| readable);
+                    region.map_or_else(PageDigest::default, |region| examine(region, page, next))
+                },
+            ));
             Ok::<(), Infallible>(())
         });
     }
@@ -145,8 +151,8 @@ impl Worker {
         scanned.is_ok_and(|scanned| scanned.extents == 1 && extents[0].pages() == pages as usize)
     }
 
-    /// Copies pages to `to`, one after the other. `found` is told of each whether it is managed; in
-    /// place of one that is not, what was there stays.
+    /// Copies pages to `to`, one after the other. `found` is told of each whether it is managed, and can
+    /// be read; in place of one that is not, what was there stays.
     ///
     /// # Safety
     /// `to` must be writable for as many pages, and aligned to 8; others may read and write there
@@ -154,7 +160,8 @@ impl Worker {
     pub unsafe fn copy(&mut self, pages: &[u32], to: *mut u8, mut found: impl FnMut(bool)) {
         let mut at = to;
         let Ok(()) = self.look(pages, |pages, region| {
-            for page in pages {
+            for (page, readable) in pages.iter().zip(self.readable(pages, region)) {
+                let region = region.filter(|_| readable);
                 found(region.is_some());
                 if let Some(region) = region {
                     let bytes = region.address(PageIndex(*page)).0 as *const u8;
@@ -165,6 +172,27 @@ impl Worker {
             }
             Ok::<(), Infallible>(())
         });
+    }
+
+    /// Which of at most [`LOOK_PAGES`] pages can be read, in their order; none of no region.
+    fn readable(&self, pages: &[u32], region: Option<&Region>) -> [bool; LOOK_PAGES] {
+        let mut readable = [false; LOOK_PAGES];
+        let Some(region) = region else { return readable };
+        if !self.core.has_memory_errors() {
+            return [true; LOOK_PAGES];
+        }
+        let mut at = 0;
+        for window in windows(pages) {
+            let mut wanted = PageSet::default();
+            window.iter().for_each(|page| wanted.insert(page - window[0]));
+            let start = region.address(PageIndex(window[0]));
+            let found = self.core.readable(start, wanted);
+            for (readable, page) in readable[at..].iter_mut().zip(window) {
+                *readable = found.contains(page - window[0]);
+            }
+            at += window.len();
+        }
+        readable
     }
 
     /// Calls `found` with `pages`, some at a time, and with the region that they are in,
@@ -190,5 +218,76 @@ impl Worker {
             rest = &rest[count..];
         }
         Ok(())
+    }
+}
+
+/// Cuts pages where one does not lie within a window that begins with the first of its part.
+fn windows(pages: &[u32]) -> impl Iterator<Item = &[u32]> {
+    let mut rest = pages;
+    std::iter::from_fn(move || {
+        let first = *rest.first()?;
+        let within = |&&page: &&u32| page.checked_sub(first).is_some_and(|at| at < WINDOW_PAGES);
+        let (window, behind) = rest.split_at(rest.iter().take_while(within).count());
+        rest = behind;
+        Some(window)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::fd::{AsFd, AsRawFd},
+        sync::atomic::Ordering,
+    };
+
+    use bindery_sys::mapping::Mapping;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Space;
+
+    proptest! {
+        #[test]
+        fn windows_are_the_pages_in_their_order(
+            pages in prop::collection::vec(prop_oneof![0u32..200, any::<u32>()], 0..50)
+        ) {
+            prop_assert_eq!(windows(&pages).flatten().copied().collect::<Vec<_>>(), &pages[..]);
+            for window in windows(&pages) {
+                prop_assert!(window.iter().all(|page| page - window[0] < WINDOW_PAGES));
+            }
+        }
+    }
+
+    /// Has a page be as one that had an uncorrected memory error, see ioctl_userfaultfd(2).
+    fn poison(space: &Space, address: HostAddress) {
+        const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
+        let mut argument = [address.0 as u64, PAGE_BYTES as u64, 0, 0];
+        let file = space.core.guest_faults.as_fd().as_raw_fd();
+        // SAFETY: the structure of the request: range, mode, what was done. The page is the test's.
+        let result = unsafe { libc::ioctl(file, UFFDIO_POISON, argument.as_mut_ptr()) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_there() {
+        let space = match Space::start() {
+            Ok(space) => space,
+            Err(error) => return eprintln!("SKIPPED: {error}"),
+        };
+        let memory = Mapping::anonymous(8 * PAGE_BYTES).expect("memory");
+        let region = space.manage(memory.address(), memory.bytes()).expect("manage");
+        poison(&space, region.address.plus_pages(3));
+        space.core.memory_errors.store(true, Ordering::Relaxed);
+        let mut worker = space.worker().expect("worker");
+        let pages: Vec<u32> = region.pages.pages().map(|page| page.0).collect();
+        let mut digests = Vec::new();
+        worker.digest(&pages, &DigestKey::generate().expect("key"), &mut digests);
+        let kinds = digests.iter().map(|digest| digest.kind);
+        assert_eq!(kinds.collect::<Vec<_>>(), [1, 1, 1, 0, 1, 1, 1, 1]);
+        let (mut bytes, mut found) = ([0_u8; 8 * PAGE_BYTES], Vec::new());
+        // SAFETY: so many pages of our own.
+        unsafe { worker.copy(&pages, bytes.as_mut_ptr(), |is| found.push(is)) };
+        assert_eq!(found, [true, true, true, false, true, true, true, true]);
+        space.forget(memory.address(), memory.bytes());
     }
 }

@@ -67,6 +67,7 @@ impl Worker {
         self.core.forget_old_stores();
         self.core.rest_stores();
         self.core.budget.follow();
+        self.core.follow_memory_errors();
         self.regions.clone_from(&self.core.regions.read());
     }
 

@@ -4,6 +4,7 @@ mod alone;
 #[path = "../common/mod.rs"]
 mod common;
 
+mod errors;
 mod faults;
 mod files;
 mod guest;
