@@ -9,26 +9,14 @@
 
 use std::sync::atomic::Ordering;
 
-use bindery_sys::{
-    mapping, memory,
-    pagemap::{Pagemap, Query, category},
-};
+use bindery_sys::{mapping, memory, pagemap::Pagemap};
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange, Slot};
 
 use crate::{
     Core,
     region::Region,
     store::StoreView,
-    transfer::{PageSet, find_pages},
-};
-
-const PRESENT: Query = Query {
-    require: category::PRESENT,
-    any_of: 0,
-    invert: 0,
-    report: category::PRESENT,
-    protect: false,
-    refuse_unprotectable: false,
+    transfer::{PRESENT, PageSet, find_pages},
 };
 
 impl Core {

@@ -271,6 +271,16 @@ pub(crate) const HERE: Query = Query {
     refuse_unprotectable: false,
 };
 
+/// Pages that are in memory, and in the page table.
+pub(crate) const PRESENT: Query = Query {
+    require: category::PRESENT,
+    any_of: 0,
+    invert: 0,
+    report: category::PRESENT,
+    protect: false,
+    refuse_unprotectable: false,
+};
+
 /// Pages of a guest that were written since they were protected.
 pub(crate) const WRITTEN: Query = Query {
     require: category::WRITTEN,

@@ -12,7 +12,7 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 use super::Worker;
 use crate::{
     region::Region,
-    transfer::{PageSet, WINDOW_PAGES},
+    transfer::{PRESENT, PageSet, WINDOW_PAGES},
     wire::lane::{PageDigest, PageSpan},
 };
 
@@ -115,8 +115,8 @@ impl Worker {
         Ok(None)
     }
 
-    /// Digests pages as they are now; a page that is written meanwhile gets some digest. Those that cannot
-    /// be read are as those that are not managed.
+    /// Digests pages as they are now; a page that is written meanwhile gets some digest,
+    /// and one that is not managed, or cannot be read, none.
     pub fn digest(&mut self, pages: &[u32], key: &DigestKey, digests: &mut Vec<PageDigest>) {
         let examine = |region: &Region, page, next| {
             let [bytes, next] =
@@ -129,30 +129,24 @@ impl Worker {
             }
         };
         let Ok(()) = self.look(pages, |pages, region| {
-            let readable = self.readable(pages, region);
             let nexts = pages.iter().skip(1).chain(pages.last());
-            digests.extend(pages.iter().zip(nexts).zip(readable).map(
-                |((&page, &next), readable)| {
-                    let region = region.filter(|_| readable);
-                    region.map_or_else(PageDigest::default, |region| examine(region, page, next))
-                },
-            ));
+            digests.extend(pages.iter().zip(nexts).map(|(&page, &next)| {
+                region.map_or_else(PageDigest::default, |region| examine(region, page, next))
+            }));
             Ok::<(), Infallible>(())
         });
     }
 
     /// Whether `pages` pages of this process's memory from `start` on are mapped and have memory.
     pub(crate) fn are_here(&self, start: HostAddress, pages: u32) -> bool {
-        let (require, report) = (category::PRESENT, category::PRESENT);
-        let present = Query { require, report, ..Query::default() };
         let mut extents = [Extent::default()];
         let bytes = pages as usize * PAGE_BYTES;
-        let scanned = self.core.pagemap.scan(start, bytes, present, &mut extents);
+        let scanned = self.core.pagemap.scan(start, bytes, PRESENT, &mut extents);
         scanned.is_ok_and(|scanned| scanned.extents == 1 && extents[0].pages() == pages as usize)
     }
 
-    /// Copies pages to `to`, one after the other. `found` is told of each whether it is managed, and can
-    /// be read; in place of one that is not, what was there stays.
+    /// Copies pages to `to`, one after the other. `found` is told of each whether it is managed and can be
+    /// read; in place of one that is not, what was there stays.
     ///
     /// # Safety
     /// `to` must be writable for as many pages, and aligned to 8; others may read and write there
@@ -160,8 +154,7 @@ impl Worker {
     pub unsafe fn copy(&mut self, pages: &[u32], to: *mut u8, mut found: impl FnMut(bool)) {
         let mut at = to;
         let Ok(()) = self.look(pages, |pages, region| {
-            for (page, readable) in pages.iter().zip(self.readable(pages, region)) {
-                let region = region.filter(|_| readable);
+            for page in pages {
                 found(region.is_some());
                 if let Some(region) = region {
                     let bytes = region.address(PageIndex(*page)).0 as *const u8;
@@ -174,29 +167,8 @@ impl Worker {
         });
     }
 
-    /// Which of at most [`LOOK_PAGES`] pages can be read, in their order; none of no region.
-    fn readable(&self, pages: &[u32], region: Option<&Region>) -> [bool; LOOK_PAGES] {
-        let mut readable = [false; LOOK_PAGES];
-        let Some(region) = region else { return readable };
-        if !self.core.has_memory_errors() {
-            return [true; LOOK_PAGES];
-        }
-        let mut at = 0;
-        for window in windows(pages) {
-            let mut wanted = PageSet::default();
-            window.iter().for_each(|page| wanted.insert(page - window[0]));
-            let start = region.address(PageIndex(window[0]));
-            let found = self.core.readable(start, wanted);
-            for (readable, page) in readable[at..].iter_mut().zip(window) {
-                *readable = found.contains(page - window[0]);
-            }
-            at += window.len();
-        }
-        readable
-    }
-
     /// Calls `found` with `pages`, some at a time, and with the region that they are in,
-    /// which stays mapped during the call; or with none, if they are not managed.
+    /// which stays mapped during the call; or with none, if they are not managed or cannot be read.
     fn look<E>(
         &self,
         pages: &[u32],
@@ -214,23 +186,29 @@ impl Worker {
             let batch = rest.iter().take(LOOK_PAGES);
             let count = batch.take_while(|&&page| region.pages().contains(PageIndex(page))).count();
             let stands = self.core.regions.has(&region);
-            found(&rest[..count], stands.then_some(&region))?;
+            let (count, can_be_read) =
+                if stands { self.alike(&rest[..count], &region) } else { (count, false) };
+            found(&rest[..count], can_be_read.then_some(&region))?;
             rest = &rest[count..];
         }
         Ok(())
     }
-}
 
-/// Cuts pages where one does not lie within a window that begins with the first of its part.
-fn windows(pages: &[u32]) -> impl Iterator<Item = &[u32]> {
-    let mut rest = pages;
-    std::iter::from_fn(move || {
-        let first = *rest.first()?;
-        let within = |&&page: &&u32| page.checked_sub(first).is_some_and(|at| at < WINDOW_PAGES);
-        let (window, behind) = rest.split_at(rest.iter().take_while(within).count());
-        rest = behind;
-        Some(window)
-    })
+    /// How many of a region's pages, from the first on, can be read or cannot be read as it, and which of
+    /// the two.
+    fn alike(&self, pages: &[u32], region: &Region) -> (usize, bool) {
+        if !self.core.has_memory_errors() {
+            return (pages.len(), true);
+        }
+        let window = pages[0]..pages[0] + WINDOW_PAGES;
+        let count = pages.iter().zip(window).take_while(|(page, at)| *page == at).count() as u32;
+        let start = region.address(PageIndex(pages[0]));
+        let readable = self.core.readable(start, PageSet::first(count));
+        match readable.contains(0) {
+            true => (readable.0.trailing_ones() as usize, true),
+            false => (readable.0.trailing_zeros().min(count) as usize, false),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -241,22 +219,9 @@ mod tests {
     };
 
     use bindery_sys::mapping::Mapping;
-    use proptest::prelude::*;
 
     use super::*;
     use crate::Space;
-
-    proptest! {
-        #[test]
-        fn windows_are_the_pages_in_their_order(
-            pages in prop::collection::vec(prop_oneof![0u32..200, any::<u32>()], 0..50)
-        ) {
-            prop_assert_eq!(windows(&pages).flatten().copied().collect::<Vec<_>>(), &pages[..]);
-            for window in windows(&pages) {
-                prop_assert!(window.iter().all(|page| page - window[0] < WINDOW_PAGES));
-            }
-        }
-    }
 
     /// Has a page be as one that had an uncorrected memory error, see ioctl_userfaultfd(2).
     fn poison(space: &Space, address: HostAddress) {

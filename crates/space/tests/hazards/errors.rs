@@ -58,39 +58,46 @@ fn hear_of_errors(worker: &mut Worker) -> bool {
     true
 }
 
-#[test]
-fn pages_are_not_merged_with_slots_that_cannot_be_read() {
-    alone("errors::pages_are_not_merged_with_slots_that_cannot_be_read", || {
+/// Does `test` in a process of its own, as on a machine that had an uncorrected error.
+fn after_an_error(name: &str, test: impl FnOnce(Bench, Worker)) {
+    alone(name, || {
         let Some(bench) = bench() else { return };
         let mut worker = bench.space.worker().expect("worker");
-        if !hear_of_errors(&mut worker) {
-            return;
+        if hear_of_errors(&mut worker) {
+            test(bench, worker);
         }
-        spoil(&bench);
-        let outcomes = bench.merge(&mut worker, 0, 8, Slot(0));
-        assert_eq!(outcomes[..4], merged(4));
-        assert_eq!(outcomes[4..], [outcome::DIFFERENT; 4]);
-        assert!((0..8).all(|page| bench.holds(page, 7)));
-        // Nor are pages of one slot given another such.
-        assert_eq!(bench.merge(&mut worker, 0, 4, Slot(4)), [outcome::DIFFERENT; 4]);
-        assert!((0..8).all(|page| bench.holds(page, 7)));
     });
 }
 
 #[test]
+fn pages_are_not_merged_with_slots_that_cannot_be_read() {
+    after_an_error(
+        "errors::pages_are_not_merged_with_slots_that_cannot_be_read",
+        |bench, mut worker| {
+            spoil(&bench);
+            let outcomes = bench.merge(&mut worker, 0, 8, Slot(0));
+            assert_eq!(outcomes[..4], merged(4));
+            assert_eq!(outcomes[4..], [outcome::DIFFERENT; 4]);
+            assert!((0..8).all(|page| bench.holds(page, 7)));
+            // Nor are pages of one slot given another such.
+            assert_eq!(bench.merge(&mut worker, 0, 4, Slot(4)), [outcome::DIFFERENT; 4]);
+            assert!((0..8).all(|page| bench.holds(page, 7)));
+        },
+    );
+}
+
+#[test]
 fn what_lies_beside_slots_that_cannot_be_read_comes_back() {
-    alone("errors::what_lies_beside_slots_that_cannot_be_read_comes_back", || {
-        let Some(bench) = bench() else { return };
-        let mut worker = bench.space.worker().expect("worker");
-        if !hear_of_errors(&mut worker) {
-            return;
-        }
-        assert_eq!(bench.merge(&mut worker, 0, 8, Slot(0)), merged(8));
-        spoil(&bench);
-        // A march, which would bring back more than can be read.
-        (0..4).for_each(|page| bench.fill(page, 8));
-        assert!((0..4).all(|page| bench.holds(page, 8)));
-        let unmerged = worker.unmerge(bench.all(), u32::MAX);
-        assert_eq!((unmerged.pages, unmerged.stuck, unmerged.resume_at), (0, 4, None));
-    });
+    after_an_error(
+        "errors::what_lies_beside_slots_that_cannot_be_read_comes_back",
+        |bench, mut worker| {
+            assert_eq!(bench.merge(&mut worker, 0, 8, Slot(0)), merged(8));
+            spoil(&bench);
+            // A march, which would bring back more than can be read.
+            (0..4).for_each(|page| bench.fill(page, 8));
+            assert!((0..4).all(|page| bench.holds(page, 8)));
+            let unmerged = worker.unmerge(bench.all(), u32::MAX);
+            assert_eq!((unmerged.pages, unmerged.stuck, unmerged.resume_at), (0, 4, None));
+        },
+    );
 }
