@@ -46,13 +46,17 @@ fn write_pass(memory: &mut [Page], value: u8) -> Duration {
     start.elapsed()
 }
 
+/// Steps of a chain in which each needs the one before, so that they take as long as a multiplication
+/// does and leave most of a core idle. Whoever shares that core with this CPU of a CPU takes little
+/// from it then; a loop that filled it would tell of them, and not of what merging takes.
 fn cpu_rate(duration: Duration) -> f64 {
     let start = Instant::now();
     let (mut loops, mut state) = (0_u64, 1_u64);
     while start.elapsed() < duration {
         for _ in 0..10_000 {
-            state = black_box(state.wrapping_mul(0x5851_F42D_4C95_7F2D).rotate_left(13) ^ loops);
+            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).rotate_left(13) ^ state;
         }
+        state = black_box(state);
         loops += 10_000;
     }
     loops as f64 / start.elapsed().as_secs_f64()
