@@ -46,9 +46,9 @@ fn write_pass(memory: &mut [Page], value: u8) -> Duration {
     start.elapsed()
 }
 
-/// Steps of a chain in which each needs the one before, so that they take as long as a multiplication
-/// does and leave most of a core idle. Whoever shares that core with this CPU of a CPU takes little
-/// from it then; a loop that filled it would tell of them, and not of what merging takes.
+/// Steps of a chain in which each needs the one before. They take as long as a multiplication does, and
+/// leave most of a core idle: a neighbour on the core's other hardware thread takes little from them. A
+/// loop that filled the core would measure that neighbour.
 fn cpu_rate(duration: Duration) -> f64 {
     let start = Instant::now();
     let (mut loops, mut state) = (0_u64, 1_u64);
