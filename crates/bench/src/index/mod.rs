@@ -17,6 +17,7 @@ mod contender;
 mod hashed;
 mod ordered;
 mod pages;
+mod phase;
 mod processors;
 mod sd;
 mod workload;

@@ -27,9 +27,12 @@ impl Handles {
     }
 }
 
+/// Ids that were deleted and wait for the epochs: some hundreds of each thread, several times.
+const IN_LIMBO: u64 = 1 << 16;
+
 /// An index in the shape that suits the keys that it will hold; others are told how many, too.
 fn index<K: Keys>(setting: &Setting<'_>, keys: K) -> Index<K> {
-    let capacity = u32::try_from(setting.keys * 2).unwrap_or(u32::MAX).min(1 << 29);
+    let capacity = u32::try_from(setting.keys * 2 + IN_LIMBO).unwrap_or(u32::MAX).min(1 << 29);
     let mut index = Index::with_capacity(0, capacity, keys);
     index.reshape(index.root_bits_for(setting.keys)).expect(ROOM);
     index

@@ -7,23 +7,12 @@
 //! index nor in the caller's tables. But all are of one *part* of the rows, and a part is one
 //! thread's: what a caller keeps of each page lies in lines that no two threads write in a phase,
 //! as with workers of which each has pages that follow one another.
-//!
-//! Each thread stays on one processor. A phase may take 20 ms, which is less than the kernel takes
-//! to see that it has woken two threads on one.
-
-use std::sync::Barrier;
-use std::time::{Duration, Instant};
 
 use crate::harness::Measured;
 
-use super::contender::{Contender, Group, LANES, Setting};
-use super::pages::{CLASSES, Page, Pages, scramble};
-use super::processors;
-
-const GROUPS_A_ROW: u64 = (CLASSES / LANES) as u64;
-
-/// Parts that the rows of a span are dealt into, one by one.
-const PARTS: u64 = 64;
+use super::contender::{Contender, LANES, Setting};
+use super::pages::{CLASSES, scramble};
+use super::phase::{GROUPS_A_ROW, Hand, PARTS, Phase, Step, Steps};
 
 /// Ids of one kind: `rows` rows from `first_row` on.
 #[derive(Clone, Copy)]
@@ -33,6 +22,8 @@ struct Span {
     /// For a part with the fewest rows, and for one with one more: a number that has no factor in
     /// common with that.
     strides: [u64; 2],
+    /// Which ids are groups.
+    grouping: u64,
 }
 
 impl Span {
@@ -43,7 +34,14 @@ impl Span {
             (start..).find(|stride| gcd(*stride, rows) == 1).unwrap_or(1)
         };
         let fewest = rows / PARTS;
-        Self { first_row, rows, strides: [stride(fewest), stride(fewest + 1)] }
+        let strides = [stride(fewest), stride(fewest + 1)];
+        Self { first_row, rows, strides, grouping: 0 }
+    }
+
+    /// The same ids in other groups, each in the same part: what is filled in by these lies scattered
+    /// for the others.
+    fn regrouped(self) -> Self {
+        Self { grouping: self.grouping + 1, ..self }
     }
 
     /// The `number`-th group of the span in a scattered order without repetition, if `number` is
@@ -56,7 +54,8 @@ impl Span {
         std::array::from_fn(|lane| {
             let class = half * LANES as u64 + lane as u64;
             // Each class visits each row once, in an order of its own.
-            let row = part + PARTS * ((turn * stride + (scramble(class) >> 32)) % rows);
+            let start = scramble(self.grouping << 32 | class) >> 32;
+            let row = part + PARTS * ((turn * stride + start) % rows);
             (self.first_row + row) * CLASSES as u64 + class
         })
     }
@@ -73,8 +72,8 @@ fn gcd(a: u64, b: u64) -> u64 {
 /// How many of what a run does.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
-    /// Filled in first. The first half is deleted while mixing, the second half is queried, and
-    /// deleted at the end.
+    /// Filled in first. Of the first half some are deleted while mixing; the second half is queried,
+    /// and as many as a phase does are deleted at the end.
     keys: u64,
     /// Groups a phase after the filling, over all threads.
     groups: u64,
@@ -116,6 +115,11 @@ impl Plan {
         Span::new(self.rows() / 2, self.rows() / 2)
     }
 
+    /// Those that are deleted at the end, as many as a phase does.
+    fn leaving(self) -> Span {
+        Span::new(self.rows() / 2, self.groups * LANES as u64 / CLASSES as u64)
+    }
+
     /// Never inserted.
     fn strange(self) -> Span {
         Span::new(self.rows(), self.rows())
@@ -137,36 +141,52 @@ pub(super) fn run<C: Contender>(
     index: &C,
 ) -> Measured {
     let (filled, fleeting, staying) = (plan.filled(), plan.fleeting(), plan.staying());
-    let (strange, added) = (plan.strange(), plan.added());
+    let (leaving, strange, added) = (plan.leaving(), plan.strange(), plan.added());
     // A thread that asks for the first time sets up what it needs for that: some of the 20 ms that a
     // phase may take.
     let enter = |hand: &mut Hand<'_>| {
         let found = index.query(&hand.take(strange.group(0)));
         assert_eq!(found, 0, "nobody inserts these");
     };
-    let phase = |name, steps: Steps, step: &(dyn Fn(&mut Hand<'_>, u64) -> u64 + Sync)| {
-        let (rate, check) = on_threads(setting.pages, threads, steps, &enter, step);
+    let phase = |name, steps: Steps, step: Step<'_>, undo: Option<Step<'_>>| {
+        let (rate, check) = Phase { enter: &enter, steps, step, undo }.run(setting.pages, threads);
         (name, rate, check)
     };
     let phases = [
-        phase("insert", Steps { all: filled.groups(), kinds: 1 }, &|hand, number| {
-            index.insert(&hand.take(filled.group(number)))
-        }),
+        phase(
+            "insert",
+            Steps { all: filled.groups(), kinds: 1 },
+            &|hand, number| index.insert(&hand.take(filled.group(number))),
+            None,
+        ),
         // Half of them are there.
-        phase("query", Steps { all: plan.groups, kinds: 2 }, &|hand, number| {
-            let span = if number % 2 == 0 { staying } else { strange };
-            index.query(&hand.take(span.group(number / 2 % span.groups())))
-        }),
+        phase(
+            "query",
+            Steps { all: plan.groups, kinds: 2 },
+            &|hand, number| {
+                let span = if number % 2 == 0 { staying } else { strange };
+                index.query(&hand.take(span.group(number / 2 % span.groups())))
+            },
+            None,
+        ),
         // A quarter each: there, not there, new, gone.
-        phase("mixed", Steps { all: plan.groups, kinds: 4 }, &|hand, number| match number % 4 {
-            0 => index.query(&hand.take(staying.group(number / 4))),
-            1 => index.query(&hand.take(strange.group(number / 4))),
-            2 => index.insert(&hand.take(added.group(number / 4))),
-            _ => index.delete(&fleeting.group(number / 4)),
-        }),
-        phase("delete", Steps { all: plan.groups, kinds: 1 }, &|_, number| {
-            index.delete(&staying.group(number))
-        }),
+        phase(
+            "mixed",
+            Steps { all: plan.groups, kinds: 4 },
+            &|hand, number| match number % 4 {
+                0 => index.query(&hand.take(staying.group(number / 4))),
+                1 => index.query(&hand.take(strange.group(number / 4))),
+                2 => index.insert(&hand.take(added.group(number / 4))),
+                _ => index.delete(&fleeting.group(number / 4)),
+            },
+            None,
+        ),
+        phase(
+            "delete",
+            Steps { all: leaving.groups(), kinds: 1 },
+            &|_, number| index.delete(&leaving.group(number)),
+            Some(&|hand, number| index.insert(&hand.take(leaving.regrouped().group(number)))),
+        ),
     ];
     let measured = phases
         .iter()
@@ -174,80 +194,11 @@ pub(super) fn run<C: Contender>(
     measured.checked(phases.iter().fold(0, |all, (_, _, check)| scramble(all ^ check)))
 }
 
-/// A thread's buffers for pages in hand.
-struct Hand<'a> {
-    pages: &'a Pages,
-    buffers: Vec<Page>,
-}
-
-impl Hand<'_> {
-    /// Writes the pages of `ids` out, each into the buffer of its class.
-    fn take(&mut self, ids: [u64; LANES]) -> Group<'_> {
-        for id in ids {
-            self.pages.take_in_hand(id, &mut self.buffers[Pages::class(id)]);
-        }
-        Group { pages: ids.map(|id| &self.buffers[Pages::class(id)]), ids }
-    }
-}
-
-/// How many steps a phase has, over all threads, and how many kinds of them take turns: step
-/// `number` is about group `number / kinds` of the span of its kind.
-#[derive(Clone, Copy)]
-struct Steps {
-    all: u64,
-    kinds: u64,
-}
-
-impl Steps {
-    /// The steps that are `thread`'s: those of all kinds in its parts of the spans.
-    fn of(self, thread: u64, threads: u64) -> impl Iterator<Item = u64> {
-        let part = move |number: u64| number / self.kinds / GROUPS_A_ROW % PARTS;
-        (0..self.all).filter(move |number| part(*number) % threads == thread)
-    }
-}
-
-/// Takes `step` for each of the numbers of `steps`, dealt out to threads that have all gone through
-/// `enter`, and gives millions of operations a second and the sum of what the steps returned. Each
-/// thread is timed by itself: the rate is the sum of the threads' rates, so that one that ends early
-/// does not count as idle.
-fn on_threads(
-    pages: &Pages,
-    threads: u64,
-    steps: Steps,
-    enter: &(dyn Fn(&mut Hand<'_>) + Sync),
-    step: &(dyn Fn(&mut Hand<'_>, u64) -> u64 + Sync),
-) -> (f64, u64) {
-    let barrier = Barrier::new(threads as usize);
-    let work = |thread: u64| {
-        let mut hand = Hand { pages, buffers: pages.buffers() };
-        processors::stay(thread);
-        // Before the time begins: looking through all steps is no less work for two threads than for one.
-        let own: Vec<u64> = steps.of(thread, threads).collect();
-        enter(&mut hand);
-        barrier.wait();
-        let start = Instant::now();
-        let sum = own.iter().fold(0_u64, |sum, number| sum.wrapping_add(step(&mut hand, *number)));
-        (start.elapsed(), own.len() as u64 * LANES as u64, sum)
-    };
-    let done: Vec<(Duration, u64, u64)> = std::thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
-        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        workers.into_iter().map(join).collect()
-    });
-    let rate = |(elapsed, operations, _): &(Duration, u64, u64)| {
-        *operations as f64 / elapsed.as_secs_f64() / 1e6
-    };
-    let check = done.iter().fold(0, |all: u64, (_, _, sum)| all.wrapping_add(*sum));
-    (done.iter().map(rate).sum(), check)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
 
+    use super::super::pages::Pages;
     use super::*;
 
     #[test]
@@ -258,6 +209,8 @@ mod tests {
             let ids: HashSet<u64> = groups.iter().flatten().copied().collect();
             assert_eq!(ids.len() as u64, rows * CLASSES as u64);
             assert!(ids.iter().all(|id| (7..7 + rows).contains(&(id / CLASSES as u64))));
+            let regrouped = (0..span.groups()).map(|number| span.regrouped().group(number));
+            assert_eq!(regrouped.flatten().collect::<HashSet<u64>>(), ids);
             for group in groups {
                 let classes: HashSet<usize> = group.iter().map(|id| Pages::class(*id)).collect();
                 assert_eq!(classes.len(), LANES);
@@ -270,6 +223,7 @@ mod tests {
         for (keys, operations) in [(1, 1), (1000, 300), (5000, 1 << 20)] {
             let plan = Plan::new(keys, operations);
             assert!(plan.groups <= plan.staying().groups());
+            assert_eq!(plan.groups, plan.leaving().groups());
             assert!(plan.groups.div_ceil(4) <= plan.fleeting().groups());
             assert!(plan.groups.div_ceil(4) <= plan.added().groups());
         }
