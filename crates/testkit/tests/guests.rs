@@ -40,6 +40,7 @@ fn both_images_boot_under_both_qemus_and_verify_what_they_write() {
             .unwrap();
         let boot = guest.wait_ready(BOOT).unwrap_or_else(|error| panic!("{error}"));
         println!("{version:?} booted {kind:?} in {:.1} s", boot.as_secs_f64());
+        assert_eq!(guest.check("nproc").unwrap(), "2\n");
         guest.check("mke2fs -q /dev/vda && mount /dev/vda /mnt").unwrap();
         for place in ["--dir /tmp/w", "--dir /mnt/w", "--dir /mnt/d --direct 1"] {
             let verified = guest.check(&format!("guest_agent writer {place} --rounds 2")).unwrap();

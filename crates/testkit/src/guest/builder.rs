@@ -199,7 +199,12 @@ impl GuestBuilder {
         command.arg("-initrd").arg(self.image.initramfs());
         // A panic ends QEMU (-no-reboot), so that a waiting test hears of it. At boot Linux counts
         // timer interrupts and panics if too few came, as on a busy host they do.
-        command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"]);
+        //
+        // One CPU boots, and the agent brings up the others: a boot moves devices' registers about, and
+        // under TCG a CPU that uses a device just then, its own timer for one, finds it by an index into a
+        // table that was replaced meanwhile (QEMU commit 2865bf1c5795, in Debian's 10.0.2). QEMU aborts
+        // then (`iotlb_to_section`), or writes to another device, and the CPU sleeps forever.
+        command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check maxcpus=1"]);
     }
 
     fn connections(&self, command: &mut Command, directory: &Path) {

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 const PORT_NAME: &str = "bindery.agent";
 
+const CPUS: &str = "/sys/devices/system/cpu";
+
 /// A port without a host reads as end of file at once; this is how often it is tried again.
 const POLL: Duration = Duration::from_millis(10);
 
@@ -22,6 +24,7 @@ pub(crate) fn serve() -> io::Result<()> {
             None => sleep(POLL),
         }
     };
+    bring_up_cpus()?;
     let mut port = OpenOptions::new().read(true).write(true).open(path)?;
     loop {
         match read_request(&mut port) {
@@ -30,6 +33,19 @@ pub(crate) fn serve() -> io::Result<()> {
             Err(error) => eprintln!("guest_agent: a request was dropped: {error}"),
         }
     }
+}
+
+/// Brings up the CPUs that the kernel, told `maxcpus=1`, has left down: the drivers have their devices by
+/// now, and nothing moves a device's registers any more.
+fn bring_up_cpus() -> io::Result<()> {
+    for cpu in std::fs::read_dir(CPUS)? {
+        // Nothing else there has such a file, and the first CPU may have none.
+        let online = cpu?.path().join("online");
+        if std::fs::read_to_string(&online).is_ok_and(|is_online| is_online.trim() == "0") {
+            std::fs::write(online, "1")?;
+        }
+    }
+    Ok(())
 }
 
 fn find_port() -> io::Result<Option<PathBuf>> {
