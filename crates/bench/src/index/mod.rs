@@ -22,7 +22,6 @@ mod processors;
 mod sd;
 mod workload;
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::{Result, ensure};
@@ -36,11 +35,11 @@ use serde::Serialize;
 use crate::harness::{Measured, SampleSet, Table, ended_after, median, significant, take_turns};
 
 use self::bound::Bound;
-use self::contender::Setting;
+use self::contender::{Contender, Setting};
 use self::hashed::{Congee, Hashed, PassState};
 pub use self::pages::Content;
 use self::pages::{CLASSES, Pages};
-use self::workload::Plan;
+use self::workload::{FIGURES, Plan};
 
 /// What to measure, and how often.
 #[derive(Clone, Debug)]
@@ -179,31 +178,27 @@ fn compete(
     threads: &[u64],
     rounds: usize,
 ) -> Result<Vec<Threads>> {
-    let turns: Vec<(Who, &str, u64)> = CONTENDERS
-        .into_iter()
-        .chain(BOUNDS)
-        .flat_map(|(who, name)| threads.iter().map(move |threads| (who, name, *threads)))
-        .collect();
-    let names: Vec<String> = turns.iter().map(|(_, name, _)| (*name).to_owned()).collect();
-    let mut lines: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-    let sets = take_turns(rounds, &names, |turn| {
-        let (who, _, threads) = turns[turn];
-        if threads > 1 {
-            lines.entry(threads).or_default().extend(processors::line_round_trip_ns());
-        }
-        clear_away();
-        back_free_memory(ByteCount(plan.keys() * BYTES_A_KEY));
-        Ok(take_part(who, plan, setting, threads))
+    let all: Vec<(Who, &str)> = CONTENDERS.into_iter().chain(BOUNDS).collect();
+    let names: Vec<String> = all.iter().map(|(_, name)| (*name).to_owned()).collect();
+    let mut lines = Vec::new();
+    let sets = take_turns(rounds, &names, |who| {
+        lines.extend(processors::line_round_trip_ns());
+        Ok(take_part(all[who].0, plan, setting, threads))
     })?;
-    let runs = threads.iter().enumerate().map(|(at, of)| {
-        let mut contenders: Vec<SampleSet> =
-            sets.iter().skip(at).step_by(threads.len()).cloned().collect();
+    let line_round_trip_ns = (!lines.is_empty()).then(|| median(&lines));
+    let runs = threads.iter().enumerate().map(|(at, threads)| {
+        let mut contenders: Vec<SampleSet> = sets.iter().map(|set| part(set, at)).collect();
         let bounds = contenders.split_off(CONTENDERS.len());
-        let lines = lines.get(of).filter(|lines| !lines.is_empty());
-        let line_round_trip_ns = lines.map(|lines| median(lines));
-        Threads { threads: *of, line_round_trip_ns, contenders, bounds }
+        let line_round_trip_ns = line_round_trip_ns.filter(|_| *threads > 1);
+        Threads { threads: *threads, line_round_trip_ns, contenders, bounds }
     });
     Ok(runs.collect())
+}
+
+/// What a contender did with the `at`-th number of threads.
+fn part(set: &SampleSet, at: usize) -> SampleSet {
+    let figures = set.figures.chunks(FIGURES.len()).nth(at).unwrap_or_default();
+    SampleSet { name: set.name.clone(), figures: figures.to_vec() }
 }
 
 /// Frees what the contenders before have left to be freed later, and joins the pieces of the heap:
@@ -214,25 +209,40 @@ fn clear_away() {
     heap::give_back_free();
 }
 
-fn take_part(who: Who, plan: Plan, setting: Setting<'_>, threads: u64) -> Measured {
+fn take_part(who: Who, plan: Plan, setting: Setting<'_>, threads: &[u64]) -> Measured {
     type Papaya = papaya::HashMap<u128, u64, PassState>;
     type Scc = scc::HashIndex<u128, u64, PassState>;
     type DashMap = dashmap::DashMap<u128, u64, PassState>;
     match who {
-        Who::Digest => workload::run(plan, &setting, threads, &sd::ByDigest::new(setting)),
+        Who::Digest => measure(plan, setting, threads, sd::ByDigest::new),
         Who::DigestMany => {
-            let index = sd::ByDigestMany(sd::ByDigest::new(setting));
-            workload::run(plan, &setting, threads, &index)
+            measure(plan, setting, threads, |setting| sd::ByDigestMany(sd::ByDigest::new(setting)))
         }
-        Who::Content => workload::run(plan, &setting, threads, &sd::ByContent::new(setting)),
-        Who::Papaya => workload::run(plan, &setting, threads, &Hashed::<Papaya>::new(setting)),
-        Who::Scc => workload::run(plan, &setting, threads, &Hashed::<Scc>::new(setting)),
-        Who::DashMap => workload::run(plan, &setting, threads, &Hashed::<DashMap>::new(setting)),
-        Who::Congee => workload::run(plan, &setting, threads, &Hashed::<Congee>::new(setting)),
-        Who::Ordered => workload::run(plan, &setting, threads, &ordered::Ordered::new(setting)),
-        Who::BoundByDigest => workload::run(plan, &setting, threads, &Bound::new(setting, true)),
-        Who::BoundByContent => workload::run(plan, &setting, threads, &Bound::new(setting, false)),
+        Who::Content => measure(plan, setting, threads, sd::ByContent::new),
+        Who::Papaya => measure(plan, setting, threads, Hashed::<Papaya>::new),
+        Who::Scc => measure(plan, setting, threads, Hashed::<Scc>::new),
+        Who::DashMap => measure(plan, setting, threads, Hashed::<DashMap>::new),
+        Who::Congee => measure(plan, setting, threads, Hashed::<Congee>::new),
+        Who::Ordered => measure(plan, setting, threads, ordered::Ordered::new),
+        Who::BoundByDigest => measure(plan, setting, threads, |setting| Bound::new(setting, true)),
+        Who::BoundByContent => {
+            measure(plan, setting, threads, |setting| Bound::new(setting, false))
+        }
     }
+}
+
+fn measure<'a, C: Contender>(
+    plan: Plan,
+    setting: Setting<'a>,
+    threads: &[u64],
+    new: impl Fn(Setting<'a>) -> C,
+) -> Measured {
+    let fresh = || {
+        clear_away();
+        back_free_memory(ByteCount(plan.keys() * BYTES_A_KEY));
+        new(setting)
+    };
+    workload::run(plan, &setting, threads, fresh)
 }
 
 impl fmt::Display for Report {

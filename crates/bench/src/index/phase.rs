@@ -1,9 +1,10 @@
 //! What all threads do at once, and how long they take.
 //!
 //! Each thread stays on one processor. A phase may take 20 ms, which is less than the kernel takes
-//! to see that it has woken two threads on one. Deletions take that little, and are done again and
-//! again, with insertions in between that are not timed: what two threads gain within 20 ms is told
-//! by how busy the machine's other users are just then.
+//! to see that it has woken two threads on one. Deletions take that little, and wait for one line of
+//! memory after another, so that their rates tell how busy the machine's other users are just then.
+//! They are done again and again, with insertions in between that are not timed, and by one thread
+//! and by two in turns, in the same index.
 
 use std::sync::Barrier;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -63,12 +64,13 @@ pub(super) struct Phase<'a> {
     pub(super) steps: Steps,
     pub(super) step: Step<'a>,
     /// All of them undo all steps. If they can be undone, all is done up to [`PASSES`] times, until it
-    /// has taken [`LONG_ENOUGH`].
+    /// has taken each team [`LONG_ENOUGH`], and once before that for nothing: what was done long ago
+    /// lies otherwise than what was done and undone.
     pub(super) undo: Option<Step<'a>>,
 }
 
 /// What is told of a phase that takes less is how busy the machine's other users were meanwhile.
-const LONG_ENOUGH: Duration = Duration::from_millis(150);
+const LONG_ENOUGH: Duration = Duration::from_millis(500);
 
 /// With so few keys that these do not take as long, nothing is told anyway.
 const PASSES: usize = 8;
@@ -82,35 +84,48 @@ struct Worker<'a> {
     /// One for having entered, and one for each order; no more of a thread that panicked.
     done: Receiver<Done>,
     operations: u64,
+    /// How long all passes that count took.
+    elapsed: Duration,
 }
 
 impl<'a> Phase<'a> {
-    /// Millions of operations a second, and the sum of what the steps returned. Each thread is timed
-    /// by itself: the rate is the sum of the threads' rates, so that one that ends early does not
-    /// count as idle.
-    pub(super) fn run(&self, pages: &Pages, threads: u64) -> (f64, u64) {
-        let barrier = Barrier::new(threads as usize);
+    /// Has teams of so many threads take turns; each does all steps. For each team millions of
+    /// operations a second, and the sum of what the steps returned. Each thread is timed by itself:
+    /// the rate is the sum of the threads' rates, so that one that ends early does not count as idle.
+    ///
+    /// # Panics
+    /// If one team's steps return another sum than another's, or there are several teams and what the
+    /// first did is not undone.
+    pub(super) fn run(&self, pages: &Pages, teams: &[u64]) -> Vec<(f64, u64)> {
+        assert!(
+            teams.len() == 1 || self.undo.is_some(),
+            "each team finds what the others did undone"
+        );
+        let barriers: Vec<Barrier> = teams.iter().map(|of| Barrier::new(*of as usize)).collect();
         std::thread::scope(|scope| {
-            let start = |thread: u64| {
+            let start = |thread: u64, threads: u64, barrier| {
                 let ((orders, ordered), (report, done)) = (channel(), channel());
                 // Before the time begins: looking through all steps is no less work for two threads
                 // than for one.
                 let own: Vec<u64> = self.steps.of(thread, threads).collect();
                 let operations = own.len() as u64 * LANES as u64;
-                let barrier = &barrier;
                 scope.spawn(move || {
                     processors::stay(thread);
                     self.work(pages, &own, barrier, &ordered, &report);
                 });
-                Worker { orders, done, operations }
+                Worker { orders, done, operations, elapsed: Duration::ZERO }
             };
-            let workers: Vec<Worker<'_>> = (0..threads).map(start).collect();
+            let team = |(of, barrier): (&u64, _)| Team {
+                workers: (0..*of).map(|at| start(at, *of, barrier)).collect(),
+                passes: 0,
+            };
+            let teams: Vec<Team<'_>> = teams.iter().zip(&barriers).map(team).collect();
             // Where a thread has panicked, so does the scope, as soon as the others have no leader.
-            lead(&workers, self.step, self.undo).unwrap_or_default()
+            lead(teams, self.step, self.undo).unwrap_or_default()
         })
     }
 
-    /// Does all of a thread's own steps, together with the other threads, as often as it is told to.
+    /// Does all of a thread's own steps, together with its team's other threads, as often as it is told to.
     fn work(
         &self,
         pages: &Pages,
@@ -132,35 +147,71 @@ impl<'a> Phase<'a> {
     }
 }
 
-/// Has all steps done, and undone and done again until that is long enough, and says what
-/// [`Phase::run`] does. `None` if a thread has panicked.
-fn lead<'a>(workers: &[Worker<'a>], step: Step<'a>, undo: Option<Step<'a>>) -> Option<(f64, u64)> {
-    results(workers)?;
-    let (mut elapsed, mut checks) = (vec![Duration::ZERO; workers.len()], Vec::new());
+/// Threads that do all steps together.
+struct Team<'a> {
+    workers: Vec<Worker<'a>>,
+    /// Those that count.
+    passes: usize,
+}
+
+impl<'a> Team<'a> {
+    /// Does all steps once, and counts it. What the steps returned, summed; `None`, here and below, if a
+    /// thread has panicked.
+    fn pass(&mut self, step: Step<'a>) -> Option<u64> {
+        let done = self.have_done(step)?;
+        self.passes += 1;
+        self.workers.iter_mut().zip(&done).for_each(|(worker, (took, _))| worker.elapsed += *took);
+        Some(done.iter().fold(0, |sum: u64, (_, returned)| sum.wrapping_add(*returned)))
+    }
+
+    fn have_done(&self, step: Step<'a>) -> Option<Vec<Done>> {
+        self.workers.iter().try_for_each(|worker| worker.orders.send(step)).ok()?;
+        self.results()
+    }
+
+    fn results(&self) -> Option<Vec<Done>> {
+        self.workers.iter().map(|worker| worker.done.recv().ok()).collect()
+    }
+
+    fn has_done_enough(&self) -> bool {
+        self.passes >= PASSES || self.workers.iter().all(|worker| worker.elapsed >= LONG_ENOUGH)
+    }
+
+    /// Millions of operations a second.
+    fn rate(&self) -> f64 {
+        let of = |worker: &Worker<'_>| worker.operations as f64 / worker.elapsed.as_secs_f64();
+        self.passes as f64 * self.workers.iter().map(of).sum::<f64>() / 1e6
+    }
+}
+
+/// Has the teams do all steps, and undo and do them again until that is long enough, in turns. Says what
+/// [`Phase::run`] does.
+fn lead<'a>(
+    mut teams: Vec<Team<'a>>,
+    step: Step<'a>,
+    undo: Option<Step<'a>>,
+) -> Option<Vec<(f64, u64)>> {
+    for team in &teams {
+        team.results()?;
+    }
+    if let Some(undo) = undo {
+        teams[0].have_done(step)?;
+        teams[0].have_done(undo)?;
+    }
+    let mut checks = Vec::new();
     loop {
-        let done = have_done(workers, step)?;
-        elapsed.iter_mut().zip(&done).for_each(|(elapsed, (took, _))| *elapsed += *took);
-        checks.push(done.iter().fold(0, |all: u64, (_, check)| all.wrapping_add(*check)));
-        let enough = checks.len() == PASSES || elapsed.iter().all(|took| *took >= LONG_ENOUGH);
-        match undo {
-            Some(undo) if !enough => have_done(workers, undo)?,
-            _ => break,
-        };
+        for team in &mut teams {
+            checks.push(team.pass(step)?);
+            if let Some(undo) = undo {
+                team.have_done(undo)?;
+            }
+        }
+        if undo.is_none() || teams.iter().all(Team::has_done_enough) {
+            break;
+        }
     }
     assert!(checks.iter().all(|check| *check == checks[0]), "what was undone is done otherwise");
-    let rates = workers.iter().zip(elapsed).map(|(worker, elapsed)| {
-        (worker.operations * checks.len() as u64) as f64 / elapsed.as_secs_f64() / 1e6
-    });
-    Some((rates.sum(), checks[0]))
-}
-
-fn have_done<'a>(workers: &[Worker<'a>], step: Step<'a>) -> Option<Vec<Done>> {
-    workers.iter().try_for_each(|worker| worker.orders.send(step)).ok()?;
-    results(workers)
-}
-
-fn results(workers: &[Worker<'_>]) -> Option<Vec<Done>> {
-    workers.iter().map(|worker| worker.done.recv().ok()).collect()
+    Some(teams.iter().map(|team| (team.rate(), checks[0])).collect())
 }
 
 #[cfg(test)]
@@ -173,13 +224,14 @@ mod tests {
 
     const STEPS: Steps = Steps { all: 1000, kinds: 1 };
 
-    fn run(threads: u64, step: Step<'_>, undo: Option<Step<'_>>) -> (f64, u64) {
+    fn run(teams: &[u64], step: Step<'_>, undo: Option<Step<'_>>) -> Vec<u64> {
         let pages = Pages::new(Content::Easy, CLASSES);
-        Phase { enter: &|_| (), steps: STEPS, step, undo }.run(&pages, threads)
+        let done = Phase { enter: &|_| (), steps: STEPS, step, undo }.run(&pages, teams);
+        done.into_iter().map(|(_, check)| check).collect()
     }
 
     #[test]
-    fn what_can_be_undone_is_done_several_times_and_counted_once() {
+    fn what_can_be_undone_is_done_by_each_team_several_times_and_counted_once() {
         let (done, undone) = (AtomicU64::new(0), AtomicU64::new(0));
         let count = |steps: &AtomicU64| steps.fetch_add(1, Ordering::Relaxed);
         let step: Step<'_> = &|_, number| {
@@ -187,12 +239,27 @@ mod tests {
             number
         };
         let sum = STEPS.all * (STEPS.all - 1) / 2;
-        assert_eq!(run(3, step, None).1, sum);
+        assert_eq!(run(&[3], step, None), [sum]);
         assert_eq!(done.swap(0, Ordering::Relaxed), STEPS.all);
-        assert_eq!(run(3, step, Some(&|_, _| count(&undone))).1, sum);
+        assert_eq!(run(&[1, 3], step, Some(&|_, _| count(&undone))), [sum, sum]);
         let (done, undone) = (done.into_inner(), undone.into_inner());
-        assert_eq!(done, undone + STEPS.all);
-        assert!((1..PASSES as u64).contains(&(undone / STEPS.all)));
+        assert_eq!(done, undone);
+        // One that does not count, and as many of each team.
+        let passes = done / STEPS.all - 1;
+        assert!(passes.is_multiple_of(2), "{passes} passes");
+        assert!((1..=PASSES as u64).contains(&(passes / 2)), "{passes} passes");
+    }
+
+    #[test]
+    fn a_team_that_finds_what_another_did_not_undo_is_refused() {
+        let changes = AtomicU64::new(0);
+        let step: Step<'_> = &|_, _| changes.fetch_add(1, Ordering::Relaxed);
+        let refused = |teams: &[u64], undo| {
+            catch_unwind(AssertUnwindSafe(|| run(teams, step, undo))).is_err()
+        };
+        assert!(refused(&[1, 2], None));
+        assert!(refused(&[1], Some(&|_, _| 0)));
+        assert!(!refused(&[1], None));
     }
 
     #[test]
@@ -202,7 +269,7 @@ mod tests {
                 assert_ne!(number, failing, "the test wants it");
                 number
             };
-            catch_unwind(AssertUnwindSafe(|| run(2, step, Some(step)))).is_err()
+            catch_unwind(AssertUnwindSafe(|| run(&[1, 2], step, Some(step)))).is_err()
         };
         assert!(panics_at(500));
         assert!(!panics_at(STEPS.all));

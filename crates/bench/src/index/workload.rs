@@ -132,66 +132,101 @@ impl Plan {
     }
 }
 
-/// Runs `plan` on a fresh index with so many threads; figures are millions of operations a second,
-/// over all threads.
+/// What is measured with each number of threads, in this order.
+pub(super) const FIGURES: [&str; 4] = ["insert", "query", "mixed", "delete"];
+
+/// Millions of operations a second, and what proves that they were done.
+type Outcome = (f64, u64);
+
+/// Runs `plan` with each of these numbers of threads: all phases but the last in a fresh index each, and
+/// the last one in turns in the index of the last of them. Figures are millions of operations a second,
+/// over all threads: all of [`FIGURES`] for one number of threads after the other.
 pub(super) fn run<C: Contender>(
     plan: Plan,
     setting: &Setting<'_>,
-    threads: u64,
-    index: &C,
+    threads: &[u64],
+    fresh: impl Fn() -> C,
 ) -> Measured {
-    let (filled, fleeting, staying) = (plan.filled(), plan.fleeting(), plan.staying());
-    let (leaving, strange, added) = (plan.leaving(), plan.strange(), plan.added());
-    // A thread that asks for the first time sets up what it needs for that: some of the 20 ms that a
-    // phase may take.
-    let enter = |hand: &mut Hand<'_>| {
-        let found = index.query(&hand.take(strange.group(0)));
-        assert_eq!(found, 0, "nobody inserts these");
-    };
-    let phase = |name, steps: Steps, step: Step<'_>, undo: Option<Step<'_>>| {
-        let (rate, check) = Phase { enter: &enter, steps, step, undo }.run(setting.pages, threads);
-        (name, rate, check)
-    };
-    let phases = [
-        phase(
-            "insert",
-            Steps { all: filled.groups(), kinds: 1 },
-            &|hand, number| index.insert(&hand.take(filled.group(number))),
-            None,
-        ),
-        // Half of them are there.
-        phase(
-            "query",
-            Steps { all: plan.groups, kinds: 2 },
-            &|hand, number| {
+    let (mut outcomes, mut last) = (Vec::new(), None);
+    for threads in threads {
+        drop(last.take());
+        let run = Run { plan, setting, index: last.insert(fresh()) };
+        outcomes.push(run.fill_ask_and_mix(*threads).to_vec());
+    }
+    let index = last.as_ref().expect("there is a number of threads");
+    let deleted = Run { plan, setting, index }.delete(threads);
+    outcomes.iter_mut().zip(deleted).for_each(|(outcomes, deleted)| outcomes.push(deleted));
+
+    let check = |of: &Vec<Outcome>| of.iter().fold(0, |all, (_, check)| scramble(all ^ check));
+    let checks: Vec<u64> = outcomes.iter().map(check).collect();
+    assert!(checks.iter().all(|of| *of == checks[0]), "threads change what is found: {checks:x?}");
+    let rates = outcomes.iter().flatten().map(|(rate, _)| *rate);
+    let figures = FIGURES.into_iter().cycle().zip(rates);
+    figures
+        .fold(Measured::default(), |measured, (name, rate)| measured.and(name, "Mop/s", rate))
+        .checked(checks[0])
+}
+
+/// `plan` in one index.
+struct Run<'a, C> {
+    plan: Plan,
+    setting: &'a Setting<'a>,
+    index: &'a C,
+}
+
+impl<C: Contender> Run<'_, C> {
+    fn phase(
+        &self,
+        teams: &[u64],
+        steps: Steps,
+        step: Step<'_>,
+        undo: Option<Step<'_>>,
+    ) -> Vec<Outcome> {
+        // A thread that asks for the first time sets up what it needs for that: some of the 20 ms that a
+        // phase may take.
+        let strange = self.plan.strange();
+        let enter = |hand: &mut Hand<'_>| {
+            let found = self.index.query(&hand.take(strange.group(0)));
+            assert_eq!(found, 0, "nobody inserts these");
+        };
+        Phase { enter: &enter, steps, step, undo }.run(self.setting.pages, teams)
+    }
+
+    fn fill_ask_and_mix(&self, threads: u64) -> [Outcome; 3] {
+        let Self { plan, index, .. } = self;
+        let (filled, fleeting, staying) = (plan.filled(), plan.fleeting(), plan.staying());
+        let (strange, added) = (plan.strange(), plan.added());
+        let phase = |all, kinds, step: Step<'_>| {
+            self.phase(&[threads], Steps { all, kinds }, step, None)[0]
+        };
+        [
+            phase(filled.groups(), 1, &|hand, number| {
+                index.insert(&hand.take(filled.group(number)))
+            }),
+            // Half of them are there.
+            phase(plan.groups, 2, &|hand, number| {
                 let span = if number % 2 == 0 { staying } else { strange };
                 index.query(&hand.take(span.group(number / 2 % span.groups())))
-            },
-            None,
-        ),
-        // A quarter each: there, not there, new, gone.
-        phase(
-            "mixed",
-            Steps { all: plan.groups, kinds: 4 },
-            &|hand, number| match number % 4 {
+            }),
+            // A quarter each: there, not there, new, gone.
+            phase(plan.groups, 4, &|hand, number| match number % 4 {
                 0 => index.query(&hand.take(staying.group(number / 4))),
                 1 => index.query(&hand.take(strange.group(number / 4))),
                 2 => index.insert(&hand.take(added.group(number / 4))),
                 _ => index.delete(&fleeting.group(number / 4)),
-            },
-            None,
-        ),
-        phase(
-            "delete",
+            }),
+        ]
+    }
+
+    fn delete(&self, threads: &[u64]) -> Vec<Outcome> {
+        let (index, leaving) = (self.index, self.plan.leaving());
+        self.phase(
+            threads,
             Steps { all: leaving.groups(), kinds: 1 },
             &|_, number| index.delete(&leaving.group(number)),
             Some(&|hand, number| index.insert(&hand.take(leaving.regrouped().group(number)))),
-        ),
-    ];
-    let measured = phases
-        .iter()
-        .fold(Measured::default(), |measured, (name, rate, _)| measured.and(name, "Mop/s", *rate));
-    measured.checked(phases.iter().fold(0, |all, (_, _, check)| scramble(all ^ check)))
+        )
+    }
 }
 
 #[cfg(test)]
