@@ -4,7 +4,7 @@
 //! to see that it has woken two threads on one. Deletions take that little, and wait for one line of
 //! memory after another, so that their rates tell how busy the machine's other users are just then.
 //! They are done again and again, with insertions in between that are not timed, and by one thread
-//! and by two in turns, in the same index.
+//! and by several in turns, in the same index.
 
 use std::sync::Barrier;
 use std::sync::mpsc::{Receiver, Sender, channel};
