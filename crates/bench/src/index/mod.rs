@@ -15,6 +15,7 @@
 mod bound;
 mod contender;
 mod hashed;
+mod memory;
 mod ordered;
 mod pages;
 mod phase;
@@ -25,11 +26,7 @@ mod workload;
 use std::fmt;
 
 use anyhow::{Result, ensure};
-use bindery_index::pin;
 use bindery_page::DigestKey;
-use bindery_sys::heap;
-use bindery_testkit::machine::back_free_memory;
-use bindery_units::ByteCount;
 use serde::Serialize;
 
 use crate::harness::{Measured, SampleSet, Table, ended_after, median, significant, take_turns};
@@ -133,13 +130,6 @@ const CONTENDERS: [(Who, &str); 8] = [
 const BOUNDS: [(Who, &str); 2] =
     [(Who::BoundByDigest, "no index, by digest"), (Who::BoundByContent, "no index, by content")];
 
-/// Free memory that is touched before each turn, for each key.
-const BYTES_A_KEY: u64 = 256;
-
-/// Times that the epoch collector is asked to free what it has: 512 objects at a time, of which a
-/// radix tree of ten million keys leaves some millions.
-const COLLECTIONS: usize = 1 << 15;
-
 /// Measures every data set with every number of keys.
 ///
 /// # Errors
@@ -201,14 +191,6 @@ fn part(set: &SampleSet, at: usize) -> SampleSet {
     SampleSet { name: set.name.clone(), figures: figures.to_vec() }
 }
 
-/// Frees what the contenders before have left to be freed later, and joins the pieces of the heap:
-/// those who come next would do it while they are timed. Some share an epoch collector, which frees a
-/// little at a time, and all of them the heap.
-fn clear_away() {
-    (0..COLLECTIONS).for_each(|_| pin().flush());
-    heap::give_back_free();
-}
-
 fn take_part(who: Who, plan: Plan, setting: Setting<'_>, threads: &[u64]) -> Measured {
     type Papaya = papaya::HashMap<u128, u64, PassState>;
     type Scc = scc::HashIndex<u128, u64, PassState>;
@@ -237,12 +219,7 @@ fn measure<'a, C: Contender>(
     threads: &[u64],
     new: impl Fn(Setting<'a>) -> C,
 ) -> Measured {
-    let fresh = || {
-        clear_away();
-        back_free_memory(ByteCount(plan.keys() * BYTES_A_KEY));
-        new(setting)
-    };
-    workload::run(plan, &setting, threads, fresh)
+    workload::run(plan, &setting, threads, || new(setting))
 }
 
 impl fmt::Display for Report {

@@ -70,7 +70,7 @@ pub(super) struct Phase<'a> {
 }
 
 /// What is told of a phase that takes less is how busy the machine's other users were meanwhile.
-const LONG_ENOUGH: Duration = Duration::from_millis(500);
+pub(super) const LONG_ENOUGH: Duration = Duration::from_millis(500);
 
 /// With so few keys that these do not take as long, nothing is told anyway.
 const PASSES: usize = 8;

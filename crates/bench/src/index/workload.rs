@@ -11,8 +11,9 @@
 use crate::harness::Measured;
 
 use super::contender::{Contender, LANES, Setting};
+use super::memory::{clear_away, clear_away_and_back};
 use super::pages::{CLASSES, scramble};
-use super::phase::{GROUPS_A_ROW, Hand, PARTS, Phase, Step, Steps};
+use super::phase::{GROUPS_A_ROW, Hand, LONG_ENOUGH, PARTS, Phase, Step, Steps};
 
 /// Ids of one kind: `rows` rows from `first_row` on.
 #[derive(Clone, Copy)]
@@ -139,23 +140,36 @@ pub(super) const FIGURES: [&str; 4] = ["insert", "query", "mixed", "delete"];
 type Outcome = (f64, u64);
 
 /// Runs `plan` with each of these numbers of threads: all phases but the last in a fresh index each, and
-/// the last one in turns in the index of the last of them. Figures are millions of operations a second,
-/// over all threads: all of [`FIGURES`] for one number of threads after the other.
+/// the last one in turns in the index of the last of them. Then they take turns to fill fresh ones, until
+/// that was long enough. Figures are millions of operations a second, over all threads: all of
+/// [`FIGURES`] for one number of threads after the other.
 pub(super) fn run<C: Contender>(
     plan: Plan,
     setting: &Setting<'_>,
     threads: &[u64],
     fresh: impl Fn() -> C,
 ) -> Measured {
-    let (mut outcomes, mut last) = (Vec::new(), None);
+    let (mut outcomes, mut fills, mut last) = (Vec::new(), Vec::new(), None);
     for threads in threads {
         drop(last.take());
+        clear_away_and_back(plan.keys);
         let run = Run { plan, setting, index: last.insert(fresh()) };
-        outcomes.push(run.fill_ask_and_mix(*threads).to_vec());
+        fills.push(Fills(vec![run.fill(*threads)]));
+        outcomes.push(run.ask_and_mix(*threads).to_vec());
     }
     let index = last.as_ref().expect("there is a number of threads");
     let deleted = Run { plan, setting, index }.delete(threads);
     outcomes.iter_mut().zip(deleted).for_each(|(outcomes, deleted)| outcomes.push(deleted));
+
+    // Nothing is free for long between these.
+    drop(last.take());
+    while !fills.iter().all(|of| of.are_enough(plan)) {
+        for (fills, threads) in fills.iter_mut().zip(threads) {
+            clear_away();
+            fills.0.push(Run { plan, setting, index: &fresh() }.fill(*threads));
+        }
+    }
+    outcomes.iter_mut().zip(fills).for_each(|(outcomes, fills)| outcomes.insert(0, fills.all()));
 
     let check = |of: &Vec<Outcome>| of.iter().fold(0, |all, (_, check)| scramble(all ^ check));
     let checks: Vec<u64> = outcomes.iter().map(check).collect();
@@ -165,6 +179,27 @@ pub(super) fn run<C: Contender>(
     figures
         .fold(Measured::default(), |measured, (name, rate)| measured.and(name, "Mop/s", rate))
         .checked(checks[0])
+}
+
+/// How often an index is filled at most: to make it takes longer than to fill it.
+const FILLS: usize = 5;
+
+/// What was measured of threads that filled fresh indexes, one after the other: at least one.
+struct Fills(Vec<Outcome>);
+
+impl Fills {
+    fn are_enough(&self, plan: Plan) -> bool {
+        let took_us: f64 = self.0.iter().map(|(rate, _)| plan.keys as f64 / rate).sum();
+        self.0.len() >= FILLS || took_us >= LONG_ENOUGH.as_micros() as f64
+    }
+
+    /// The rate over all of them.
+    fn all(&self) -> Outcome {
+        let (_, check) = self.0[0];
+        assert!(self.0.iter().all(|(_, other)| *other == check), "fresh indexes fill otherwise");
+        let each: f64 = self.0.iter().map(|(rate, _)| rate.recip()).sum();
+        (self.0.len() as f64 / each, check)
+    }
 }
 
 /// `plan` in one index.
@@ -192,24 +227,29 @@ impl<C: Contender> Run<'_, C> {
         Phase { enter: &enter, steps, step, undo }.run(self.setting.pages, teams)
     }
 
-    fn fill_ask_and_mix(&self, threads: u64) -> [Outcome; 3] {
+    fn team(&self, threads: u64, all: u64, kinds: u64, step: Step<'_>) -> Outcome {
+        self.phase(&[threads], Steps { all, kinds }, step, None)[0]
+    }
+
+    fn fill(&self, threads: u64) -> Outcome {
+        let (index, filled) = (self.index, self.plan.filled());
+        self.team(threads, filled.groups(), 1, &|hand, number| {
+            index.insert(&hand.take(filled.group(number)))
+        })
+    }
+
+    fn ask_and_mix(&self, threads: u64) -> [Outcome; 2] {
         let Self { plan, index, .. } = self;
-        let (filled, fleeting, staying) = (plan.filled(), plan.fleeting(), plan.staying());
+        let (fleeting, staying) = (plan.fleeting(), plan.staying());
         let (strange, added) = (plan.strange(), plan.added());
-        let phase = |all, kinds, step: Step<'_>| {
-            self.phase(&[threads], Steps { all, kinds }, step, None)[0]
-        };
         [
-            phase(filled.groups(), 1, &|hand, number| {
-                index.insert(&hand.take(filled.group(number)))
-            }),
             // Half of them are there.
-            phase(plan.groups, 2, &|hand, number| {
+            self.team(threads, plan.groups, 2, &|hand, number| {
                 let span = if number % 2 == 0 { staying } else { strange };
                 index.query(&hand.take(span.group(number / 2 % span.groups())))
             }),
             // A quarter each: there, not there, new, gone.
-            phase(plan.groups, 4, &|hand, number| match number % 4 {
+            self.team(threads, plan.groups, 4, &|hand, number| match number % 4 {
                 0 => index.query(&hand.take(staying.group(number / 4))),
                 1 => index.query(&hand.take(strange.group(number / 4))),
                 2 => index.insert(&hand.take(added.group(number / 4))),
@@ -251,6 +291,19 @@ mod tests {
                 assert_eq!(classes.len(), LANES);
             }
         }
+    }
+
+    #[test]
+    fn an_index_is_filled_until_that_was_long_enough() {
+        let plan = Plan::new(1_000_000, 1);
+        let times = |rate: f64| {
+            (1..).find(|times| Fills(vec![(rate, 7); *times]).are_enough(plan)).unwrap()
+        };
+        // A million in 1 s, 250 ms, 100 ms, and in 10 ms.
+        assert_eq!([1.0, 4.0, 9.9, 100.0].map(times), [1, 2, 5, FILLS]);
+        let (rate, check) = Fills(vec![(10.0, 7), (30.0, 7)]).all();
+        assert!((rate - 15.0).abs() < 1e-9, "two million in 133 ms are {rate} a microsecond");
+        assert_eq!(check, 7);
     }
 
     #[test]
