@@ -149,17 +149,16 @@ pub(super) fn run<C: Contender>(
     threads: &[u64],
     fresh: impl Fn() -> C,
 ) -> Measured {
-    let (mut outcomes, mut fills, mut last) = (Vec::new(), Vec::new(), None);
+    let (mut fills, mut between, mut last) = (Vec::new(), Vec::new(), None);
     for threads in threads {
         drop(last.take());
         clear_away_and_back(plan.keys);
         let run = Run { plan, setting, index: last.insert(fresh()) };
         fills.push(Fills(vec![run.fill(*threads)]));
-        outcomes.push(run.ask_and_mix(*threads).to_vec());
+        between.push(run.ask_and_mix(*threads));
     }
     let index = last.as_ref().expect("there is a number of threads");
     let deleted = Run { plan, setting, index }.delete(threads);
-    outcomes.iter_mut().zip(deleted).for_each(|(outcomes, deleted)| outcomes.push(deleted));
 
     // Nothing is free for long between these.
     drop(last.take());
@@ -169,9 +168,14 @@ pub(super) fn run<C: Contender>(
             fills.0.push(Run { plan, setting, index: &fresh() }.fill(*threads));
         }
     }
-    outcomes.iter_mut().zip(fills).for_each(|(outcomes, fills)| outcomes.insert(0, fills.all()));
-
-    let check = |of: &Vec<Outcome>| of.iter().fold(0, |all, (_, check)| scramble(all ^ check));
+    let filled = fills.iter().map(Fills::all);
+    let outcomes: Vec<[Outcome; FIGURES.len()]> = filled
+        .zip(between)
+        .zip(deleted)
+        .map(|((filled, [queried, mixed]), deleted)| [filled, queried, mixed, deleted])
+        .collect();
+    let check =
+        |of: &[Outcome; FIGURES.len()]| of.iter().fold(0, |all, (_, check)| scramble(all ^ check));
     let checks: Vec<u64> = outcomes.iter().map(check).collect();
     assert!(checks.iter().all(|of| *of == checks[0]), "threads change what is found: {checks:x?}");
     let rates = outcomes.iter().flatten().map(|(rate, _)| *rate);
