@@ -73,6 +73,13 @@ impl Knobs {
         let mut note = |written: Result<(), PilotError>| {
             result = std::mem::replace(&mut result, Ok(())).and(written);
         };
+        // First, as the kernel's advisor sets another pages_to_scan when a scan ends. If KSM does not run
+        // any more, somebody has stopped it, and meant it.
+        if let Some(run) = found.run.filter(|run| *run != 1)
+            && self.run.read_number().is_ok_and(|run| run == 1)
+        {
+            note(write(&self.run, &run.to_string()));
+        }
         let advisor = self.advisor_mode.as_ref().zip(found.advisor_mode.as_deref());
         // The kernel's advisor takes no pages_to_scan from anybody, and sets its own when it is
         // switched on or off.
@@ -83,12 +90,6 @@ impl Knobs {
         note(write(&self.sleep_millisecs, &found.sleep_millisecs.to_string()));
         if let Some((file, mode)) = advisor.filter(|(_, mode)| *mode != "none") {
             note(write(file, mode));
-        }
-        // If KSM does not run any more, somebody has stopped it, and meant it.
-        if let Some(run) = found.run.filter(|run| *run != 1)
-            && self.run.read_number().is_ok_and(|run| run == 1)
-        {
-            note(write(&self.run, &run.to_string()));
         }
         result
     }
