@@ -78,7 +78,9 @@ Examples:
 
 Flags go before the configuration file. SIGHUP, or `bindery reload`, has it read again. A daemon
 that ends, however it ends, leaves its guests running with their merged pages; the next daemon
-takes them over. With --unmerge-at-exit they get private pages back first.")]
+takes them over. With --unmerge-at-exit they get private pages back first.
+
+BINDERY_LOG chooses what it logs: error, warn, info (the default) or debug.")]
     Daemon(DaemonArgs),
     /// Run a VMM with its guest's memory managed
     #[command(after_help = "\
@@ -87,7 +89,10 @@ Examples:
   bindery run --name web1 --domain web -- cloud-hypervisor --memory size=1G,mergeable=on …
 
 The VMM replaces this command: its process id, exit code and signals are the VMM's. Where no daemon
-runs, one is started in the background for this user's guests.")]
+runs, one is started in the background for this user's guests.
+
+BINDERY_LOG_FILE names a file for messages about this guest's memory; without it they go to the VMM's
+standard error.")]
     Run(RunArgs),
     /// List the guests
     #[command(after_help = "\

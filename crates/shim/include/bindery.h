@@ -12,8 +12,8 @@
  * bindery_last_error() says what happened and what to do, and errno is as it was.
  *
  * Environment: BINDERY_SOCKET (the daemon's socket), BINDERY_NAME and BINDERY_DOMAIN (what the guest
- * is called and with whom it may share pages), BINDERY_LOG (a file to log to instead of standard
- * error).
+ * is called and with whom it may share pages), BINDERY_LOG_FILE (a file to log to instead of
+ * standard error).
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  */

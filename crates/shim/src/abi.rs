@@ -32,7 +32,7 @@ fn managed_here() -> Result<&'static Managed, String> {
         return Err("all memory of this process is locked (mlockall), which defeats merging".into());
     }
     let managed = managed::start()
-        .ok_or("memory cannot be managed in this process; the log says why (BINDERY_LOG)")?;
+        .ok_or("memory cannot be managed in this process; the log says why (BINDERY_LOG_FILE)")?;
     if managed.agent.has_ended() {
         return Err("the daemon has refused or released this process; the log says why".into());
     }

@@ -40,7 +40,7 @@ impl Shimmed {
         let guest = builder
             .env("LD_PRELOAD", program.with_file_name("libbindery_shim.so"))
             .env("BINDERY_SOCKET", "/nonexistent/bindery.sock")
-            .env("BINDERY_LOG", &log)
+            .env("BINDERY_LOG_FILE", &log)
             .spawn()
             .expect("QEMU starts");
         Self { guest, log }

@@ -1,5 +1,6 @@
 //! Programs that never offer memory, and machines on which it cannot be managed.
 
+use std::io::Write;
 use std::process::{Command, Stdio};
 
 use crate::can_manage;
@@ -75,4 +76,21 @@ fn memory_that_cannot_be_merged_is_named() {
     let ended = vmm.go();
     assert_eq!(ended.said, "ok", "{}", ended.log);
     assert!(ended.log.contains("left to KSM"), "{}", ended.log);
+}
+
+/// `BINDERY_LOG` is the daemon's level: a VMM that inherits it keeps its messages on standard error.
+#[test]
+fn the_daemons_log_level_names_no_file() {
+    if !can_manage() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let mut command = Vmm::command(&directory, &["file", "nothing-at-all"]);
+    command.env("BINDERY_LOG", "debug").current_dir(directory.path()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the little VMM");
+    writeln!(child.stdin.take().expect("piped"), "go").expect("the VMM listens");
+    let output = child.wait_with_output().expect("the VMM ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("left to KSM"), "{said}");
+    assert!(!directory.path().join("debug").exists());
 }

@@ -21,7 +21,7 @@ fn a_vmm_can_link_the_library() {
         let program = build("linked", &[flags, &[&include]].concat(), &libraries);
         let output = Command::new(program)
             .env("BINDERY_SOCKET", "/nonexistent/bindery.sock")
-            .env("BINDERY_LOG", "/dev/null")
+            .env("BINDERY_LOG_FILE", "/dev/null")
             .output()
             .expect("the program");
         assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{flags:?}");

@@ -67,20 +67,26 @@ impl Vmm {
         directory.path().join("socket")
     }
 
-    /// Starts the little VMM.
-    pub(crate) fn start(directory: TempDir, arguments: &[&str]) -> Self {
+    /// The little VMM's command line in `directory`. The shim logs to standard error.
+    pub(crate) fn command(directory: &TempDir, arguments: &[&str]) -> Command {
         static PROGRAM: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
         let program = PROGRAM.get_or_init(|| build("vmm", &[], &[]));
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(arguments)
             .env("LD_PRELOAD", shim())
-            .env("BINDERY_SOCKET", Self::socket_in(&directory))
+            .env("BINDERY_SOCKET", Self::socket_in(directory))
             .env("BINDERY_NAME", "little-vmm")
-            .env("BINDERY_LOG", directory.path().join("log"))
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the little VMM");
+            .stdout(Stdio::piped());
+        command
+    }
+
+    /// Starts the little VMM, with a file for the shim to log to.
+    pub(crate) fn start(directory: TempDir, arguments: &[&str]) -> Self {
+        let mut command = Self::command(&directory, arguments);
+        command.env("BINDERY_LOG_FILE", directory.path().join("log"));
+        let mut child = command.spawn().expect("the little VMM");
         let stdin = child.stdin.take().expect("piped");
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
         Self { child, stdin, stdout, directory }

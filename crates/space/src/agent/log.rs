@@ -2,7 +2,7 @@
 //!
 //! We live in somebody else's program, which may hold its stdio locks while it waits for a page that
 //! we serve: lines go out by one `write` each, from a buffer on the stack, and a line that cannot be
-//! written is dropped. `BINDERY_LOG` names a file to append to; without it lines go to what was
+//! written is dropped. `BINDERY_LOG_FILE` names a file to append to; without it lines go to what was
 //! standard error when the first was said.
 
 use std::env;
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use bindery_sys::stderr::Stderr;
 
 /// The file to log to.
-pub const LOG_VARIABLE: &str = "BINDERY_LOG";
+pub const LOG_FILE_VARIABLE: &str = "BINDERY_LOG_FILE";
 
 /// The longest line, in bytes. Longer ones are cut.
 const LINE_BYTES_MAX: usize = 1024;
@@ -36,7 +36,7 @@ pub fn say(message: fmt::Arguments<'_>) {
 }
 
 fn open() -> Sink {
-    let file = env::var_os(LOG_VARIABLE)
+    let file = env::var_os(LOG_FILE_VARIABLE)
         .and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
     file.map_or_else(|| Sink::Stderr(Stderr::remember()), Sink::File)
 }
