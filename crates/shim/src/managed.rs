@@ -1,10 +1,11 @@
 //! The managed memory of this process, once there is any.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bindery_space::Space;
 use bindery_space::agent::{Agent, AgentConfig, log};
+use bindery_space::wire::control::Region;
+use bindery_sys::birth::Mark;
 use bindery_units::HostAddress;
 
 use crate::fork;
@@ -13,19 +14,23 @@ use crate::fork;
 pub(crate) struct Managed {
     pub(crate) space: Arc<Space>,
     pub(crate) agent: Agent,
+    /// Gone in a copy of this process, which has none of our threads and descriptors.
+    mark: Mark,
 }
 
 static MANAGED: OnceLock<Managed> = OnceLock::new();
 
-/// Set in a child of fork: it has copies of all that is here, but none of the threads.
-static IS_CHILD: AtomicBool = AtomicBool::new(false);
-
-/// The managed memory, if this process has offered any. Two loads.
+/// The managed memory, if this process has offered any. A few loads.
 pub(crate) fn get() -> Option<&'static Managed> {
-    if IS_CHILD.load(Ordering::Relaxed) {
-        return None;
-    }
-    MANAGED.get()
+    MANAGED.get().filter(|managed| managed.mark.is_here())
+}
+
+/// The regions that were managed when this process was made as a copy of the one that manages them, by
+/// fork or any other call: memory of its own now, parts of which are private mappings of a store. `None`
+/// in any other process, and in a child born of a system call made directly while a region came or went.
+#[allow(dead_code, reason = "advice in children is to ask")]
+pub(crate) fn of_parent() -> Option<Vec<Region>> {
+    MANAGED.get().filter(|managed| !managed.mark.is_here())?.space.regions_at_birth()
 }
 
 /// The managed memory, if a range of bytes has any of it. No lock and no allocation where not.
@@ -36,11 +41,8 @@ pub(crate) fn overlapping(address: usize, bytes: usize) -> Option<&'static Manag
 /// Starts managing, or gives what was started. `None`, said once, if that cannot be done here.
 pub(crate) fn start() -> Option<&'static Managed> {
     static FAILED: Mutex<bool> = Mutex::new(false);
-    if IS_CHILD.load(Ordering::Relaxed) {
-        return None;
-    }
-    if let Some(managed) = MANAGED.get() {
-        return Some(managed);
+    if MANAGED.get().is_some() {
+        return get();
     }
     let mut failed = FAILED.lock().unwrap_or_else(PoisonError::into_inner);
     if *failed || MANAGED.get().is_some() {
@@ -59,16 +61,12 @@ pub(crate) fn start() -> Option<&'static Managed> {
     }
 }
 
-/// Makes this process, a child of fork, one without managed memory, for good.
-pub(crate) fn give_up_in_child() {
-    IS_CHILD.store(true, Ordering::Relaxed);
-}
-
 impl Managed {
     fn new() -> Result<Self, Box<dyn std::error::Error>> {
         let space = Space::start()?;
+        let mark = Mark::set()?;
         let agent = Agent::start(Arc::clone(&space), AgentConfig::from_environment())?;
-        Ok(Self { space, agent })
+        Ok(Self { space, agent, mark })
     }
 
     /// Gives back the regions that a range touches, because the VMM is about to do `what` with them,

@@ -105,6 +105,8 @@ impl Core {
         } else {
             self.watch(address, bytes)?;
         }
+        // Not while the process forks: a child reads the list as it was.
+        let _hold = self.hold(address, HostAddress(end));
         // From here on the handlers find it.
         Ok(self.regions.add(region))
     }

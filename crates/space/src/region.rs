@@ -9,7 +9,7 @@ use std::{
     io,
     ops::Range,
     sync::{
-        Arc, RwLock, RwLockReadGuard,
+        Arc, RwLock, RwLockReadGuard, TryLockError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -302,6 +302,15 @@ impl Regions {
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Region>>> {
         self.list.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The regions, without waiting for whoever changes them.
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, Vec<Arc<Region>>>> {
+        match self.list.try_read() {
+            Ok(list) => Some(list),
+            Err(TryLockError::Poisoned(list)) => Some(list.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Whether any managed memory may be between two addresses. Takes no lock.

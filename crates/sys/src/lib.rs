@@ -5,6 +5,7 @@
 //! does not own through Rust's rules are `unsafe` and say what the caller must hold; everything
 //! else is safe. No policy lives here, no logging, no retry.
 
+pub mod birth;
 pub mod block;
 pub mod cache;
 pub mod cgroup;
