@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use bindery_host::protocol::{LINE_BYTES_MAX, Request, decode_request};
-use bindery_space::wire::control::{Backing, FromShim, MAGIC, Region, StoreId, VERSION};
+use bindery_space::wire::control::{FromShim, MAGIC, Region, StoreId, VERSION};
 use bindery_space::wire::frame::encode;
 use bindery_sys::socket;
 use bindery_units::{HostAddress, PageIndex, PageRange};
@@ -144,7 +144,6 @@ fn event(dice: &mut Dice) -> FromShim {
         _ => FromShim::RegionAdded(Region {
             pages,
             address: HostAddress(dice.roll() as usize & !0xfff),
-            backing: dice.pick(&[Backing::Anonymous, Backing::SharedMemfd]),
         }),
     }
 }
@@ -292,8 +291,7 @@ fn a_guest_that_never_stops_talking_holds_nobody_up() {
     await_periods(&daemon, 1);
     let mut loud = shim::welcomed(&daemon.socket(), "loud");
     let pages = PageRange { first: PageIndex(512), count: 512 };
-    let (address, backing) = (HostAddress(1 << 40), Backing::Anonymous);
-    let region = FromShim::RegionAdded(Region { pages, address, backing });
+    let region = FromShim::RegionAdded(Region { pages, address: HostAddress(1 << 40) });
     loud.send(&region, &[], PATIENCE).unwrap();
     // Several threads, for one may be interrupted; so many at a time are sent as one.
     let words = Arc::new((loud, encode(&FromShim::Released).repeat(4000)));

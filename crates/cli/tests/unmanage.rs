@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_space::wire::channel::{Channel, Received};
-use bindery_space::wire::control::{Backing, FromDaemon, FromShim, Region};
+use bindery_space::wire::control::{FromDaemon, FromShim, Region};
 use bindery_space::wire::lane::{Answer, Request};
 use bindery_sys::socket;
 use bindery_units::{HostAddress, PageIndex, PageRange};
@@ -35,8 +35,8 @@ impl Shim {
     fn connect(daemon: &TestDaemon) -> Self {
         let channel = shim::welcomed(&daemon.socket(), "web");
         let mut shim = Self { channel, lanes: Vec::new() };
-        let (address, backing) = (HostAddress(1 << 40), Backing::Anonymous);
-        shim.tell(&FromShim::RegionAdded(Region { pages: PAGES, address, backing }));
+        let address = HostAddress(1 << 40);
+        shim.tell(&FromShim::RegionAdded(Region { pages: PAGES, address }));
         let (message, fds) = shim.next();
         assert_eq!(message, FromDaemon::OpenLane);
         shim.serve(fds);

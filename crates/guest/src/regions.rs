@@ -98,7 +98,7 @@ impl RegionTable {
             for (first, count) in [(old.first, before), (end, after)] {
                 if count > 0 {
                     let address = region.address.plus_pages(first.0 - old.first.0);
-                    let part = Region { pages: PageRange::new(first, count), address, ..region };
+                    let part = Region { pages: PageRange::new(first, count), address };
                     self.regions.insert(first.0, part);
                 }
             }
@@ -152,7 +152,6 @@ fn checked(range: PageRange) -> Result<PageRange, GuestError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bindery_space::wire::control::Backing;
     use bindery_units::HostAddress;
     use proptest::prelude::*;
 
@@ -161,7 +160,7 @@ mod tests {
     fn region(first: u32, count: u32) -> Region {
         let pages = PageRange { first: PageIndex(first), count };
         let address = HostAddress(BASE + (first as usize) * 4096);
-        Region { pages, address, backing: Backing::Anonymous }
+        Region { pages, address }
     }
 
     proptest! {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bindery_guest::{Connection, Fetched, Guest, GuestError, Lane, LaneEnds, SocketLane, Welcome};
 use bindery_space::wire::channel::{Channel, Received};
-use bindery_space::wire::control::{Backing, FromDaemon, FromShim, Region, StoreId, VERSION};
+use bindery_space::wire::control::{FromDaemon, FromShim, Region, StoreId, VERSION};
 use bindery_space::wire::frame::encode;
 use bindery_space::wire::lane::{
     ANSWER_OFFSET, Answer, PageDigest, PageSpan, Request, Run, op, outcome, status,
@@ -40,11 +40,7 @@ fn hello(stores: Vec<StoreId>) -> FromShim {
 }
 
 fn region(first: u32, count: u32) -> Region {
-    Region {
-        pages: PageRange { first: PageIndex(first), count },
-        address: HostAddress(1 << 40),
-        backing: Backing::Anonymous,
-    }
+    Region { pages: PageRange { first: PageIndex(first), count }, address: HostAddress(1 << 40) }
 }
 
 fn next(channel: &mut ShimChannel) -> (FromDaemon, Vec<OwnedFd>) {

@@ -4,7 +4,7 @@
  * A VMM that is started by `bindery run`, or with the library in LD_PRELOAD, needs nothing of this:
  * it offers its memory with madvise(MADV_MERGEABLE), as it would to KSM. The same works in a VMM that
  * links the library, as the library stands in front of the C library's madvise, munmap, mmap, mremap,
- * mprotect, mlock, ioctl, sendmsg and fallocate. The functions below are for VMMs that reach the
+ * mprotect, mlock and ioctl. The functions below are for VMMs that reach the
  * kernel by other ways (system calls of their own, io_uring), or that want to know why memory was not
  * taken.
  *
@@ -27,8 +27,8 @@ extern "C" {
 #endif
 
 /*
- * Takes memory under management: private anonymous memory, or an empty memfd mapped shared that no
- * other process uses. Content and address stay. The first call starts the library's threads, which
+ * Takes private anonymous memory under management. Shared memory is left as it is: other mappings and
+ * descriptors could reach it. Content and address stay. The first call starts the library's threads, which
  * block all signals; it takes about a millisecond. Parts that are managed already stay so.
  * `address` must be page-aligned; `bytes` is rounded up to whole pages.
  */
@@ -37,7 +37,7 @@ int bindery_manage(void *address, size_t bytes);
 /*
  * Gives back every region that the range touches: private memory, unwatched, its content as it is.
  * Takes about a microsecond for each merged page. Call it before memory is registered with a
- * userfaultfd, locked, or shared with another process.
+ * userfaultfd or locked.
  */
 int bindery_release(void *address, size_t bytes);
 

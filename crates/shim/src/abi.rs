@@ -13,7 +13,7 @@ use crate::advice::whole_pages;
 use crate::answer::{Errno, aside};
 use crate::managed::{self, Managed};
 use crate::split::pieces;
-use crate::{hooks, lock, share};
+use crate::{hooks, lock};
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
@@ -50,16 +50,10 @@ pub unsafe extern "C" fn bindery_manage(address: *mut c_void, bytes: size_t) -> 
             .ok_or("a range begins at a page and is not empty")?;
         let managed = managed_here()?;
         let pieces = pieces(managed.space.regions(), address as usize, whole);
-        let result =
-            pieces.into_iter().filter(|piece| piece.backing.is_none()).try_for_each(|piece| {
-                match managed.space.manage(HostAddress(piece.address), piece.bytes) {
-                    Ok(region) => {
-                        share::note(region.backing);
-                        Ok(())
-                    }
-                    Err(error) => Err(error.to_string()),
-                }
-            });
+        let result = pieces.into_iter().filter(|piece| !piece.is_managed).try_for_each(|piece| {
+            let taken = managed.space.manage(HostAddress(piece.address), piece.bytes);
+            taken.map(drop).map_err(|error| error.to_string())
+        });
         managed.agent.regions_changed();
         result
     })
@@ -73,7 +67,7 @@ pub unsafe extern "C" fn bindery_manage(address: *mut c_void, bytes: size_t) -> 
 pub unsafe extern "C" fn bindery_release(address: *mut c_void, bytes: size_t) -> c_int {
     report(|| {
         let Some(managed) = managed::overlapping(address as usize, bytes) else { return Ok(()) };
-        let released = managed.space.release_when_idle(HostAddress(address as usize), bytes);
+        let released = managed.space.release_range(HostAddress(address as usize), bytes);
         managed.agent.regions_changed();
         released.map(drop).map_err(|error| error.to_string())
     })

@@ -13,13 +13,12 @@
 use std::ffi::c_void;
 
 use bindery_space::agent::log;
-use bindery_space::wire::control::Backing;
 use bindery_units::{HostAddress, PAGE_BYTES};
 
 use crate::answer::{Errno, checked};
 use crate::managed::{self, Managed};
 use crate::split::{Piece, pieces};
-use crate::{kernel, lock, share};
+use crate::{kernel, lock};
 
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` (Linux 6.13), which libc does not name yet.
 const MADV_GUARD_INSTALL: i32 = 102;
@@ -48,17 +47,14 @@ pub(crate) unsafe fn offer(address: usize, bytes: usize) -> Result<(), Errno> {
     };
     let mut result = Ok(());
     for piece in pieces(managed.space.regions(), address, bytes) {
-        if piece.backing.is_some() {
+        if piece.is_managed {
             continue;
         }
-        match managed.space.manage(HostAddress(piece.address), piece.bytes) {
-            Ok(region) => share::note(region.backing),
-            Err(error) => {
-                log::say(format_args!("{error}; left to KSM"));
-                // SAFETY: the caller's contract.
-                let passed = unsafe { pass_on(piece.address, piece.bytes, libc::MADV_MERGEABLE) };
-                result = result.and(passed);
-            }
+        if let Err(error) = managed.space.manage(HostAddress(piece.address), piece.bytes) {
+            log::say(format_args!("{error}; left to KSM"));
+            // SAFETY: the caller's contract.
+            let passed = unsafe { pass_on(piece.address, piece.bytes, libc::MADV_MERGEABLE) };
+            result = result.and(passed);
         }
     }
     managed.agent.regions_changed();
@@ -110,13 +106,10 @@ pub(crate) unsafe fn advise(
 
 /// Discards a managed piece as the memory that it was before would be.
 fn discard(managed: &Managed, piece: Piece, advice: i32) -> Result<(), Errno> {
-    let is_file = piece.backing == Some(Backing::SharedMemfd);
-    match (advice, is_file) {
-        // The pages of a shared file are still in the file: dropping a mapping of them loses nothing.
-        (libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED, true) => Ok(()),
-        (libc::MADV_FREE, true) | (libc::MADV_REMOVE, false) => Err(Errno(libc::EINVAL)),
-        (_, _) => Ok(managed.space.discard(HostAddress(piece.address), piece.bytes, advice)?),
+    if advice == libc::MADV_REMOVE {
+        return Err(Errno(libc::EINVAL));
     }
+    Ok(managed.space.discard(HostAddress(piece.address), piece.bytes, advice)?)
 }
 
 /// Calls `ours` for each managed piece, and gives the advice to the kernel for each other one. Goes
@@ -133,10 +126,11 @@ unsafe fn for_each_piece(
 ) -> Result<(), Errno> {
     let mut result = Ok(());
     for piece in pieces(managed.space.regions(), address, bytes) {
-        let done = match piece.backing {
-            Some(_) => ours(piece),
+        let done = if piece.is_managed {
+            ours(piece)
+        } else {
             // SAFETY: the caller's contract.
-            None => unsafe { pass_on(piece.address, piece.bytes, advice) },
+            unsafe { pass_on(piece.address, piece.bytes, advice) }
         };
         match done {
             Err(Errno(libc::ENOMEM)) => result = done,

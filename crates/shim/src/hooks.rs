@@ -6,11 +6,11 @@
 
 use std::ffi::c_void;
 
-use libc::{c_int, c_uint, c_ulong, mmsghdr, msghdr, off64_t, size_t, ssize_t};
+use libc::{c_int, c_uint, c_ulong, off64_t, size_t};
 
 use crate::advice::{advise, offer, whole_pages};
 use crate::answer::{Errno, answer, aside};
-use crate::{device, kernel, lock, managed, next, replace, share, watch};
+use crate::{device, kernel, lock, managed, replace, watch};
 
 /// Stands in for madvise(2).
 ///
@@ -83,11 +83,6 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: off64_t,
 ) -> *mut c_void {
-    if flags & libc::MAP_ANONYMOUS == 0
-        && answer(|| share::before_use(file, "map guest memory once more")) != 0
-    {
-        return libc::MAP_FAILED;
-    }
     let going =
         replace::replaces(flags).then(|| replace::before_unmap(address as usize, bytes)).flatten();
     // SAFETY: the caller's contract.
@@ -229,88 +224,10 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_v
         // SAFETY: the caller's contract.
         aside(|| unsafe { watch::before_register(argument) });
     }
-    if device::is_concerned(number)
+    if device::is_concerned(number) {
         // SAFETY: the caller's contract.
-        && answer(|| unsafe { device::before_given(number, argument) }) != 0
-    {
-        return -1;
+        aside(|| unsafe { device::before_given(number, argument) });
     }
     // SAFETY: the caller's contract.
     unsafe { kernel::ioctl(file, request, argument) }
-}
-
-/// Stands in for sendmsg(2).
-///
-/// # Safety
-/// As sendmsg(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's contract.
-    if answer(|| unsafe { share::before_send(message) }) != 0 {
-        return -1;
-    }
-    let next = next::SENDMSG.or(kernel::sendmsg);
-    // SAFETY: the caller's contract.
-    unsafe { next(socket, message, flags) }
-}
-
-/// Stands in for sendmmsg(2).
-///
-/// # Safety
-/// As sendmmsg(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmmsg(
-    socket: c_int,
-    messages: *mut mmsghdr,
-    count: c_uint,
-    flags: c_int,
-) -> c_int {
-    let checked = answer(|| {
-        (0..count as usize).try_for_each(|at| {
-            // SAFETY: the caller's contract: so many headers.
-            unsafe { share::before_send(&raw const (*messages.add(at)).msg_hdr) }
-        })
-    });
-    if checked != 0 {
-        return -1;
-    }
-    let next = next::SENDMMSG.or(kernel::sendmmsg);
-    // SAFETY: the caller's contract.
-    unsafe { next(socket, messages, count, flags) }
-}
-
-/// Stands in for fallocate(2).
-///
-/// # Safety
-/// As fallocate(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fallocate(
-    file: c_int,
-    mode: c_int,
-    offset: off64_t,
-    bytes: off64_t,
-) -> c_int {
-    if mode & libc::FALLOC_FL_PUNCH_HOLE != 0
-        && answer(|| share::before_punch(file, offset, bytes)) != 0
-    {
-        return -1;
-    }
-    let next = next::FALLOCATE.or(kernel::fallocate);
-    // SAFETY: the caller's contract.
-    unsafe { next(file, mode, offset, bytes) }
-}
-
-/// Stands in for fallocate64(3), which is fallocate(2).
-///
-/// # Safety
-/// As fallocate(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fallocate64(
-    file: c_int,
-    mode: c_int,
-    offset: off64_t,
-    bytes: off64_t,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { fallocate(file, mode, offset, bytes) }
 }

@@ -3,7 +3,7 @@
 //! `libc::syscall` has the C library's convention: -1 and `errno`. The functions here have it too,
 //! so that a hook that is not concerned can return the result as it is.
 
-use libc::{c_int, c_uint, c_ulong, c_void, mmsghdr, msghdr, off64_t, size_t, ssize_t};
+use libc::{c_int, c_uint, c_ulong, c_void, off64_t, size_t};
 
 macro_rules! system_calls {
     ($($(#[$doc:meta])* $name:ident = $number:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
@@ -43,11 +43,4 @@ system_calls! {
     munlockall = SYS_munlockall() -> c_int;
     /// ioctl(2)
     ioctl = SYS_ioctl(file: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
-    /// sendmsg(2)
-    sendmsg = SYS_sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
-    /// sendmmsg(2)
-    sendmmsg = SYS_sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int)
-        -> c_int;
-    /// fallocate(2)
-    fallocate = SYS_fallocate(file: c_int, mode: c_int, offset: off64_t, bytes: off64_t) -> c_int;
 }

@@ -3,7 +3,7 @@
 //! `LD_PRELOAD`ed into a VMM (or linked by one, see `include/bindery.h`), it stands in front of the
 //! C library's calls about memory. `madvise(MADV_MERGEABLE)`, by which a VMM offers memory to KSM, is
 //! taken as an offer to [`Space`](bindery_space::Space) instead. From then on the calls by which the
-//! VMM discards, unmaps, moves, locks, shares or watches that memory itself are answered so that it
+//! VMM discards, unmaps, moves, protects, locks or watches that memory itself are answered so that it
 //! notices no difference. All else goes to the kernel at once.
 //!
 //! # Invariants
@@ -21,9 +21,7 @@
 //! `IORING_OP_MADVISE`. A VMM that manages guest memory by those links the library and says what it
 //! does (`bindery_discard`, `bindery_forget`).
 //!
-//! A memfd that was taken over is empty: it must not be read or written by its descriptor, or kept
-//! over exec, and a child of fork that does not call exec has a copy of such memory where it would
-//! have shared it. No VMM is known to do any of this with guest memory.
+//! Shared memory is never taken, so that nothing is to be known of other mappings and descriptors.
 //!
 //! # Concurrency
 //! The VMM may make any of these calls from any thread at once. Calls that race with each other about
@@ -41,9 +39,7 @@ pub mod hooks;
 mod kernel;
 mod lock;
 mod managed;
-mod next;
 mod remap;
 mod replace;
-mod share;
 mod split;
 mod watch;

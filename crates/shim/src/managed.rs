@@ -72,7 +72,7 @@ impl Managed {
     /// Gives back the regions that a range touches, because the VMM is about to do `what` with them,
     /// which cannot be done with managed memory. Says so. False if they could not be given back.
     pub(crate) fn step_aside(&self, address: usize, bytes: usize, what: &str) -> bool {
-        let released = self.space.release_when_idle(HostAddress(address), bytes);
+        let released = self.space.release_range(HostAddress(address), bytes);
         self.agent.regions_changed();
         match released {
             Ok(ranges) => {

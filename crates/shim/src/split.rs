@@ -1,6 +1,6 @@
 //! A range that a call is about, cut where managed memory begins and ends.
 
-use bindery_space::wire::control::{Backing, Region};
+use bindery_space::wire::control::Region;
 use bindery_units::PAGE_BYTES;
 
 /// A piece of a range: all of it managed by one region, or none.
@@ -8,8 +8,7 @@ use bindery_units::PAGE_BYTES;
 pub(crate) struct Piece {
     pub(crate) address: usize,
     pub(crate) bytes: usize,
-    /// What the region is backed by, for a managed piece.
-    pub(crate) backing: Option<Backing>,
+    pub(crate) is_managed: bool,
 }
 
 /// The pieces of a range, ascending. `regions` do not overlap.
@@ -18,21 +17,21 @@ pub(crate) fn pieces(mut regions: Vec<Region>, address: usize, bytes: usize) -> 
     let end = address.saturating_add(bytes);
     let mut at = address;
     let mut pieces = Vec::new();
-    let mut push = |from: usize, to: usize, backing| {
+    let mut push = |from: usize, to: usize, is_managed| {
         if from < to {
-            pieces.push(Piece { address: from, bytes: to - from, backing });
+            pieces.push(Piece { address: from, bytes: to - from, is_managed });
         }
     };
     for region in regions {
         let start = region.address.0.clamp(at, end);
         let stop = (region.address.0 + region.pages.count as usize * PAGE_BYTES).clamp(at, end);
         if start < stop {
-            push(at, start, None);
-            push(start, stop, Some(region.backing));
+            push(at, start, false);
+            push(start, stop, true);
             at = stop;
         }
     }
-    push(at, end, None);
+    push(at, end, false);
     pieces
 }
 
@@ -47,7 +46,7 @@ mod tests {
         /// Every page of the range is in one piece, of the kind that the page has.
         #[test]
         fn pieces_are_what_each_page_says(
-            managed in prop::collection::vec(0u8..4, 1..40), first in 0usize..30, count in 0usize..30
+            managed in prop::collection::vec(0u8..3, 1..40), first in 0usize..30, count in 0usize..30
         ) {
             // 0: not managed; 1: same region as the page before, if that is one; else a new region.
             let mut regions: Vec<Region> = Vec::new();
@@ -58,16 +57,15 @@ mod tests {
                     _ if kind != 0 => regions.insert(regions.len(), Region {
                         pages: PageRange::new(PageIndex(page as u32 * 512), 1),
                         address: HostAddress(page * PAGE_BYTES),
-                        backing: if kind == 3 { Backing::SharedMemfd } else { Backing::Anonymous },
                     }),
                     _ => {}
                 }
             }
-            let backing_of = |page: usize| {
-                regions.iter().find(|region| {
+            let is_managed = |page: usize| {
+                regions.iter().any(|region| {
                     let start = region.address.0 / PAGE_BYTES;
                     (start..start + region.pages.count as usize).contains(&page)
-                }).map(|region| region.backing)
+                })
             };
             let shuffled = regions.iter().rev().copied().collect();
             let found = pieces(shuffled, first * PAGE_BYTES, count * PAGE_BYTES);
@@ -76,7 +74,7 @@ mod tests {
                 prop_assert_eq!(piece.address, at * PAGE_BYTES);
                 prop_assert!(piece.bytes > 0);
                 for page in at..at + piece.bytes / PAGE_BYTES {
-                    prop_assert_eq!(piece.backing, backing_of(page));
+                    prop_assert_eq!(piece.is_managed, is_managed(page));
                 }
                 at += piece.bytes / PAGE_BYTES;
             }

@@ -27,7 +27,6 @@
 
 mod advice;
 pub mod agent;
-mod backing;
 mod budget;
 mod copies;
 mod discard;
@@ -185,8 +184,7 @@ impl Space {
         Ok(Arc::new(Self { core, handlers }))
     }
 
-    /// Takes a range under management: private anonymous memory, or a memfd mapped shared that is
-    /// still empty and that nobody else uses. The memory keeps its content and its address.
+    /// Takes a range of private anonymous memory under management. It keeps its content and its address.
     ///
     /// # Errors
     /// [`ManageError`]; the range is as it was.

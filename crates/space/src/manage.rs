@@ -1,22 +1,18 @@
 //! Taking memory under management.
 
 use std::{
-    fs::{self, File},
     io,
-    os::{fd::AsFd, unix::fs::MetadataExt},
     sync::{Arc, PoisonError},
-    thread,
-    time::Duration,
 };
 
-use bindery_sys::{mapping, maps, memfd, userfault::mode};
+use bindery_sys::{
+    mapping,
+    maps::{self, Area},
+    userfault::mode,
+};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT};
 
-use crate::{
-    Core,
-    region::Region,
-    wire::control::{Backing, Region as Announced},
-};
+use crate::{Core, region::Region, wire::control::Region as Announced};
 
 /// Why a range was not taken under management. It is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -36,10 +32,8 @@ pub enum ManageError {
         /// Where it begins.
         address: HostAddress,
     },
-    /// Neither private anonymous memory nor a memfd that is only used here.
-    #[error(
-        "{address} is {what}, which cannot be merged: use private memory, or a memfd that no other process uses"
-    )]
+    /// Not private anonymous memory that may be read and written, and nothing else.
+    #[error("{address} is {what}")]
     Unsuitable {
         /// Where it begins.
         address: HostAddress,
@@ -83,57 +77,19 @@ impl Core {
             return Err(ManageError::Managed { address });
         }
         let kernel = |source| ManageError::Kernel { address, source };
-        let maps = maps::of_self().map_err(kernel)?;
-        let backing = backing_of(&maps, address, bytes)?;
-        let file = match &backing {
-            Found::Anonymous => None,
-            Found::Memfd(memfd) => Some(Arc::new(memfd.open_if_only_ours(&maps, address)?)),
-        };
+        let areas = maps::between(address, HostAddress(end)).map_err(kernel)?;
+        is_suitable(&areas, address, HostAddress(end))?;
         let advised = maps::advised(address.0).map_err(kernel)?;
         let count = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| ManageError::PagesExhausted)?;
         let pages = self.regions.number(count).ok_or(ManageError::PagesExhausted)?;
-        let (kind, offset) = match &backing {
-            Found::Anonymous => (Backing::Anonymous, 0),
-            Found::Memfd(memfd) => (Backing::SharedMemfd, memfd.offset_bytes),
-        };
-        let announced = Announced { pages, address, backing: kind };
-        let region = Region::new(announced, file, offset, advised).map_err(kernel)?;
+        let region = Region::new(Announced { pages, address }, advised).map_err(kernel)?;
         // Strays of earlier times that are no more: their owner mapped other memory here.
         self.forget(address, HostAddress(end));
-        if region.file.is_some() {
-            self.take_over(&region, bytes)?;
-        } else {
-            self.watch(address, bytes)?;
-        }
+        self.watch(address, bytes)?;
         // Not while the process forks: a child reads the list as it was.
         let _hold = self.hold(address, HostAddress(end));
         // From here on the handlers find it.
         Ok(self.regions.add(region))
-    }
-
-    /// Puts memory in place of an empty file that is only mapped here, and has it watched.
-    fn take_over(&self, region: &Region, bytes: usize) -> Result<(), ManageError> {
-        let address = region.start();
-        // While nothing has changed: if another userfaultfd has it, the file stays where it is.
-        // SAFETY: absent pages of an empty file are filled with zeros, as of any memory.
-        unsafe { self.guest_faults.register(address, bytes, mode::MISSING) }
-            .map_err(|source| refused(address, source))?;
-        // SAFETY: the file is empty and only mapped here, so fresh memory in its place holds the
-        // same zeros; the advice is its owner's.
-        let replaced = unsafe { replace_file(region, bytes) };
-        let taken = replaced.map_err(|source| refused(address, source));
-        taken.and_then(|()| self.watch(address, bytes)).inspect_err(|_| {
-            let file = region.file.as_ref().expect("it is the file's memory");
-            // SAFETY: as above, the other way round.
-            let back = || unsafe {
-                let offset_bytes = region.file_offset_bytes;
-                mapping::replace_with_shared_file(address, bytes, file.as_fd(), offset_bytes)
-            };
-            // The owner expects its file there, so there is nothing to do but to try again.
-            while back().is_err() {
-                thread::sleep(Duration::from_millis(1));
-            }
-        })
     }
 
     fn watch(&self, address: HostAddress, bytes: usize) -> Result<(), ManageError> {
@@ -147,18 +103,6 @@ impl Core {
     }
 }
 
-/// Puts fresh anonymous memory in place of a region's file, advised as the file's mapping was.
-///
-/// # Safety
-/// The region is its owner's to replace, and holds only zeros.
-unsafe fn replace_file(region: &Region, bytes: usize) -> io::Result<()> {
-    // SAFETY: the caller's contract.
-    unsafe {
-        mapping::replace_with_anonymous(region.start(), bytes)?;
-        region.advise_mapping(region.start(), bytes)
-    }
-}
-
 fn refused(address: HostAddress, source: io::Error) -> ManageError {
     match source.raw_os_error() {
         Some(libc::EBUSY) => ManageError::Watched { address },
@@ -166,97 +110,41 @@ fn refused(address: HostAddress, source: io::Error) -> ManageError {
     }
 }
 
-/// What a range is mapped from.
-enum Found {
-    Anonymous,
-    Memfd(Memfd),
-}
+/// Shared memory is never taken: nothing proves that nobody else looks at it, and where they do they
+/// look past what is merged (docs/decisions/0018-shared-memory-is-left-alone.md).
+const SHARED: &str = "which other mappings and descriptors can reach; give the guest private memory: \
+                      plain -m, or memory-backend-ram with share=off";
 
-struct Memfd {
-    inode: u64,
-    offset_bytes: u64,
-}
-
-fn backing_of(maps: &str, address: HostAddress, bytes: usize) -> Result<Found, ManageError> {
-    let unsuitable = |what: String| ManageError::Unsuitable { address, what };
-    let end = address.0 + bytes;
-    let mut at = address.0;
-    let mut found = None;
-    for line in maps::lines(maps).filter(|l| l.start < end && l.end > address.0) {
-        if line.start > at {
+/// Whether a range may be taken, of which `areas` are the mappings.
+fn is_suitable(areas: &[Area], start: HostAddress, end: HostAddress) -> Result<(), ManageError> {
+    let unsuitable = |what: String| Err(ManageError::Unsuitable { address: start, what });
+    let mut at = start;
+    for area in areas {
+        if area.start > at {
             break;
         }
-        at = line.end;
-        if !line.permissions.starts_with("rw") {
-            return Err(unsuitable(format!("mapped {}", line.permissions)));
+        at = area.end;
+        let (permissions, name) = (area.permissions(), area.name.as_str());
+        if area.is_shared() {
+            let kind = if name.starts_with("/memfd:") { "memfd" } else { name };
+            return unsuitable(format!("shared memory ({kind}), {SHARED}"));
         }
-        let memfd = line.permissions.ends_with('s') && line.name.starts_with("/memfd:");
-        if memfd && found.is_none() && line.start <= address.0 && line.end >= end {
-            let into = (address.0 - line.start) as u64;
-            let offset_bytes = line.offset_bytes + into;
-            found = Some(Found::Memfd(Memfd { inode: line.inode, offset_bytes }));
-        } else if line.inode == 0
-            && line.permissions.ends_with('p')
-            // Memory that our own threads allocate from could be in transit when they touch it.
-            && !["[heap]", "[stack]"].contains(&line.name)
-            && !matches!(found, Some(Found::Memfd(_)))
-        {
-            found = Some(Found::Anonymous);
-        } else {
-            return Err(unsuitable(format!("mapped as {}", line.name)));
+        if permissions != "rw-p" {
+            return unsuitable(format!(
+                "mapped {permissions}, and only memory that is to be read and written can be merged"
+            ));
+        }
+        if area.inode != 0 {
+            return unsuitable(format!(
+                "a private mapping of a file ({name}), which is left alone"
+            ));
+        }
+        // Memory that our own threads allocate from could be in transit when they touch it.
+        if ["[heap]", "[stack]"].contains(&name) {
+            return unsuitable(format!("the program's {name}, which is left alone"));
         }
     }
-    match found {
-        Some(found) if at >= end => Ok(found),
-        _ => Err(unsuitable("not mapped".to_owned())),
-    }
-}
-
-impl Memfd {
-    /// A descriptor of the file, if it is empty and no other process and no other mapping uses it.
-    fn open_if_only_ours(&self, maps: &str, address: HostAddress) -> Result<File, ManageError> {
-        let unsuitable = |what: &str| ManageError::Unsuitable { address, what: what.to_owned() };
-        let mapped = maps::lines(maps).filter(|l| l.inode == self.inode).count();
-        if mapped != 1 {
-            return Err(unsuitable("a memfd that is mapped more than once"));
-        }
-        let own = descriptor_of("self", self.inode)
-            .ok_or_else(|| unsuitable("a memfd whose descriptor was closed"))?;
-        let file = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&own)
-            .map_err(|source| ManageError::Kernel { address, source })?;
-        let length = file.metadata().map_err(|source| ManageError::Kernel { address, source })?;
-        let is_huge = memfd::is_hugetlb(&file);
-        if is_huge.map_err(|source| ManageError::Kernel { address, source })? {
-            return Err(unsuitable("a memfd of huge pages"));
-        }
-        if length.blocks() != 0 {
-            return Err(unsuitable("a memfd that holds data already"));
-        }
-        let own_pid = std::process::id().to_string();
-        let processes =
-            fs::read_dir("/proc").map_err(|source| ManageError::Kernel { address, source })?;
-        for process in processes.flatten() {
-            let name = process.file_name();
-            let pid = name.to_string_lossy();
-            let other = pid.bytes().all(|digit| digit.is_ascii_digit()) && *pid != own_pid;
-            if other && descriptor_of(&pid, self.inode).is_some() {
-                return Err(unsuitable("a memfd that another process has open"));
-            }
-        }
-        Ok(file)
-    }
-}
-
-/// The path of a process's descriptor for a memfd, if it has one that we may see.
-fn descriptor_of(pid: &str, inode: u64) -> Option<std::path::PathBuf> {
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    descriptors.flatten().map(|entry| entry.path()).find(|path| {
-        fs::read_link(path).is_ok_and(|link| link.to_string_lossy().starts_with("/memfd:"))
-            && fs::metadata(path).is_ok_and(|file| file.ino() == inode)
-    })
+    if at < end { unsuitable(format!("not mapped from {at} on")) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -267,29 +155,39 @@ mod tests {
         7f0000000000-7f0000010000 rw-p 00000000 00:00 0 \n\
         7f0000010000-7f0000020000 rw-p 00000000 00:00 0          [anon: ram]\n\
         7f0000030000-7f0000040000 rw-s 00001000 00:01 4242       /memfd:ram (deleted)\n\
-        7f0000050000-7f0000060000 r-xp 00000000 08:01 99         /usr/lib/x.so\n\
-        7f0000080000-7f0000090000 rw-p 00000000 00:00 0          [heap]\n";
+        7f0000040000-7f0000050000 rw-s 00001000 00:01 4243       /dev/zero (deleted)\n\
+        7f0000050000-7f0000060000 r--p 00000000 08:01 99         /usr/lib/x.so\n\
+        7f0000060000-7f0000070000 rw-p 00000000 08:01 99         /usr/lib/x.so\n\
+        7f0000080000-7f0000090000 rw-p 00000000 00:00 0          [heap]\n\
+        7f0000090000-7f00000a0000 rw-p 00000000 00:00 0 \n\
+        7f00000a0000-7f00000b0000 rwxp 00000000 00:00 0 \n";
 
-    fn found(start: usize, bytes: usize) -> Result<Found, ManageError> {
-        backing_of(MAPS, HostAddress(start), bytes)
+    /// What stands in the way of taking a range, if anything does.
+    fn reason(start: usize, bytes: usize) -> Option<String> {
+        let (start, end) = (HostAddress(start), HostAddress(start + bytes));
+        let areas = maps::areas_in(MAPS, start, end);
+        is_suitable(&areas, start, end).err().map(|error| error.to_string())
     }
 
     #[test]
     fn anonymous_memory_may_lie_in_several_mappings() {
-        assert!(matches!(found(0x7f00_0000_8000, 0x10000), Ok(Found::Anonymous)));
+        assert_eq!(reason(0x7f00_0000_8000, 0x10000), None);
     }
 
     #[test]
-    fn a_hole_or_a_file_is_unsuitable() {
-        assert!(found(0x7f00_0001_8000, 0x10000).is_err());
-        assert!(found(0x7f00_0005_0000, 0x1000).is_err());
-        assert!(found(0x7f00_0007_0000, 0x1000).is_err());
-        assert!(found(0x7f00_0008_0000, 0x1000).is_err());
-    }
-
-    #[test]
-    fn a_shared_memfd_is_found_with_its_offset() {
-        let Ok(Found::Memfd(memfd)) = found(0x7f00_0003_2000, 0x4000) else { panic!("memfd") };
-        assert_eq!((memfd.inode, memfd.offset_bytes), (4242, 0x3000));
+    fn what_is_not_private_anonymous_memory_has_its_reason() {
+        for (start, bytes, expected) in [
+            (0x7f00_0001_8000, 0x10000, "is not mapped from 0x7f0000020000 on"),
+            (0x7f00_0007_0000, 0x1000, "is not mapped from 0x7f0000070000 on"),
+            (0x7f00_0003_2000, 0x4000, "is shared memory (memfd), which other mappings"),
+            (0x7f00_0004_0000, 0x4000, "is shared memory (/dev/zero), which other mappings"),
+            (0x7f00_0005_0000, 0x1000, "is mapped r--p"),
+            (0x7f00_0006_0000, 0x1000, "is a private mapping of a file (/usr/lib/x.so)"),
+            (0x7f00_0008_0000, 0x1000, "is the program's [heap]"),
+            (0x7f00_0009_0000, 0x11000, "is mapped rwxp"),
+        ] {
+            let found = reason(start, bytes).unwrap_or_default();
+            assert!(found.contains(expected), "{start:x}: {found}");
+        }
     }
 }

@@ -5,7 +5,6 @@
 //! be taken for one about another.
 
 use std::{
-    fs::File,
     io,
     ops::Range,
     sync::{
@@ -58,21 +57,13 @@ pub(crate) struct Region {
     /// Held for reading while a lane looks at pages, for writing while memory goes away. Taken
     /// before pages are held, never after.
     pub(crate) mapped: RwLock<()>,
-    /// The file that a shared region was mapped from, kept to give it back.
-    pub(crate) file: Option<Arc<File>>,
-    pub(crate) file_offset_bytes: u64,
     /// Whether faults of its pages come to us. If not, the region was given back, and is here for
     /// strays whose discards are still ours.
     pub(crate) watched: bool,
 }
 
 impl Region {
-    pub(crate) fn new(
-        announced: Announced,
-        file: Option<Arc<File>>,
-        file_offset_bytes: u64,
-        advised: Advised,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(announced: Announced, advised: Advised) -> io::Result<Self> {
         let pages = announced.pages.count as usize;
         let groups = pages.div_ceil(GROUP_PAGES).div_ceil(64);
         let table = Table {
@@ -86,8 +77,6 @@ impl Region {
             table_base: announced.pages.first,
             advice: advised.into(),
             mapped: RwLock::new(()),
-            file,
-            file_offset_bytes,
             watched: true,
         })
     }
@@ -96,17 +85,11 @@ impl Region {
     pub(crate) fn part(&self, pages: PageRange) -> Self {
         let skipped = pages.first.0 - self.pages().first.0;
         Self {
-            announced: Announced {
-                pages,
-                address: self.announced.address.plus_pages(skipped),
-                backing: self.announced.backing,
-            },
+            announced: Announced { pages, address: self.announced.address.plus_pages(skipped) },
             table: Arc::clone(&self.table),
             table_base: self.table_base,
             advice: self.advised().into(),
             mapped: RwLock::new(()),
-            file: self.file.clone(),
-            file_offset_bytes: self.file_offset_bytes + (u64::from(skipped) << PAGE_SHIFT),
             watched: self.watched,
         }
     }
@@ -372,18 +355,14 @@ mod tests {
     use bindery_units::Slot;
 
     use super::*;
-    use crate::{
-        entry::Kind,
-        wire::control::{Backing, StoreId},
-    };
+    use crate::{entry::Kind, wire::control::StoreId};
 
     fn region(first: u32, count: u32) -> Region {
         let announced = Announced {
             pages: PageRange::new(PageIndex(first), count),
             address: HostAddress(0x10_0000),
-            backing: Backing::Anonymous,
         };
-        Region::new(announced, None, 0, Advised::default()).expect("small tables")
+        Region::new(announced, Advised::default()).expect("small tables")
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! Giving memory back to its owner, as it was before it was managed: private, and unwatched.
 //!
 //! Pages come back in short holds while guest and lanes go on; only the last step keeps lanes out.
-//! Memory that came from a shared file goes back into the file piece by piece, and each piece is
-//! given back at once, so that a failure leaves the rest managed and nothing in between.
 //!
 //! Strays stay where they are: a private copy in a mapping of the store cannot be moved, and if it
 //! is pinned not be copied. Nothing tells it from other memory but a discard, which would show the
@@ -11,34 +9,24 @@
 
 use std::{
     io,
-    os::{fd::AsFd, unix::fs::FileExt},
     sync::{Arc, PoisonError},
 };
 
-use bindery_sys::{mapping, memfd, userfault::mode};
+use bindery_sys::{mapping, userfault::mode};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
-use crate::{
-    Core,
-    copies::find_copies,
-    entry::Kind,
-    region::Region,
-    spare::Spare,
-    transfer::{HERE, PageSet, Staging, WINDOW_PAGES, find_pages},
-};
+use crate::{Core, copies::find_copies, entry::Kind, region::Region, spare::Spare};
 
 /// What giving memory back needs.
 pub(crate) struct Release<'a> {
     core: &'a Core,
     spare: Spare,
-    staging: Staging,
 }
 
 impl<'a> Release<'a> {
     pub(crate) fn new(core: &'a Core) -> Result<Self, ReleaseError> {
         let spare = Spare::new().map_err(ReleaseError::Memory)?;
-        let staging = Staging::new(&core.guest_faults).map_err(ReleaseError::Memory)?;
-        Ok(Self { core, spare, staging })
+        Ok(Self { core, spare })
     }
 
     /// Gives back every region between two addresses. Pages that cannot be brought back for want of
@@ -51,10 +39,7 @@ impl<'a> Release<'a> {
         let mut released: Vec<PageRange> = Vec::new();
         let next = || self.core.regions.overlapping(start, end).into_iter().find(|r| r.watched);
         while let Some(region) = next() {
-            let pages = match &region.file {
-                Some(_) => self.release_piece(&region)?,
-                None => self.release_region(&region)?,
-            };
+            let pages = self.release_region(&region)?;
             match released.last_mut() {
                 _ if pages.is_empty() => {}
                 Some(last) if last.end() == pages.first => last.count += pages.count,
@@ -109,52 +94,6 @@ impl<'a> Release<'a> {
         }
     }
 
-    /// Gives the beginning of a region back into the file that it was mapped from, and maps that
-    /// again. Returns the pages given back: none if the region changed meanwhile.
-    fn release_piece(&mut self, region: &Arc<Region>) -> Result<PageRange, ReleaseError> {
-        let first = region.pages().first;
-        let piece = PageRange::new(first, region.pages().count.min(WINDOW_PAGES));
-        let _nobody_looks = region.mapped.write().unwrap_or_else(PoisonError::into_inner);
-        if !self.core.regions.has(region) {
-            return Ok(PageRange::new(first, 0));
-        }
-        self.bring_back(region, piece)?;
-        let start = region.start();
-        let _hold = self.core.hold(start, start.plus_pages(piece.count));
-        // SAFETY: the piece is held.
-        unsafe { self.return_piece(region, piece)? };
-        self.core.regions.cut(region, piece);
-        Ok(piece)
-    }
-
-    /// # Safety
-    /// The caller holds the piece.
-    unsafe fn return_piece(
-        &mut self,
-        region: &Region,
-        piece: PageRange,
-    ) -> Result<(), ReleaseError> {
-        let (core, staging) = (self.core, &mut self.staging);
-        let (start, count) = (region.start(), piece.count);
-        // SAFETY: the caller's contract.
-        let staged = unsafe {
-            staging.take(&core.guest_faults, &core.pagemap, start, PageSet::first(count))
-        };
-        let result = if find_pages(&core.pagemap, start, count, HERE).is_empty() {
-            return_to_file(region, count, staged, staging)
-        } else {
-            // A page that is pinned cannot move, and I/O may be writing to it.
-            Err(ReleaseError::Pinned)
-        };
-        if result.is_err() {
-            core.close_gap(start, count);
-            // SAFETY: the piece is held, the pages are staged and their places absent.
-            let _ = unsafe { staging.give_back(&core.guest_faults, &core.pagemap, start, staged) };
-        }
-        staging.retire(count);
-        result
-    }
-
     /// Makes all pages of a range private that depend on a store.
     fn bring_back(&mut self, region: &Region, pages: PageRange) -> Result<(), ReleaseError> {
         let unmerged = self.core.unmerge(region, pages, u32::MAX, &mut self.spare);
@@ -206,34 +145,6 @@ const fn bytes_of(pages: PageRange) -> usize {
     pages.count as usize * PAGE_BYTES
 }
 
-/// Writes staged pages to where the region's first pages belong in its file, and maps the file there.
-fn return_to_file(
-    region: &Region,
-    count: u32,
-    staged: PageSet,
-    staging: &Staging,
-) -> Result<(), ReleaseError> {
-    let file = region.file.as_ref().expect("a shared region keeps its file");
-    let (start, bytes) = (region.start(), count as usize * PAGE_BYTES);
-    // What an earlier try that failed may have left.
-    memfd::punch(file, region.file_offset_bytes, bytes as u64).map_err(ReleaseError::Memory)?;
-    for (first, pages) in staged.spans() {
-        let bytes = pages as usize * PAGE_BYTES;
-        // SAFETY: staged pages are readable and nobody writes them.
-        let content = unsafe { std::slice::from_raw_parts(staging.page(first), bytes) };
-        let at = region.file_offset_bytes + u64::from(first) * PAGE_BYTES as u64;
-        file.write_all_at(content, at).map_err(ReleaseError::Memory)?;
-    }
-    // SAFETY: the caller holds the pages, and the file has their content now. The advice is the
-    // VMM's own; without it a child of fork gets a copy.
-    unsafe {
-        mapping::replace_with_shared_file(start, bytes, file.as_fd(), region.file_offset_bytes)
-            .map_err(ReleaseError::Memory)?;
-        let _ = region.advise_mapping(start, bytes);
-    }
-    Ok(())
-}
-
 /// Why a region could not be given back. It stays managed, and nothing is lost.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -251,7 +162,4 @@ pub enum ReleaseError {
         /// How many.
         pages: u32,
     },
-    /// I/O is under way into memory that came from a shared file.
-    #[error("I/O is under way into memory that is to be shared again: try again when it is done")]
-    Pinned,
 }

@@ -111,7 +111,7 @@ impl<B: Bitmap> ManagedMemory<B> {
     /// [`ReleaseError`]: what could not be given back is still managed.
     pub fn release(&self) -> Result<(), ReleaseError> {
         for &(address, bytes) in &self.ranges {
-            self.manager.space.release_when_idle(address, bytes)?;
+            self.manager.space.release_range(address, bytes)?;
         }
         self.manager.agent.regions_changed();
         Ok(())

@@ -353,27 +353,22 @@ fn memory_that_is_unmapped_is_forgotten() {
 }
 
 #[test]
-fn shared_files_that_only_we_use_are_taken_over_and_given_back() {
+fn shared_memory_is_left_as_it_is() {
     use std::os::{fd::AsFd, unix::fs::FileExt};
     let Some(space) = common::start() else { return };
     let bytes = 128 * PAGE_BYTES;
-    let file = bindery_sys::memfd::create("ram", bytes as u64).expect("memfd");
-    let memory = mapping::Mapping::shared(file.as_fd(), bytes, true).expect("map");
-    let region = space.manage(memory.address(), bytes).expect("take over");
-    // SAFETY: the page is in the mapping.
-    unsafe { memory.as_ptr().add(5 * PAGE_BYTES).write_volatile(9) };
-    assert_eq!(region.pages.count, 128);
-    space.release().expect("give back");
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, 5 * PAGE_BYTES as u64).expect("read");
-    assert_eq!(byte, [9], "what was written is in the file again");
-    file.write_all_at(&[8], 0).expect("write");
-    // SAFETY: as above.
-    assert_eq!(unsafe { memory.as_ptr().read_volatile() }, 8, "and the mapping is the file's");
-
-    let second = mapping::Mapping::shared(file.as_fd(), bytes, true).expect("map");
-    let refused = space.manage(second.address(), bytes).expect_err("mapped twice");
-    assert!(refused.to_string().contains("more than once"), "{refused}");
+    let memfd = bindery_sys::memfd::create("ram", bytes as u64).expect("memfd");
+    let file = tempfile::tempfile().expect("file");
+    file.set_len(bytes as u64).expect("file");
+    for file in [memfd, file] {
+        let memory = mapping::Mapping::shared(file.as_fd(), bytes, true).expect("map");
+        let refused = space.manage(memory.address(), bytes).expect_err("shared");
+        assert!(refused.to_string().contains("is shared memory ("), "{refused}");
+        file.write_all_at(&[8], 0).expect("write");
+        // SAFETY: the page is in the mapping.
+        assert_eq!(unsafe { memory.as_ptr().read_volatile() }, 8, "the file is mapped");
+    }
+    assert!(space.regions().is_empty());
 }
 
 /// Mappings that begin in a range. Not all of the process's: other tests run beside this one.

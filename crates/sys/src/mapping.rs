@@ -239,23 +239,6 @@ pub unsafe fn replace_with_file(
     raw_mmap(start.0, bytes, READ_WRITE, flags, file.as_raw_fd(), offset_bytes).map(drop)
 }
 
-/// Puts a shared, writable mapping of a file's pages in place of what is at `start`.
-///
-/// # Safety
-/// The range must be the caller's to replace.
-///
-/// # Errors
-/// As mmap(2).
-pub unsafe fn replace_with_shared_file(
-    start: HostAddress,
-    bytes: usize,
-    file: BorrowedFd<'_>,
-    offset_bytes: u64,
-) -> io::Result<()> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    raw_mmap(start.0, bytes, READ_WRITE, flags, file.as_raw_fd(), offset_bytes).map(drop)
-}
-
 /// Puts fresh, absent, anonymous memory in place of what is at `start`.
 ///
 /// # Safety

@@ -24,6 +24,76 @@ pub struct Line<'a> {
     pub name: &'a str,
 }
 
+/// A mapping, or what of one is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// Its first byte.
+    pub start: HostAddress,
+    /// The byte behind its last one.
+    pub end: HostAddress,
+    /// As in [`Line::permissions`].
+    permissions: [u8; 4],
+    /// The file's inode, 0 for none.
+    pub inode: u64,
+    /// As [`Line::name`].
+    pub name: String,
+}
+
+impl Area {
+    /// What may be done there, as the kernel writes it: `rw-p`, the last letter `s` if it is shared.
+    ///
+    /// # Panics
+    /// Never: the letters are ASCII.
+    #[must_use]
+    pub fn permissions(&self) -> &str {
+        std::str::from_utf8(&self.permissions).expect("letters")
+    }
+
+    /// True if what is written there is seen by others who have it mapped.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.permissions[3] == b's'
+    }
+
+    fn of(line: &Line<'_>) -> Option<Self> {
+        Some(Self {
+            start: HostAddress(line.start),
+            end: HostAddress(line.end),
+            permissions: line.permissions.as_bytes().try_into().ok()?,
+            inode: line.inode,
+            name: line.name.to_owned(),
+        })
+    }
+
+    fn cut(mut self, start: HostAddress, end: HostAddress) -> Option<Self> {
+        self.start = self.start.max(start);
+        self.end = self.end.min(end);
+        (self.start < self.end).then_some(self)
+    }
+}
+
+/// The mappings of this process between two addresses, ascending and cut there. Some microseconds, and
+/// one for each; before Linux 6.11, 0.3 µs for each mapping that the process has.
+///
+/// # Errors
+/// When `/proc` is not mounted, or descriptors are short.
+pub fn between(start: HostAddress, end: HostAddress) -> io::Result<Vec<Area>> {
+    let mut areas = Vec::new();
+    match Maps::of_self()?.areas(start, end, &mut areas) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+            Ok(areas_in(&of_self()?, start, end))
+        }
+        result => result.map(|()| areas),
+    }
+}
+
+/// The same of what [`of_self`] gave.
+#[must_use]
+pub fn areas_in(maps: &str, start: HostAddress, end: HostAddress) -> Vec<Area> {
+    let areas = lines(maps).filter_map(|line| Area::of(&line));
+    areas.filter_map(|area| area.cut(start, end)).collect()
+}
+
 /// The mappings of this process, as text for [`lines`]. About 0.3 µs a mapping; not a snapshot if
 /// other threads map or unmap meanwhile.
 ///
@@ -65,6 +135,13 @@ struct MapQuery {
 const IOC_QUERY: libc::c_ulong = 0xc068_6611;
 const _: () = assert!(size_of::<MapQuery>() == 104);
 
+/// The mapping that an address lies in, or the next one (`PROCMAP_QUERY_COVERING_OR_NEXT_VMA`).
+const OR_NEXT: u64 = 0x10;
+
+/// What may be done in a mapping: the bits of `vma_flags`, with the letters that maps has for them.
+const LETTERS: [(u64, u8, u8); 4] =
+    [(0x1, b'r', b'-'), (0x2, b'w', b'-'), (0x4, b'x', b'-'), (0x8, b's', b'p')];
+
 impl Maps {
     /// The mappings of this process.
     ///
@@ -99,19 +176,62 @@ impl Maps {
         Ok(None)
     }
 
+    /// The mappings between two addresses, ascending and cut there, into `areas`.
+    ///
+    /// # Errors
+    /// As for [`first_hole`](Self::first_hole).
+    fn areas(&self, start: HostAddress, end: HostAddress, areas: &mut Vec<Area>) -> io::Result<()> {
+        let mut at = start;
+        let mut name = vec![0u8; libc::PATH_MAX as usize];
+        while at < end {
+            let mut query = MapQuery {
+                flags: OR_NEXT,
+                address: at.0 as u64,
+                name: name.as_mut_ptr() as u64,
+                name_bytes: name.len() as u32,
+                ..MapQuery::default()
+            };
+            match self.ask(&mut query) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+                result => result?,
+            }
+            let area = query.area(&name);
+            at = area.end;
+            areas.extend(area.cut(start, end));
+        }
+        Ok(())
+    }
+
     /// The end of the mapping that an address lies in; `ENOENT` if it lies in none.
     fn end_of_mapping(&self, address: HostAddress) -> io::Result<HostAddress> {
-        let size = size_of::<MapQuery>() as u64;
-        let mut query = MapQuery { size, address: address.0 as u64, ..MapQuery::default() };
-        // SAFETY: the argument is the structure that the request expects, of the size that it says; there
-        // is no room for a name or a build id, and none is asked for.
-        let result = unsafe {
-            libc::syscall(libc::SYS_ioctl, self.0.as_raw_fd(), IOC_QUERY, &raw mut query)
-        };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let mut query = MapQuery { address: address.0 as u64, ..MapQuery::default() };
+        self.ask(&mut query)?;
         Ok(HostAddress(query.end as usize))
+    }
+
+    fn ask(&self, query: &mut MapQuery) -> io::Result<()> {
+        query.size = size_of::<MapQuery>() as u64;
+        // SAFETY: the argument is the structure that the request expects, of the size that it says. There
+        // is room for a name as it says, of which the caller keeps the bytes, and none for a build id.
+        let result =
+            unsafe { libc::syscall(libc::SYS_ioctl, self.0.as_raw_fd(), IOC_QUERY, query) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl MapQuery {
+    /// What the kernel answered, with the bytes that it had for the name.
+    fn area(&self, name: &[u8]) -> Area {
+        let name = &name[..(self.name_bytes as usize).saturating_sub(1).min(name.len())];
+        let name = String::from_utf8_lossy(name);
+        Area {
+            start: HostAddress(self.start as usize),
+            end: HostAddress(self.end as usize),
+            permissions: LETTERS
+                .map(|(bit, yes, no)| if self.vma_flags & bit != 0 { yes } else { no }),
+            inode: self.inode,
+            name: name.split_ascii_whitespace().next().unwrap_or("").to_owned(),
+        }
     }
 }
 
@@ -243,6 +363,33 @@ mod tests {
         }
         assert_eq!(maps.first_hole(start.plus(6 * PAGE), 2 * PAGE).unwrap(), None);
         assert_eq!(maps.first_hole(start.plus(5 * PAGE), 0).unwrap(), None);
+        // SAFETY: as above.
+        unsafe { crate::mapping::unmap(start, 8 * PAGE).unwrap() };
+    }
+
+    /// Asked for or read, whatever kinds there are.
+    #[test]
+    fn areas_are_those_of_the_list() {
+        const PAGE: usize = bindery_units::PAGE_BYTES;
+        let start = HostAddress(0x1100_0000_0000);
+        crate::mapping::fill_gap(start, 8 * PAGE).unwrap();
+        let file = crate::memfd::create("areas", PAGE as u64).unwrap();
+        // SAFETY: the pages are ours, and hold nothing.
+        unsafe {
+            use std::os::fd::AsFd;
+            let over = start.plus(2 * PAGE);
+            crate::mapping::replace_with_file(over, PAGE, file.as_fd(), 0).unwrap();
+            crate::mapping::unmap(start.plus(5 * PAGE), PAGE).unwrap();
+        }
+        for (first, pages) in [(0, 8), (1, 3), (2, 1), (5, 1), (4, 3)] {
+            let (from, to) = (start.plus(first * PAGE), start.plus((first + pages) * PAGE));
+            let found = between(from, to).unwrap();
+            assert_eq!(found, areas_in(&of_self().unwrap(), from, to), "{pages} from {first} on");
+        }
+        let all = between(start, start.plus(8 * PAGE)).unwrap();
+        assert_eq!(all.len(), 4);
+        assert_eq!((all[1].permissions(), all[1].name.as_str()), ("rw-p", "/memfd:areas"));
+        assert!(!all[1].is_shared() && all[1].inode != 0);
         // SAFETY: as above.
         unsafe { crate::mapping::unmap(start, 8 * PAGE).unwrap() };
     }

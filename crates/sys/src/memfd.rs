@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate, fcntl_add_seals, fcntl_get_seals,
-    fstat, fstatfs, ftruncate, memfd_create,
+    fstat, ftruncate, memfd_create,
 };
 
 /// Makes a memfd of `bytes` zeros, none of them allocated. `name` is for `/proc/PID/maps`.
@@ -73,15 +73,6 @@ pub fn identity(file: impl AsFd) -> io::Result<(u64, u64)> {
     Ok((st_dev, st_ino))
 }
 
-/// Whether the file is made of huge pages (hugetlbfs), which can only be mapped and given back whole.
-///
-/// # Errors
-/// As fstatfs(2).
-pub fn is_hugetlb(file: impl AsFd) -> io::Result<bool> {
-    // Of the type, the low 32 bits are the magic number, whatever its sign: see statfs(2).
-    Ok(fstatfs(file)?.f_type as u32 == libc::HUGETLBFS_MAGIC as u32)
-}
-
 /// The memory that the file holds now, in bytes.
 ///
 /// # Errors
@@ -127,16 +118,6 @@ mod tests {
         let again = reopen_read_only(&file).unwrap();
         assert_eq!(identity(&file).unwrap(), identity(&again).unwrap());
         assert_ne!(identity(&file).unwrap(), identity(&other).unwrap());
-    }
-
-    #[test]
-    fn ordinary_files_in_memory_are_not_huge() {
-        assert!(!is_hugetlb(create("test", MIB).unwrap()).unwrap());
-        // Making one needs no huge page to be reserved, only a kernel that has them.
-        match memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB) {
-            Ok(huge) => assert!(is_hugetlb(huge).unwrap()),
-            Err(error) => eprintln!("SKIPPED: no huge pages in this kernel: {error}"),
-        }
     }
 
     #[test]

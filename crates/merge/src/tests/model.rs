@@ -10,7 +10,7 @@ use bindery_guest::{
     RegionTable, Resume, Unmerged, Written,
 };
 use bindery_page::DigestKey;
-use bindery_space::wire::control::{Backing, Region, StoreId};
+use bindery_space::wire::control::{Region, StoreId};
 use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 
@@ -163,11 +163,7 @@ impl ModelGuest {
 }
 
 fn region(first: u32, count: u32) -> Region {
-    Region {
-        pages: PageRange::new(PageIndex(first), count),
-        address: HostAddress(1 << 40),
-        backing: Backing::Anonymous,
-    }
+    Region { pages: PageRange::new(PageIndex(first), count), address: HostAddress(1 << 40) }
 }
 
 impl Connection for ModelGuest {

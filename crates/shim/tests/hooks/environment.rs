@@ -65,19 +65,6 @@ fn what_cannot_be_managed_is_left_to_ksm() {
     }
 }
 
-#[test]
-fn memory_that_cannot_be_merged_is_named() {
-    if !can_manage() {
-        return;
-    }
-    let directory = tempfile::tempdir().expect("directory");
-    let mut vmm = Vmm::start(directory, &["file", "nothing-at-all"]);
-    assert_eq!(vmm.line(), "ready");
-    let ended = vmm.go();
-    assert_eq!(ended.said, "ok", "{}", ended.log);
-    assert!(ended.log.contains("left to KSM"), "{}", ended.log);
-}
-
 /// `BINDERY_LOG` is the daemon's level: a VMM that inherits it keeps its messages on standard error.
 #[test]
 fn the_daemons_log_level_names_no_file() {

@@ -5,6 +5,7 @@ mod environment;
 mod linked;
 mod outlive;
 mod peer;
+mod shared;
 mod vmm;
 
 use bindery_guest::Connection;
@@ -53,11 +54,6 @@ fn steps_aside(action: &str) -> bool {
         "mlockall",
         "guard",
         "userfault",
-        "share",
-        "map-again",
-        "udmabuf",
-        "udmabufs",
-        "iommufd-file",
         "device-reads",
     ];
     aside.contains(&action)
@@ -98,17 +94,6 @@ act! {
     dumps_without_the_memory: "anonymous" "dontdump";
     others_can_write_to_it: "anonymous" "written-from-outside";
     programs_can_be_started_from_it: "anonymous" "spawn";
-    memfd_pages_read_as_written: "memfd" "nothing";
-    memfd_pages_can_be_written: "memfd" "write";
-    memfd_unmergeable_gives_back: "memfd" "unmergeable";
-    memfd_children_without_the_memory: "memfd" "dontfork";
-    memfd_dumps_without_the_memory: "memfd" "dontdump";
-    a_memfd_can_be_shared: "memfd" "share";
-    a_memfd_can_be_mapped_again: "memfd" "map-again";
-    a_memfd_can_be_punched: "memfd" "punch";
-    a_memfd_can_be_given_to_a_driver: "memfd" "udmabuf";
-    memfds_can_be_given_to_a_driver: "memfd" "udmabufs";
-    a_memfd_can_be_given_to_an_iommu: "memfd" "iommufd-file";
     a_device_reads_what_is_there: "anonymous" "device-reads";
     what_a_device_writes_can_stay_merged: "anonymous" "device-writes";
 }

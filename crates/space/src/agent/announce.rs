@@ -57,13 +57,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::wire::control::Backing;
 
     fn region(first: u32, count: u32) -> Region {
         Region {
             pages: PageRange::new(PageIndex(first), count),
             address: HostAddress((first as usize + 16) << 12),
-            backing: Backing::Anonymous,
         }
     }
 

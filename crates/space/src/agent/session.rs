@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use bindery_page::DigestKey;
 use bindery_sys::{socket, thread};
-use bindery_units::HostAddress;
 
 use super::announce::changes;
 use super::lane::{Lane, Parts};
@@ -257,7 +256,7 @@ impl<'a> Session<'a> {
 impl Shared {
     /// Makes all memory private and unwatched.
     pub(super) fn give_everything_back(&self) -> Result<(), ReleaseError> {
-        self.space.release_when_idle(HostAddress(0), usize::MAX).map(drop)
+        self.space.release().map(drop)
     }
 }
 

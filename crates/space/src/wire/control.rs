@@ -56,15 +56,6 @@ pub fn default_socket() -> PathBuf {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StoreId(pub u8);
 
-/// How a region was backed before it was put under management.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Backing {
-    /// Anonymous private memory.
-    Anonymous,
-    /// A memfd mapped shared, of which the VMM was the only user.
-    SharedMemfd,
-}
-
 /// A managed region: where it is in the guest's process and which pages of the space it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
@@ -72,8 +63,6 @@ pub struct Region {
     pub pages: PageRange,
     /// Where it begins in the process, page-aligned.
     pub address: HostAddress,
-    /// What it was before.
-    pub backing: Backing,
 }
 
 /// From the shim to the daemon.

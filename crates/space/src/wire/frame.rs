@@ -150,7 +150,7 @@ impl Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::control::{Backing, Region, StoreId, VERSION};
+    use crate::wire::control::{Region, StoreId, VERSION};
     use bindery_units::{HostAddress, PageIndex, PageRange};
     use proptest::prelude::*;
 
@@ -177,7 +177,7 @@ mod tests {
                 });
         let added = (range(), any::<usize>()).prop_map(|(pages, address)| {
             let address = HostAddress(address);
-            FromShim::RegionAdded(Region { pages, address, backing: Backing::SharedMemfd })
+            FromShim::RegionAdded(Region { pages, address })
         });
         prop_oneof![
             hello,

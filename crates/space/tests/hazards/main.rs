@@ -6,7 +6,6 @@ mod common;
 
 mod errors;
 mod faults;
-mod files;
 mod guest;
 mod kernel;
 mod order;

@@ -20,7 +20,7 @@
 #define BYTES (PAGES * PAGE)
 
 extern unsigned char *ram;
-extern int ram_fd; /* of a memfd that the RAM is mapped from, or -1 */
+extern int ram_fd; /* of a file that the RAM is mapped from, or -1 */
 
 /* Says what is wrong, and ends the program. */
 void bad(const char *format, ...);
@@ -59,6 +59,12 @@ void in_child(void (*work)(void));
 /* Makes this process one whose memory cannot be managed, if the action is about that. */
 void hinder(const char *action);
 
+/* What is done to shared memory: false if there is nothing of this name. */
+int act_shared(const char *name);
+
+/* What the program does that act_shared("exec") executes. */
+void after_exec(const char *number);
+
 void act_nothing(void);
 void act_write(void);
 void act_dontneed(void);
@@ -83,13 +89,7 @@ void act_outlive(void);
 void act_outlive_closed(void);
 void act_dontfork(void);
 void act_dontdump(void);
-void act_share(void);
 void act_left_to_ksm(void);
-void act_map_again(void);
-void act_punch(void);
-void act_udmabuf(void);
-void act_udmabufs(void);
-void act_iommufd_file(void);
 void act_device_reads(void);
 void act_device_writes(void);
 void act_storm(void);
