@@ -6,11 +6,12 @@
 
 use std::ffi::c_void;
 
-use libc::{c_int, c_uint, c_ulong, off64_t, size_t};
+use libc::{c_int, c_uint, c_ulong, iovec, off64_t, size_t, ssize_t};
 
 use crate::advice::{advise, offer, whole_pages};
 use crate::answer::{Errno, answer, aside};
-use crate::{device, kernel, lock, managed, replace, watch};
+use crate::remap::Request;
+use crate::{device, kernel, lock, managed, process, protect, replace, watch};
 
 /// Stands in for madvise(2).
 ///
@@ -53,6 +54,25 @@ pub unsafe extern "C" fn posix_madvise(
     let error = Errno::last();
     before.set();
     if result == 0 { 0 } else { error.0 }
+}
+
+/// Stands in for process_madvise(2).
+///
+/// # Safety
+/// As process_madvise(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn process_madvise(
+    process: c_int,
+    ranges: *const iovec,
+    count: size_t,
+    advice: c_int,
+    flags: c_uint,
+) -> ssize_t {
+    // SAFETY: the caller's contract.
+    let ours = || unsafe { process::advise_self(process, ranges, count, advice) };
+    // SAFETY: as above.
+    let pass_on = || unsafe { kernel::process_madvise(process, ranges, count, advice, flags) };
+    if flags == 0 { ours().unwrap_or_else(pass_on) } else { pass_on() }
 }
 
 /// Stands in for munmap(2).
@@ -125,10 +145,21 @@ pub unsafe extern "C" fn mremap(
     let has_target = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     // Without these flags the argument need not be there.
     let new_address = if has_target { new_address } else { std::ptr::null_mut() };
+    let request = Request {
+        old: address as usize,
+        old_bytes,
+        new_bytes,
+        flags,
+        target: new_address as usize,
+    };
+    if request.is_refused() {
+        // SAFETY: the caller's contract.
+        return unsafe { kernel::mremap(address, old_bytes, new_bytes, flags, new_address) };
+    }
     let going = if new_bytes <= old_bytes && !has_target {
         // It stays where it is, and its end goes.
         replace::before_shrink(address as usize, old_bytes, new_bytes)
-    } else if !replace::before_move(address as usize, old_bytes) {
+    } else if old_bytes > 0 && !replace::before_move(address as usize, old_bytes) {
         Errno(libc::ENOMEM).set();
         return libc::MAP_FAILED;
     } else if flags & libc::MREMAP_FIXED != 0 {
@@ -139,9 +170,8 @@ pub unsafe extern "C" fn mremap(
     // SAFETY: the caller's contract.
     let mut result = unsafe { kernel::mremap(address, old_bytes, new_bytes, flags, new_address) };
     if result == libc::MAP_FAILED {
-        let request = (address as usize, old_bytes, new_bytes, flags, new_address as usize);
         // SAFETY: the caller's contract.
-        result = unsafe { replace::move_piecewise(request) };
+        result = unsafe { request.piecewise() };
     }
     if let Some(going) = going {
         going.after(result != libc::MAP_FAILED);
@@ -155,9 +185,42 @@ pub unsafe extern "C" fn mremap(
 /// As mprotect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(address: *mut c_void, bytes: size_t, protection: c_int) -> c_int {
-    replace::before_protect(address as usize, bytes, protection);
+    if answer(|| protect::before(address as usize, bytes, protection, protect::NO_KEY)) != 0 {
+        return -1;
+    }
     // SAFETY: the caller's contract.
     unsafe { kernel::mprotect(address, bytes, protection) }
+}
+
+/// Stands in for pkey_mprotect(2).
+///
+/// # Safety
+/// As pkey_mprotect(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pkey_mprotect(
+    address: *mut c_void,
+    bytes: size_t,
+    protection: c_int,
+    key: c_int,
+) -> c_int {
+    if answer(|| protect::before(address as usize, bytes, protection, key)) != 0 {
+        return -1;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { kernel::pkey_mprotect(address, bytes, protection, key) }
+}
+
+/// Stands in for mseal(2).
+///
+/// # Safety
+/// As mseal(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mseal(address: *mut c_void, bytes: size_t, flags: c_ulong) -> c_int {
+    if answer(|| protect::before_seal(address as usize, bytes)) != 0 {
+        return -1;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { kernel::mseal(address, bytes, flags) }
 }
 
 /// Stands in for mlock(2).
@@ -220,9 +283,9 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_v
     // Programs that keep requests in an `int` sign-extend them: the low 32 bits are what counts, as in
     // the kernel.
     let number = request as u32;
-    if number == watch::UFFDIO_REGISTER {
+    if watch::is_concerned(number) {
         // SAFETY: the caller's contract.
-        aside(|| unsafe { watch::before_register(argument) });
+        aside(|| unsafe { watch::before(number, argument) });
     }
     if device::is_concerned(number) {
         // SAFETY: the caller's contract.

@@ -3,7 +3,7 @@
 //! `libc::syscall` has the C library's convention: -1 and `errno`. The functions here have it too,
 //! so that a hook that is not concerned can return the result as it is.
 
-use libc::{c_int, c_uint, c_ulong, c_void, off64_t, size_t};
+use libc::{c_int, c_uint, c_ulong, c_void, iovec, off64_t, size_t, ssize_t};
 
 macro_rules! system_calls {
     ($($(#[$doc:meta])* $name:ident = $number:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
@@ -27,6 +27,14 @@ system_calls! {
     munmap = SYS_munmap(address: *mut c_void, bytes: size_t) -> c_int;
     /// mprotect(2)
     mprotect = SYS_mprotect(address: *mut c_void, bytes: size_t, protection: c_int) -> c_int;
+    /// pkey_mprotect(2)
+    pkey_mprotect = SYS_pkey_mprotect(address: *mut c_void, bytes: size_t, protection: c_int,
+        key: c_int) -> c_int;
+    /// mseal(2)
+    mseal = SYS_mseal(address: *mut c_void, bytes: size_t, flags: c_ulong) -> c_int;
+    /// process_madvise(2)
+    process_madvise = SYS_process_madvise(process: c_int, ranges: *const iovec, count: size_t,
+        advice: c_int, flags: c_uint) -> ssize_t;
     /// mmap(2)
     mmap = SYS_mmap(address: *mut c_void, bytes: size_t, protection: c_int, flags: c_int,
         file: c_int, offset: off64_t) -> *mut c_void;

@@ -39,6 +39,8 @@ pub mod hooks;
 mod kernel;
 mod lock;
 mod managed;
+mod process;
+mod protect;
 mod remap;
 mod replace;
 mod split;

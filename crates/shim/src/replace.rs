@@ -1,14 +1,13 @@
-//! Managed memory that its VMM unmaps, replaces, moves or protects.
+//! Managed memory that its VMM unmaps, replaces or moves.
 
 use std::ffi::c_void;
 
 use bindery_space::agent::log;
 use bindery_units::{HostAddress, PAGE_BYTES};
 
-use crate::answer::{Errno, aside};
+use crate::answer::aside;
 use crate::kernel;
 use crate::managed::{self, Managed};
-use crate::remap::Remap;
 
 /// Managed memory about to go. What the daemon is told of it waits for what the kernel answers.
 pub(crate) struct Going {
@@ -77,51 +76,6 @@ pub(crate) fn before_move(address: usize, bytes: usize) -> bool {
         }
         is_ordinary
     })
-}
-
-/// After the kernel refused to move a range, with the reason in `errno`: moves it if the only reason
-/// is that it lies in several mappings, as memory does that was managed. Answers as mremap(2).
-///
-/// # Safety
-/// As mremap(2), with these arguments.
-pub(crate) unsafe fn move_piecewise(
-    (old, old_bytes, new_bytes, flags, target): (usize, usize, usize, i32, usize),
-) -> *mut c_void {
-    let whole = |bytes: usize| bytes.checked_next_multiple_of(PAGE_BYTES).filter(|&all| all > 0);
-    let is_plain = managed::get().is_some()
-        && Errno::last() == Errno(libc::EFAULT)
-        && flags & libc::MREMAP_DONTUNMAP == 0;
-    let (true, Some(old_bytes), Some(new_bytes)) = (is_plain, whole(old_bytes), whole(new_bytes))
-    else {
-        return libc::MAP_FAILED;
-    };
-    let remap = Remap {
-        old,
-        old_bytes,
-        new_bytes,
-        may_move: flags & libc::MREMAP_MAYMOVE != 0,
-        target: (flags & libc::MREMAP_FIXED != 0).then_some(target),
-    };
-    // SAFETY: the caller's contract.
-    match aside(|| unsafe { remap.piecewise() }) {
-        Ok(new) => new as *mut c_void,
-        Err(errno) => {
-            errno.set();
-            libc::MAP_FAILED
-        }
-    }
-}
-
-/// Before the protection of a range is changed to less than reading and writing, which pages that
-/// come and go would not keep.
-pub(crate) fn before_protect(address: usize, bytes: usize, protection: i32) {
-    let both = libc::PROT_READ | libc::PROT_WRITE;
-    if protection & both == both {
-        return;
-    }
-    if let Some(managed) = managed::overlapping(address, bytes) {
-        aside(|| managed.step_aside(address, bytes, "protect memory (mprotect)"));
-    }
 }
 
 #[cfg(test)]

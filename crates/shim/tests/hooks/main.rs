@@ -50,6 +50,12 @@ fn steps_aside(action: &str) -> bool {
         "mremap",
         "mremap-of-copies",
         "mprotect",
+        "mprotect-exec",
+        "pkey",
+        "mseal",
+        "mremap-dontunmap",
+        "mremap-within",
+        "userfault-move",
         "mlock",
         "mlockall",
         "guard",
@@ -84,6 +90,14 @@ act! {
     mremap_shrinks_and_moves: "anonymous" "mremap";
     copies_of_the_kernels_cannot_be_moved: "anonymous" "mremap-of-copies";
     mprotect_protects: "anonymous" "mprotect";
+    memory_can_be_made_executable: "anonymous" "mprotect-exec";
+    memory_can_have_a_key_of_its_own: "anonymous" "pkey";
+    memory_can_be_sealed: "anonymous" "mseal";
+    a_process_can_advise_itself: "anonymous" "process-madvise";
+    mremap_leaves_empty_memory_behind: "anonymous" "mremap-dontunmap";
+    mremap_that_is_refused_changes_nothing: "anonymous" "mremap-refused";
+    mremap_moves_within_memory: "anonymous" "mremap-within";
+    pages_can_be_moved_out_by_a_userfaultfd: "anonymous" "userfault-move";
     mlock_locks: "anonymous" "mlock";
     mlockall_locks: "anonymous" "mlockall";
     guards_guard: "anonymous" "guard";
