@@ -32,8 +32,7 @@ impl Core {
         if !start.is_page_aligned() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        let mut managed = self.regions.overlapping(start, end);
-        managed.sort_by_key(|region| region.start());
+        let managed = self.regions.overlapping(start, end);
         let mut at = start;
         for region in managed {
             let pages = region.pages_between(start, end);

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use bindery_units::HostAddress;
 
-/// Ranges that are told apart. A VMM has some dozens of regions; where there are more, all that do
-/// not fit are one range with whatever lies between them.
-const EXTENTS_MAX: usize = 256;
+/// Number of ranges that are told apart. A VMM has some dozens of regions; where there are more,
+/// neighbours share a range with whatever lies between them.
+pub(crate) const EXTENTS_MAX: usize = 256;
 
 /// The bounds of all regions.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Default for Extents {
 
 impl Extents {
     /// Whether any managed byte may lie between two addresses. False is exact; true is exact while
-    /// there are at most [`EXTENTS_MAX`] regions. Some nanoseconds for each region.
+    /// there are at most [`EXTENTS_MAX`] regions. Some nanoseconds for each range.
     pub(crate) fn may_overlap(&self, start: HostAddress, end: HostAddress) -> bool {
         loop {
             // Acquire: pairs with the Release that ends `replace`.
@@ -57,26 +57,48 @@ impl Extents {
         })
     }
 
-    /// Puts other bounds in place of all. One caller at a time: the regions' lock sees to that.
-    /// `bounds` may not allocate, and so must be ready when it is given.
+    /// Puts other bounds, ascending, in place of all. One caller at a time: the regions' lock sees to
+    /// that. `bounds` may not allocate, and so must be ready when it is given.
     pub(crate) fn replace(
         &self,
         bounds: impl ExactSizeIterator<Item = (HostAddress, HostAddress)>,
     ) {
+        self.change(|extents| {
+            let shared = bounds.len().div_ceil(EXTENTS_MAX).max(1);
+            extents.count.store(bounds.len().div_ceil(shared), Ordering::Relaxed);
+            for (at, (start, end)) in bounds.enumerate() {
+                let [from, to] = &extents.extents[at / shared];
+                if at.is_multiple_of(shared) {
+                    from.store(start.0, Ordering::Relaxed);
+                }
+                to.store(end.0, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Widens the range that has least to grow so that it takes in one more. One caller at a time, as
+    /// for [`replace`](Self::replace), and not before there is any range.
+    pub(crate) fn widen(&self, start: HostAddress, end: HostAddress) {
+        self.change(|extents| {
+            let count = extents.count.load(Ordering::Relaxed);
+            let growth = |[from, to]: &&[AtomicUsize; 2]| {
+                let (from, to) = (from.load(Ordering::Relaxed), to.load(Ordering::Relaxed));
+                from.saturating_sub(start.0) + end.0.saturating_sub(to)
+            };
+            let nearest = extents.extents[..count].iter().min_by_key(growth);
+            let [from, to] = nearest.expect("ranges are widened once there are some");
+            from.fetch_min(start.0, Ordering::Relaxed);
+            to.fetch_max(end.0, Ordering::Relaxed);
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&Self)) {
         let version = self.version.load(Ordering::Relaxed);
         assert!(version.is_multiple_of(2), "one change at a time");
         self.version.store(version + 1, Ordering::Relaxed);
         // Release: pairs with the Acquire fence in `may_overlap`.
         fence(Ordering::Release);
-        self.count.store(bounds.len().min(EXTENTS_MAX), Ordering::Relaxed);
-        for (at, (start, end)) in bounds.enumerate() {
-            let [from, to] = &self.extents[at.min(EXTENTS_MAX - 1)];
-            let joins = at >= EXTENTS_MAX;
-            let low = if joins { from.load(Ordering::Relaxed).min(start.0) } else { start.0 };
-            let high = if joins { to.load(Ordering::Relaxed).max(end.0) } else { end.0 };
-            from.store(low, Ordering::Relaxed);
-            to.store(high, Ordering::Relaxed);
-        }
+        change(self);
         // Release: pairs with the Acquire that begins `may_overlap`.
         self.version.store(version + 2, Ordering::Release);
     }
@@ -114,7 +136,10 @@ mod tests {
         let extents = Extents::default();
         extents.replace((0..1000).map(extent));
         assert!((0..1000).all(|index| overlaps(&extents, index * 100 + 9, index * 100 + 10)));
-        assert!(!overlaps(&extents, 10, 100));
+        assert!(!overlaps(&extents, 99_911, usize::MAX), "behind the last");
+        extents.widen(HostAddress(200_000), HostAddress(200_001));
+        assert!((0..1000).all(|index| overlaps(&extents, index * 100 + 9, index * 100 + 10)));
+        assert!(overlaps(&extents, 200_000, 200_001) && !overlaps(&extents, 200_001, usize::MAX));
         extents.replace((0..2).map(extent));
         assert!(!overlaps(&extents, 200, usize::MAX));
     }

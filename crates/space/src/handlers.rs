@@ -63,7 +63,7 @@ impl Core {
     /// Fills an absent page, and the absent pages behind it, with zeros.
     fn fill(&self, address: HostAddress) {
         let regions = self.regions.read();
-        let region = regions.iter().find(|r| r.start() <= address && address < r.end());
+        let region = regions.at(address);
         let mut held = self.held.lock();
         if held.leave_to_holder(address) {
             return;
@@ -118,7 +118,7 @@ impl Core {
     /// Brings a written page back, and with it what lies ahead of a march.
     fn break_page(&self, address: HostAddress, marches: &mut Marches, spare: &mut Spare) {
         let regions = self.regions.read();
-        let region = regions.iter().find(|r| r.start() <= address && address < r.end());
+        let region = regions.at(address);
         let Some(region) = region else {
             // Memory that was forgotten: its owner answers for it.
             self.let_write(address);

@@ -40,6 +40,7 @@ mod mend;
 mod merge;
 mod readable;
 mod region;
+mod regions;
 mod release;
 mod restore;
 mod spare;
@@ -78,7 +79,7 @@ use crate::{
     budget::Budget,
     entry::{SLOTS_MAX, STORE_MAX},
     held::Held,
-    region::Regions,
+    regions::Regions,
     release::Release,
     store::StoreView,
     wire::control::{Region, StoreId},

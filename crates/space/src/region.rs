@@ -1,14 +1,13 @@
-//! Regions: which memory of the process is managed, and as which pages.
+//! A region: managed memory of the process, as pages, and what is known of each.
 //!
 //! A region can shrink or fall in two when its VMM unmaps a part; the parts keep sharing the
-//! tables. Page indices are never used again, so that a message about a region that is gone cannot
-//! be taken for one about another.
+//! tables.
 
 use std::{
     io,
     ops::Range,
     sync::{
-        Arc, RwLock, RwLockReadGuard, TryLockError,
+        Arc, RwLock,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -19,9 +18,8 @@ use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 use crate::{
     advice::Advice,
     entry::Entry,
-    extents::Extents,
     untold::Untold,
-    wire::control::{PAGES_MAX, Region as Announced},
+    wire::control::Region as Announced,
 };
 
 /// Pages that share one bit of the summary of losses.
@@ -213,6 +211,11 @@ impl Region {
         }
     }
 
+    /// Stops the next scan from reporting pages that are the region's no more.
+    pub(crate) fn forget_untold(&self, pages: PageRange) {
+        self.table.untold.remove(self.places(pages));
+    }
+
     /// Where `pages` are in the table.
     fn places(&self, pages: PageRange) -> Range<usize> {
         let first = (pages.first.0 - self.table_base.0) as usize;
@@ -255,98 +258,6 @@ impl Region {
             page = page.plus(count);
         }
         true
-    }
-}
-
-/// All regions of the process.
-#[derive(Debug, Default)]
-pub(crate) struct Regions {
-    list: RwLock<Vec<Arc<Region>>>,
-    next_page: AtomicU32,
-    /// Their bounds, for those who may not wait.
-    extents: Extents,
-}
-
-/// Regions start at multiples of this many pages, so that a group of pages is of one region.
-const REGION_ALIGN_PAGES: u32 = 512;
-
-impl Regions {
-    /// Page indices for a region of `count` pages, never given before.
-    pub(crate) fn number(&self, count: u32) -> Option<PageRange> {
-        let aligned = count.checked_next_multiple_of(REGION_ALIGN_PAGES)?;
-        let first = self
-            .next_page
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-                next.checked_add(aligned).filter(|&end| end <= PAGES_MAX)
-            })
-            .ok()?;
-        Some(PageRange::new(PageIndex(first), count))
-    }
-
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Region>>> {
-        self.list.read().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// The regions, without waiting for whoever changes them.
-    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, Vec<Arc<Region>>>> {
-        match self.list.try_read() {
-            Ok(list) => Some(list),
-            Err(TryLockError::Poisoned(list)) => Some(list.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    /// Whether any managed memory may be between two addresses. Takes no lock.
-    pub(crate) fn may_overlap(&self, start: HostAddress, end: HostAddress) -> bool {
-        self.extents.may_overlap(start, end)
-    }
-
-    pub(crate) fn of(&self, page: PageIndex) -> Option<Arc<Region>> {
-        self.read().iter().find(|region| region.pages().contains(page)).cloned()
-    }
-
-    pub(crate) fn overlapping(&self, start: HostAddress, end: HostAddress) -> Vec<Arc<Region>> {
-        if !self.may_overlap(start, end) {
-            return Vec::new();
-        }
-        let regions = self.read();
-        regions.iter().filter(|r| r.start() < end && start < r.end()).cloned().collect()
-    }
-
-    pub(crate) fn add(&self, region: Region) -> Arc<Region> {
-        let region = Arc::new(region);
-        self.replace(|list| list.push(Arc::clone(&region)));
-        region
-    }
-
-    /// Takes `pages` out of `region`; what is left of it stays.
-    pub(crate) fn cut(&self, region: &Arc<Region>, pages: PageRange) {
-        let all = region.pages();
-        let before = PageRange::new(all.first, pages.first.0 - all.first.0);
-        let after = PageRange::new(pages.end(), all.end().0 - pages.end().0);
-        let rest = [before, after].into_iter().filter(|rest| !rest.is_empty());
-        self.exchange(region, rest.map(|rest| region.part(rest)).collect());
-        // Nobody asks for them any more, and the parts share the table.
-        region.table.untold.remove(region.places(pages));
-    }
-
-    /// Puts `parts` of a region in its place.
-    pub(crate) fn exchange(&self, region: &Arc<Region>, parts: Vec<Region>) {
-        self.replace(|list| {
-            list.retain(|other| !Arc::ptr_eq(other, region));
-            list.extend(parts.into_iter().map(Arc::new));
-        });
-    }
-
-    /// Whether a region was neither cut nor taken out since it was looked up.
-    pub(crate) fn has(&self, region: &Arc<Region>) -> bool {
-        self.read().iter().any(|other| Arc::ptr_eq(other, region))
-    }
-
-    fn replace(&self, change: impl FnOnce(&mut Vec<Arc<Region>>)) {
-        let mut list = self.list.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        change(&mut list);
-        self.extents.replace(list.iter().map(|region| (region.start(), region.end())));
     }
 }
 
@@ -427,9 +338,7 @@ mod tests {
         assert_eq!(whole.untold_run(range(0, 300)), run(7, 3, false));
         whole.note_told(run(7, 3, false).unwrap());
         assert_eq!(whole.untold_run(range(0, 300)), run(290, 1, false));
-        let regions = Regions::default();
-        let whole = regions.add(whole);
-        regions.cut(&whole, range(256, 44));
+        whole.forget_untold(range(256, 44));
         assert_eq!(whole.untold_run(range(0, 300)), None);
     }
 
@@ -449,29 +358,5 @@ mod tests {
         assert_eq!(told, [(600, 4, false), (604, 1, true), (605, 5, false)]);
         let stays = UntoldRun { pages: range(604, 1), untracked: true };
         assert_eq!(region.untold_run(range(512, 300)), Some(stays));
-    }
-
-    #[test]
-    fn page_indices_end_where_the_daemon_takes_no_more() {
-        let regions = Regions::default();
-        let aligned = REGION_ALIGN_PAGES;
-        assert_eq!(regions.number(PAGES_MAX - 2 * aligned).map(|pages| pages.first.0), Some(0));
-        assert_eq!(regions.number(2 * aligned + 1), None);
-        assert_eq!(regions.number(1).map(|pages| pages.end().0), Some(PAGES_MAX - 2 * aligned + 1));
-        assert_eq!(regions.number(aligned).map(|pages| pages.end().0), Some(PAGES_MAX));
-        assert_eq!(regions.number(1), None);
-    }
-
-    #[test]
-    fn cutting_leaves_the_rest() {
-        let regions = Regions::default();
-        let whole = regions.add(region(0, 100));
-        regions.cut(&whole, PageRange::new(PageIndex(10), 20));
-        assert!(regions.of(PageIndex(9)).is_some() && regions.of(PageIndex(10)).is_none());
-        assert_eq!(
-            regions.of(PageIndex(30)).expect("rest").start(),
-            HostAddress(0x10_0000 + 30 * 4096)
-        );
-        assert!(!regions.may_overlap(HostAddress(0), HostAddress(0x1000)));
     }
 }

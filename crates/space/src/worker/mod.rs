@@ -68,7 +68,8 @@ impl Worker {
         self.core.rest_stores();
         self.core.budget.follow();
         self.core.follow_memory_errors();
-        self.regions.clone_from(&self.core.regions.read());
+        self.regions.clear();
+        self.regions.extend(self.core.regions.read().iter().cloned());
     }
 
     /// [`lost`](Self::lost) alone, in the regions that there were for [`tend`](Self::tend). Allocates
@@ -265,18 +266,13 @@ impl Part {
 }
 
 impl Core {
-    /// The managed parts of a range, ascending.
+    /// Returns the managed parts of a range, ascending.
     pub(crate) fn parts(&self, range: PageRange) -> Vec<Part> {
         let regions = self.regions.read();
-        let mut parts: Vec<Part> = regions
-            .iter()
-            .map(|region| Part {
-                region: Arc::clone(region),
-                pages: region.pages().intersection(range),
-            })
-            .filter(|part| !part.pages.is_empty())
-            .collect();
-        parts.sort_by_key(|part| part.pages.first);
-        parts
+        let part = |region: &Arc<Region>| Part {
+            region: Arc::clone(region),
+            pages: region.pages().intersection(range),
+        };
+        regions.within(range).map(part).filter(|part| !part.pages.is_empty()).collect()
     }
 }
