@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 pub use bindery_space::wire::control::PAGES_MAX;
-use bindery_space::wire::control::Region;
+use bindery_space::wire::control::{REGIONS_MAX, Region};
 use bindery_sys::memory::MachineMemory;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 
@@ -13,9 +13,6 @@ use crate::GuestError;
 /// The most memory that one guest may have managed, in multiples of what the machine has, swap
 /// included: what is only claimed costs the daemon up to a byte a page all the same.
 const OVERCOMMIT_MAX: u64 = 4;
-
-/// The most regions of one guest. A VMM has a handful.
-const REGIONS_MAX: usize = 4096;
 
 /// The most changes that may wait to be taken: a guest that makes more in one period is not sane.
 const CHANGES_MAX: usize = 16 * REGIONS_MAX;
@@ -68,7 +65,9 @@ impl RegionTable {
             return Err(GuestError::nonsense(format!("a region of {range}, misaligned or taken")));
         }
         if self.regions.len() >= REGIONS_MAX {
-            return Err(GuestError::nonsense(format!("more than {REGIONS_MAX} regions")));
+            return Err(GuestError::nonsense(format!(
+                "more than {REGIONS_MAX} regions, which a shim of this version does not have"
+            )));
         }
         if range.count > self.pages_max - self.pages {
             return Err(GuestError::nonsense(format!(

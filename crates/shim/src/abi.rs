@@ -49,7 +49,7 @@ pub unsafe extern "C" fn bindery_manage(address: *mut c_void, bytes: size_t) -> 
         let whole = whole_pages(address as usize, bytes)
             .ok_or("a range begins at a page and is not empty")?;
         let managed = managed_here()?;
-        let pieces = pieces(managed.space.regions(), address as usize, whole);
+        let pieces = pieces(managed.regions_in(address as usize, whole), address as usize, whole);
         let result = pieces.into_iter().filter(|piece| !piece.is_managed).try_for_each(|piece| {
             let taken = managed.space.manage(HostAddress(piece.address), piece.bytes);
             taken.map(drop).map_err(|error| error.to_string())

@@ -2,7 +2,7 @@
 //!
 //! | advice | in managed memory |
 //! |---|---|
-//! | `MERGEABLE` | takes it under management; the kernel is told only of what cannot be taken |
+//! | `MERGEABLE` | offers it for management; the kernel is told only of what cannot be taken |
 //! | `UNMERGEABLE` | gives it back |
 //! | `DONTNEED`, `DONTNEED_LOCKED`, `FREE`, `REMOVE` | discards, as the memory's first backing would |
 //! | `HUGEPAGE`, `NOHUGEPAGE`, `NORMAL`, `RANDOM`, `SEQUENTIAL` | nothing: they would cut mappings |
@@ -11,8 +11,8 @@
 //! | all others | passed on |
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use bindery_space::agent::log;
 use bindery_units::{HostAddress, PAGE_BYTES};
 
 use crate::answer::{Errno, checked};
@@ -34,7 +34,22 @@ pub(crate) fn whole_pages(address: usize, bytes: usize) -> Option<usize> {
     (address.is_multiple_of(PAGE_BYTES) && whole > 0).then_some(whole)
 }
 
-/// `MADV_MERGEABLE`: manages what can be managed, and leaves the rest to KSM.
+/// Set once memory was given advice that it keeps for good before it was offered.
+static IS_ADVISED: AtomicBool = AtomicBool::new(false);
+
+/// Notes advice about memory that is neither managed nor offered.
+pub(crate) fn note_elsewhere(advice: i32) {
+    let is_kept = matches!(
+        advice,
+        libc::MADV_DONTFORK | libc::MADV_DOFORK | libc::MADV_DONTDUMP | libc::MADV_DODUMP
+    );
+    if is_kept && !IS_ADVISED.load(Ordering::Relaxed) {
+        // A flag alone: it says that there is something to be looked for.
+        IS_ADVISED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// `MADV_MERGEABLE`: offers what may be managed, and leaves the rest to KSM.
 ///
 /// # Safety
 /// As madvise(2).
@@ -46,12 +61,13 @@ pub(crate) unsafe fn offer(address: usize, bytes: usize) -> Result<(), Errno> {
         return unsafe { pass_on(address, bytes, libc::MADV_MERGEABLE) };
     };
     let mut result = Ok(());
-    for piece in pieces(managed.space.regions(), address, bytes) {
+    let is_plain = !IS_ADVISED.load(Ordering::Relaxed);
+    for piece in pieces(managed.regions_in(address, bytes), address, bytes) {
         if piece.is_managed {
             continue;
         }
-        if let Err(error) = managed.space.manage(HostAddress(piece.address), piece.bytes) {
-            log::say(format_args!("{error}; left to KSM"));
+        if let Err(error) = managed.space.offer(HostAddress(piece.address), piece.bytes, is_plain) {
+            managed.agent.note_refusal(&error);
             // SAFETY: the caller's contract.
             let passed = unsafe { pass_on(piece.address, piece.bytes, libc::MADV_MERGEABLE) };
             result = result.and(passed);
@@ -125,7 +141,7 @@ unsafe fn for_each_piece(
     mut ours: impl FnMut(Piece) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let mut result = Ok(());
-    for piece in pieces(managed.space.regions(), address, bytes) {
+    for piece in pieces(managed.regions_in(address, bytes), address, bytes) {
         let done = if piece.is_managed {
             ours(piece)
         } else {

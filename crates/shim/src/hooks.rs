@@ -8,7 +8,7 @@ use std::ffi::c_void;
 
 use libc::{c_int, c_uint, c_ulong, iovec, off64_t, size_t, ssize_t};
 
-use crate::advice::{advise, offer, whole_pages};
+use crate::advice::{advise, note_elsewhere, offer, whole_pages};
 use crate::answer::{Errno, answer, aside};
 use crate::remap::Request;
 use crate::{device, kernel, lock, managed, process, protect, replace, watch};
@@ -25,7 +25,10 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, bytes: size_t, advice: c_
             // SAFETY: the caller's contract.
             return Some(answer(|| unsafe { offer(start, bytes) }));
         }
-        let managed = managed::overlapping(start, bytes)?;
+        let Some(managed) = managed::overlapping(start, bytes) else {
+            note_elsewhere(advice);
+            return None;
+        };
         // SAFETY: the caller's contract.
         Some(answer(|| unsafe { advise(managed, start, bytes, advice) }))
     });

@@ -69,12 +69,19 @@ impl Managed {
         Ok(Self { space, agent, mark })
     }
 
+    /// Returns the managed regions that have a byte of a range.
+    pub(crate) fn regions_in(&self, address: usize, bytes: usize) -> Vec<Region> {
+        self.space.regions_in(HostAddress(address), bytes)
+    }
+
     /// Gives back the regions that a range touches, because the VMM is about to do `what` with them,
     /// which cannot be done with managed memory. Says so. False if they could not be given back.
     pub(crate) fn step_aside(&self, address: usize, bytes: usize, what: &str) -> bool {
         let released = self.space.release_range(HostAddress(address), bytes);
         self.agent.regions_changed();
         match released {
+            // Nothing but an offer was withdrawn.
+            Ok(ranges) if ranges.is_empty() => true,
             Ok(ranges) => {
                 let pages: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
                 log::say(format_args!(

@@ -24,7 +24,12 @@ pub(crate) fn before_unmap(address: usize, bytes: usize) -> Option<Going> {
         return None;
     }
     let managed = managed::overlapping(address, bytes)?;
-    aside(|| managed.space.forget(HostAddress(address), bytes));
+    aside(|| {
+        if managed.space.would_tear(HostAddress(address), bytes) {
+            managed.step_aside(address, bytes, "unmap memory piece by piece");
+        }
+        managed.space.forget(HostAddress(address), bytes);
+    });
     Some(Going { managed, address, bytes })
 }
 

@@ -13,7 +13,7 @@ use bindery_units::HostAddress;
 
 /// Number of ranges that are told apart. A VMM has some dozens of regions; where there are more,
 /// neighbours share a range with whatever lies between them.
-pub(crate) const EXTENTS_MAX: usize = 256;
+const EXTENTS_MAX: usize = 256;
 
 /// The bounds of all regions.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct Extents {
     /// Odd while they change.
     version: AtomicUsize,
     count: AtomicUsize,
+    /// Changes since all of them were made anew.
+    changes: AtomicUsize,
     /// The first `count`: from the first byte to behind the last.
     extents: [[AtomicUsize; 2]; EXTENTS_MAX],
 }
@@ -28,7 +30,8 @@ pub(crate) struct Extents {
 impl Default for Extents {
     fn default() -> Self {
         let extents = [const { [AtomicUsize::new(0), AtomicUsize::new(0)] }; EXTENTS_MAX];
-        Self { version: AtomicUsize::new(0), count: AtomicUsize::new(0), extents }
+        let [version, count, changes] = [const { AtomicUsize::new(0) }; 3];
+        Self { version, count, changes, extents }
     }
 }
 
@@ -57,12 +60,27 @@ impl Extents {
         })
     }
 
-    /// Puts other bounds, ascending, in place of all. One caller at a time: the regions' lock sees to
-    /// that. `bounds` may not allocate, and so must be ready when it is given.
-    pub(crate) fn replace(
+    /// Brings the bounds up to date after a change: exactly where there is room for all, otherwise so
+    /// that none is left out, and anew once a quarter of them has changed. `bounds` are all that there
+    /// are, ascending; `grown` is one that is new, if any is. One caller at a time, as for
+    /// [`replace`](Self::replace).
+    pub(crate) fn follow(
         &self,
         bounds: impl ExactSizeIterator<Item = (HostAddress, HostAddress)>,
+        grown: Option<(HostAddress, HostAddress)>,
     ) {
+        let changes = self.changes.fetch_add(1, Ordering::Relaxed) + 1;
+        if bounds.len() <= EXTENTS_MAX || changes > bounds.len() / 4 {
+            self.changes.store(0, Ordering::Relaxed);
+            self.replace(bounds);
+        } else if let Some((start, end)) = grown {
+            self.widen(start, end);
+        }
+    }
+
+    /// Puts other bounds, ascending, in place of all. One caller at a time: the regions' lock sees to
+    /// that. `bounds` may not allocate, and so must be ready when it is given.
+    fn replace(&self, bounds: impl ExactSizeIterator<Item = (HostAddress, HostAddress)>) {
         self.change(|extents| {
             let shared = bounds.len().div_ceil(EXTENTS_MAX).max(1);
             extents.count.store(bounds.len().div_ceil(shared), Ordering::Relaxed);
@@ -78,7 +96,7 @@ impl Extents {
 
     /// Widens the range that has least to grow so that it takes in one more. One caller at a time, as
     /// for [`replace`](Self::replace), and not before there is any range.
-    pub(crate) fn widen(&self, start: HostAddress, end: HostAddress) {
+    fn widen(&self, start: HostAddress, end: HostAddress) {
         self.change(|extents| {
             let count = extents.count.load(Ordering::Relaxed);
             let growth = |[from, to]: &&[AtomicUsize; 2]| {

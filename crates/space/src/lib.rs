@@ -38,6 +38,7 @@ mod manage;
 mod marches;
 mod mend;
 mod merge;
+mod offers;
 mod readable;
 mod region;
 mod regions;
@@ -65,6 +66,7 @@ use std::{
 
 use bindery_sys::{
     mapping::Mapping,
+    maps::AdvisedMappings,
     pagemap::Pagemap,
     thread::CpuClock,
     userfault::{Userfault, feature},
@@ -79,11 +81,15 @@ use crate::{
     budget::Budget,
     entry::{SLOTS_MAX, STORE_MAX},
     held::Held,
+    offers::Offers,
     regions::Regions,
     release::Release,
     store::StoreView,
-    wire::control::{Region, StoreId},
+    wire::control::{REGIONS_MAX, Region, StoreId},
 };
+
+/// Number of parts that a region may fall into.
+const PARTS_MAX: usize = 64;
 
 /// The managed memory of this process. There is one, and it lives as long as the process: threads
 /// of the guest depend on its handlers.
@@ -100,6 +106,7 @@ struct Core {
     store_faults: Userfault,
     pagemap: Pagemap,
     regions: Regions,
+    offers: Offers,
     /// Held while memory is taken under management.
     managing: Mutex<()>,
     held: Held,
@@ -171,6 +178,7 @@ impl Space {
             store_faults: Userfault::open(stores).map_err(start_error)?,
             pagemap: Pagemap::of_self().map_err(StartError::Resources)?,
             regions: Regions::default(),
+            offers: Offers::default(),
             managing: Mutex::new(()),
             held: Held::new(),
             stores: RwLock::new([const { None }; STORE_MAX as usize + 1]),
@@ -190,12 +198,14 @@ impl Space {
     /// # Errors
     /// [`ManageError`]; the range is as it was.
     pub fn manage(&self, address: HostAddress, bytes: usize) -> Result<Region, ManageError> {
-        let region = self.core.manage(address, bytes)?;
+        self.core.offers.withdraw(address, end_of(address, bytes));
+        let advised = || Ok(AdvisedMappings::of_self()?.at(address));
+        let region = self.core.manage(address, bytes, advised)?;
         self.core.budget.refresh();
         Ok(region.announced)
     }
 
-    /// What is managed now.
+    /// Returns what is managed now, ascending by page.
     #[must_use]
     pub fn regions(&self) -> Vec<Region> {
         self.core.regions.read().iter().map(|region| region.announced).collect()
@@ -218,7 +228,8 @@ impl Space {
         self.release_range(HostAddress(0), usize::MAX)
     }
 
-    /// Gives back every region that the range touches. Returns the pages given back.
+    /// Gives back every region that the range touches, and withdraws what is offered of it. Returns the
+    /// pages given back.
     ///
     /// # Errors
     /// As [`release`](Self::release).
@@ -227,7 +238,9 @@ impl Space {
         address: HostAddress,
         bytes: usize,
     ) -> Result<Vec<PageRange>, ReleaseError> {
-        Release::new(&self.core)?.release(address, end_of(address, bytes))
+        let end = end_of(address, bytes);
+        self.core.offers.withdraw(address, end);
+        Release::new(&self.core)?.release(address, end)
     }
 
     /// Throws away the pages of a range, as `madvise` with `advice` (`MADV_DONTNEED`,
@@ -240,18 +253,41 @@ impl Space {
         self.core.discard(address, end_of(address, bytes), advice)
     }
 
-    /// Whether any byte of a range is managed. Takes no lock and allocates nothing where none is.
+    /// Returns true if any byte of a range is managed or offered. Takes no lock and allocates nothing
+    /// where none is.
     #[must_use]
     pub fn overlaps(&self, address: HostAddress, bytes: usize) -> bool {
+        let (end, regions) = (end_of(address, bytes), &self.core.regions);
+        let managed = regions.may_overlap(address, end)
+            && regions.read().overlapping(address, end).next().is_some();
+        managed || self.core.offers.overlaps(address, end)
+    }
+
+    /// Returns the managed regions that have a byte of a range, ascending by address.
+    #[must_use]
+    pub fn regions_in(&self, address: HostAddress, bytes: usize) -> Vec<Region> {
+        let regions = self.core.regions.overlapping(address, end_of(address, bytes));
+        regions.iter().map(|region| region.announced).collect()
+    }
+
+    /// Returns true if unmapping a range would leave a region in more pieces than are worth managing: its
+    /// owner unmaps memory piece by piece, and had better have it back.
+    #[must_use]
+    pub fn would_tear(&self, address: HostAddress, bytes: usize) -> bool {
         let end = end_of(address, bytes);
-        self.core.regions.may_overlap(address, end)
-            && !self.core.regions.overlapping(address, end).is_empty()
+        let is_full = || self.core.regions.read().len() >= REGIONS_MAX;
+        self.core.regions.overlapping(address, end).iter().any(|region| {
+            let is_inside = region.start() < address && end < region.end();
+            region.watched && is_inside && (region.parts() > PARTS_MAX || is_full())
+        })
     }
 
     /// Forgets the managed pages of a range that its owner is about to unmap or replace. Waits for
     /// work on them to end. Returns the pages forgotten.
     pub fn forget(&self, address: HostAddress, bytes: usize) -> Vec<PageRange> {
-        self.core.forget(address, end_of(address, bytes))
+        let end = end_of(address, bytes);
+        self.core.offers.withdraw(address, end);
+        self.core.forget(address, end)
     }
 
     /// Notes that the VMM advised `MADV_DONTFORK`, `MADV_DONTDUMP` or the opposite of one, so that
@@ -260,7 +296,9 @@ impl Space {
     /// # Panics
     /// If it is any other advice.
     pub fn note_advice(&self, address: HostAddress, bytes: usize, advice: i32) {
-        for region in self.core.regions.overlapping(address, end_of(address, bytes)) {
+        let end = end_of(address, bytes);
+        self.core.offers.note_advice(address, end, advice);
+        for region in self.core.regions.overlapping(address, end) {
             region.note_advice(advice);
             // Work under way may not have seen it: what it maps must be there for the caller's
             // advice. The lock of the held ranges orders the note before later work.

@@ -1,18 +1,25 @@
 //! Taking memory under management.
 
 use std::{
+    cell::OnceCell,
     io,
     sync::{Arc, PoisonError},
+    time::Instant,
 };
 
 use bindery_sys::{
     mapping,
-    maps::{self, Area},
+    maps::{self, Advised, AdvisedMappings, Area},
     userfault::mode,
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT};
 
-use crate::{Core, region::Region, wire::control::Region as Announced};
+use crate::{
+    Core, Space,
+    offers::Offer,
+    region::Region,
+    wire::control::{REGIONS_MAX, Region as Announced},
+};
 
 /// Why a range was not taken under management. It is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -57,37 +64,137 @@ pub enum ManageError {
         #[source]
         source: io::Error,
     },
+    /// There are [`REGIONS_MAX`] regions and offers already.
+    #[error(
+        "this process has offered {REGIONS_MAX} ranges of memory, which is the most: offer fewer and longer ones"
+    )]
+    TooManyRegions,
     /// [`PAGES_MAX`](crate::wire::control::PAGES_MAX) were used up.
     #[error("this process has had 4 TiB of managed memory, now or earlier, which is the most")]
     PagesExhausted,
 }
 
+impl ManageError {
+    /// Returns what happened without saying where: the same for all memory of a kind.
+    pub(crate) fn kind(&self) -> String {
+        match self {
+            Self::Unsuitable { what, .. } => what.clone(),
+            Self::Kernel { source, .. } => source.to_string(),
+            Self::Unaligned { .. } => "unaligned".to_owned(),
+            Self::Managed { .. } => "managed".to_owned(),
+            Self::Watched { .. } => "watched".to_owned(),
+            Self::TooManyRegions | Self::PagesExhausted => self.to_string(),
+        }
+    }
+}
+
+impl Space {
+    /// Offers a range: it comes under management once it has rested for half a second, by
+    /// [`take_offers`](Self::take_offers), unless its owner unmaps, protects, locks or otherwise
+    /// withdraws it before. Until then it is the kernel's. `is_plain` says that its owner has not
+    /// advised anything for it that memory keeps for good (`MADV_DONTFORK`, `MADV_DONTDUMP`); where
+    /// that is not known, finding out takes a read of `/proc/self/smaps`.
+    ///
+    /// # Errors
+    /// [`ManageError`], for a range that is not made of whole pages, or not all mapped, or one too many.
+    pub fn offer(
+        &self,
+        address: HostAddress,
+        bytes: usize,
+        is_plain: bool,
+    ) -> Result<(), ManageError> {
+        let end = end_of_pages(address, bytes)?;
+        if !mapping::is_mapped(address, bytes) {
+            return Err(ManageError::Unsuitable { address, what: "not mapped".to_owned() });
+        }
+        if self.core.regions.read().len() + self.core.offers.len() >= REGIONS_MAX {
+            return Err(ManageError::TooManyRegions);
+        }
+        self.core.offers.add(address, end, is_plain);
+        Ok(())
+    }
+
+    /// Takes what was offered and has rested under management. Calls `refused` with what cannot be
+    /// taken, and why. Returns true if anything was taken.
+    pub fn take_offers(&self, mut refused: impl FnMut(HostAddress, usize, ManageError)) -> bool {
+        let rested = self.core.offers.rested();
+        let before = OnceCell::new();
+        let mut any = false;
+        for (start, offer) in rested {
+            let bytes = offer.end.0 - start.0;
+            let taken = self.core.offers.take(start, offer, |offer| {
+                self.core.manage(start, bytes, || offer.advised_since(start, &before))
+            });
+            match taken {
+                Some(Ok(_)) => any = true,
+                Some(Err(error)) => refused(start, bytes, error),
+                // Withdrawn, or offered anew.
+                None => {}
+            }
+        }
+        if any {
+            self.core.budget.refresh();
+        }
+        any
+    }
+
+    /// Returns when the next offer will have rested, if there is one.
+    #[must_use]
+    pub fn next_offer(&self) -> Option<Instant> {
+        self.core.offers.next()
+    }
+}
+
+impl Offer {
+    /// Returns what was advised for the range, from `before`, which is read if it is needed.
+    fn advised_since(
+        &self,
+        start: HostAddress,
+        before: &OnceCell<AdvisedMappings>,
+    ) -> io::Result<Advised> {
+        if self.is_plain {
+            return Ok(self.advised(Advised::default()));
+        }
+        if before.get().is_none() {
+            before.set(AdvisedMappings::of_self()?).expect("it was empty");
+        }
+        Ok(self.advised(before.get().expect("it was just set").at(start)))
+    }
+}
+
+/// Returns the end of a range of whole pages.
+fn end_of_pages(address: HostAddress, bytes: usize) -> Result<HostAddress, ManageError> {
+    let end = address.0.checked_add(bytes).filter(|_| address.is_page_aligned());
+    end.filter(|_| bytes > 0 && bytes.is_multiple_of(PAGE_BYTES))
+        .map(HostAddress)
+        .ok_or(ManageError::Unaligned { address, bytes })
+}
+
 impl Core {
+    /// Takes a range, of which `advised` returns what its owner has advised for good.
     pub(crate) fn manage(
         &self,
         address: HostAddress,
         bytes: usize,
+        advised: impl FnOnce() -> io::Result<Advised>,
     ) -> Result<Arc<Region>, ManageError> {
-        let end = address.0.checked_add(bytes).filter(|_| address.is_page_aligned());
-        let Some(end) = end.filter(|_| bytes > 0 && bytes.is_multiple_of(PAGE_BYTES)) else {
-            return Err(ManageError::Unaligned { address, bytes });
-        };
+        let end = end_of_pages(address, bytes)?;
         let _one_at_a_time = self.managing.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.regions.overlapping(address, HostAddress(end)).iter().any(|r| r.watched) {
+        if self.regions.overlapping(address, end).iter().any(|r| r.watched) {
             return Err(ManageError::Managed { address });
         }
         let kernel = |source| ManageError::Kernel { address, source };
-        let areas = maps::between(address, HostAddress(end)).map_err(kernel)?;
-        is_suitable(&areas, address, HostAddress(end))?;
-        let advised = maps::advised(address.0).map_err(kernel)?;
+        let areas = maps::between(address, end).map_err(kernel)?;
+        is_suitable(&areas, address, end)?;
+        let advised = advised().map_err(kernel)?;
         let count = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| ManageError::PagesExhausted)?;
         let pages = self.regions.number(count).ok_or(ManageError::PagesExhausted)?;
         let region = Region::new(Announced { pages, address }, advised).map_err(kernel)?;
         // Strays of earlier times that are no more: their owner mapped other memory here.
-        self.forget(address, HostAddress(end));
+        self.forget(address, end);
         self.watch(address, bytes)?;
         // Not while the process forks: a child reads the list as it was.
-        let _hold = self.hold(address, HostAddress(end));
+        let _hold = self.hold(address, end);
         // From here on the handlers find it.
         Ok(self.regions.add(region))
     }

@@ -15,12 +15,7 @@ use std::{
 use bindery_sys::{mapping::Mapping, maps::Advised};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
-use crate::{
-    advice::Advice,
-    entry::Entry,
-    untold::Untold,
-    wire::control::Region as Announced,
-};
+use crate::{advice::Advice, entry::Entry, untold::Untold, wire::control::Region as Announced};
 
 /// Pages that share one bit of the summary of losses.
 pub(crate) const GROUP_PAGES: usize = 64;
@@ -95,6 +90,11 @@ impl Region {
     /// The same part once the region is given back.
     pub(crate) fn unwatched_part(&self, pages: PageRange) -> Self {
         Self { watched: false, ..self.part(pages) }
+    }
+
+    /// Returns the number of parts that there are of the region that was offered, at most.
+    pub(crate) fn parts(&self) -> usize {
+        Arc::strong_count(&self.table)
     }
 
     pub(crate) const fn pages(&self) -> PageRange {

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use bindery_units::{HostAddress, PageIndex, PageRange};
 
-use crate::extents::{EXTENTS_MAX, Extents};
+use crate::extents::Extents;
 use crate::region::Region;
 use crate::wire::control::PAGES_MAX;
 
@@ -30,8 +30,6 @@ pub(crate) struct Regions {
 pub(crate) struct Lookup {
     by_address: BTreeMap<HostAddress, Arc<Region>>,
     by_page: BTreeMap<PageIndex, Arc<Region>>,
-    /// Changes since the extents were made anew.
-    changes: usize,
 }
 
 impl Lookup {
@@ -40,9 +38,9 @@ impl Lookup {
         self.by_address.len()
     }
 
-    /// Returns all regions, ascending by address.
-    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<Region>> {
-        self.by_address.values()
+    /// Returns all regions, ascending by page.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Region>> {
+        self.by_page.values()
     }
 
     /// Returns the region that the byte at `address` lies in. Allocates nothing.
@@ -168,22 +166,14 @@ impl Regions {
             lookup.remove(old);
         }
         // A part lies within what its region had; memory that is new may lie beyond all extents.
-        let grown = if old.is_none() { new.first().cloned() } else { None };
+        let grown = new.first().filter(|_| old.is_none()).map(|region| bounds(region));
         new.into_iter().for_each(|region| lookup.insert(region));
-        self.follow(&mut lookup, grown.as_deref());
+        self.extents.follow(lookup.by_address.values().map(bounds), grown);
     }
+}
 
-    /// Brings the extents up to date: exactly where they have room for all regions, otherwise so that no
-    /// region is left out, and anew once a quarter of the regions has changed.
-    fn follow(&self, lookup: &mut Lookup, grown: Option<&Region>) {
-        lookup.changes += 1;
-        if lookup.len() <= EXTENTS_MAX || lookup.changes > lookup.len() / 4 {
-            lookup.changes = 0;
-            self.extents.replace(lookup.iter().map(|region| (region.start(), region.end())));
-        } else if let Some(region) = grown {
-            self.extents.widen(region.start(), region.end());
-        }
-    }
+fn bounds(region: &Arc<Region>) -> (HostAddress, HostAddress) {
+    (region.start(), region.end())
 }
 
 #[cfg(test)]

@@ -498,7 +498,7 @@ fn what_comes_back_is_in_children_of_fork_and_in_dumps_where_its_memory_is() {
     }
     let dont = maps::Advised { dont_fork: true, dont_dump: true };
     let wanted = |start| if start == other.address() { dont } else { maps::Advised::default() };
-    let advised = |address: HostAddress| maps::advised(address.0).expect("smaps");
+    let advised = |address| maps::AdvisedMappings::of_self().expect("smaps").at(address);
     let mut worker = bench.space.worker().expect("worker");
     for page in 0..16 {
         bench.fill(page, u64::from(page) + 1);

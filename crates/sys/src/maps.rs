@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 use bindery_units::HostAddress;
@@ -256,22 +257,43 @@ impl Advised {
     }
 }
 
-/// What was advised for the mapping that the byte at `address` lies in; nothing where there is none.
-/// Reads `/proc/self/smaps`, which takes some 10 ms for each GiB that the process has in memory.
-///
-/// # Errors
-/// As read(2); when `/proc` is not mounted.
-pub fn advised(address: usize) -> io::Result<Advised> {
-    Ok(advised_in(&fs::read_to_string("/proc/self/smaps")?, address))
-}
+/// What was advised for each mapping of a process at one time, ascending.
+#[derive(Debug, Default)]
+pub struct AdvisedMappings(Vec<(Range<usize>, Advised)>);
 
-fn advised_in(smaps: &str, address: usize) -> Advised {
-    let behind = smaps.lines().skip_while(|line| {
-        parse(line).is_none_or(|mapping| address < mapping.start || mapping.end <= address)
-    });
-    let flags = behind.filter_map(|line| line.strip_prefix("VmFlags:")).next().unwrap_or("");
-    let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
-    Advised { dont_fork: has("dc"), dont_dump: has("dd") }
+impl AdvisedMappings {
+    /// Reads `/proc/self/smaps`, which takes some 10 ms for each GiB that the process has in small
+    /// pages.
+    ///
+    /// # Errors
+    /// As read(2); when `/proc` is not mounted.
+    pub fn of_self() -> io::Result<Self> {
+        Ok(Self::parse(&fs::read_to_string("/proc/self/smaps")?))
+    }
+
+    fn parse(smaps: &str) -> Self {
+        let mut mappings: Vec<(Range<usize>, Advised)> = Vec::new();
+        for line in smaps.lines() {
+            if let Some(flags) = line.strip_prefix("VmFlags:") {
+                let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
+                if let Some((_, advised)) = mappings.last_mut() {
+                    *advised = Advised { dont_fork: has("dc"), dont_dump: has("dd") };
+                }
+            } else if let Some(mapping) = parse(line) {
+                mappings.push((mapping.start..mapping.end, Advised::default()));
+            }
+        }
+        Self(mappings)
+    }
+
+    /// Returns what was advised for the mapping that the byte at `address` lies in; nothing where there
+    /// was none.
+    #[must_use]
+    pub fn at(&self, address: HostAddress) -> Advised {
+        let behind = self.0.partition_point(|(range, _)| range.start <= address.0);
+        let found = self.0[..behind].last().filter(|(range, _)| address.0 < range.end);
+        found.map_or(Advised::default(), |(_, advised)| *advised)
+    }
 }
 
 fn parse(line: &str) -> Option<Line<'_>> {
@@ -315,10 +337,14 @@ mod tests {
                      7f00040000-7f00050000 rw-p 00000000 00:00 0 \n\
                      VmFlags: rd wr dd \n";
         let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump };
-        assert_eq!(advised_in(smaps, 0x7f_0003_ffff), dont(true, false));
-        assert_eq!(advised_in(smaps, 0x7f_0004_0000), dont(false, true));
-        assert_eq!(advised_in(smaps, 0x7f_0005_0000), dont(false, false));
-        assert_eq!(advised((&raw const smaps).addr()).unwrap(), dont(false, false));
+        let advised = AdvisedMappings::parse(smaps);
+        assert_eq!(advised.at(HostAddress(0x7f_0003_ffff)), dont(true, false));
+        assert_eq!(advised.at(HostAddress(0x7f_0004_0000)), dont(false, true));
+        for nowhere in [0x7f_0002_ffff, 0x7f_0005_0000] {
+            assert_eq!(advised.at(HostAddress(nowhere)), dont(false, false));
+        }
+        let here = HostAddress((&raw const smaps).addr());
+        assert_eq!(AdvisedMappings::of_self().unwrap().at(here), dont(false, false));
     }
 
     #[test]

@@ -15,29 +15,27 @@ pub(super) struct Changes {
     pub(super) added: Vec<Region>,
 }
 
-/// What changed from `told` to `current`. Neither has regions that overlap.
+/// Returns what changed from `told` to `current`. Both ascend by page, and neither has regions that
+/// overlap. Takes time in proportion to what there is.
 pub(super) fn changes(told: &[Region], current: &[Region]) -> Changes {
-    let mut changes = Changes::default();
-    for region in told {
-        changes.removed.extend(without(region.pages, current));
-    }
-    let is_told =
-        |region: &Region| told.iter().any(|old| !old.pages.intersection(region.pages).is_empty());
-    changes.added.extend(current.iter().filter(|region| !is_told(region)));
-    changes
+    let removed =
+        told.iter().flat_map(|region| without(region.pages, within(current, region.pages)));
+    let is_new = |region: &&Region| within(told, region.pages).is_empty();
+    Changes { removed: removed.collect(), added: current.iter().filter(is_new).copied().collect() }
 }
 
-/// The pages of `pages` that are in no region, ascending.
+/// Returns those of `regions`, which ascend, that have a page of `pages`.
+fn within(regions: &[Region], pages: PageRange) -> &[Region] {
+    let begin = regions.partition_point(|region| region.pages.end() <= pages.first);
+    let count = regions[begin..].partition_point(|region| region.pages.first < pages.end());
+    &regions[begin..begin + count]
+}
+
+/// Returns the pages of `pages` that are in no region, ascending. The regions ascend, too.
 fn without(pages: PageRange, regions: &[Region]) -> Vec<PageRange> {
-    let mut kept: Vec<PageRange> = regions
-        .iter()
-        .map(|region| region.pages.intersection(pages))
-        .filter(|part| !part.is_empty())
-        .collect();
-    kept.sort_by_key(|part| part.first);
     let mut gaps = Vec::new();
     let mut at = pages.first;
-    for part in kept {
+    for part in regions.iter().map(|region| region.pages.intersection(pages)) {
         gaps.extend(gap(at, part.first));
         at = part.end();
     }

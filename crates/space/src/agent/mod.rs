@@ -21,6 +21,7 @@ mod children;
 pub mod config;
 mod lane;
 pub mod log;
+mod refusals;
 mod request;
 mod session;
 
@@ -36,8 +37,9 @@ use bindery_sys::event::Event;
 use bindery_sys::{socket, thread};
 
 use self::children::Children;
+use self::refusals::Refusals;
 use self::session::{Ended, Session, SessionError};
-use crate::Space;
+use crate::{ManageError, Space};
 
 /// How soon a new connection is tried after one that worked, and how rarely in the end.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -64,6 +66,7 @@ struct Shared {
     wake: Event,
     stopping: AtomicBool,
     ended: AtomicBool,
+    refusals: Mutex<Refusals>,
     children: Arc<Children>,
 }
 
@@ -82,16 +85,22 @@ impl Agent {
             wake: Event::new()?,
             stopping: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            refusals: Mutex::default(),
         });
         let control = Arc::clone(&shared);
         let thread = thread::spawn_without_signals("bindery-ctl", move || control.run())?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Says that memory came under management, or went: the daemon is told soon after. Never
-    /// blocks.
+    /// Says that memory was offered, came under management, or went: the daemon is told soon after.
+    /// Never blocks.
     pub fn regions_changed(&self) {
         self.shared.wake.notify();
+    }
+
+    /// Logs that offered memory cannot be taken, unless much like it was logged before.
+    pub fn note_refusal(&self, error: &ManageError) {
+        self.shared.note_refusal(error);
     }
 
     /// Whether no daemon will merge this guest any more: it was refused from the start, or told to step
@@ -133,6 +142,10 @@ impl Agent {
 }
 
 impl Shared {
+    fn note_refusal(&self, error: &ManageError) {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).note(error);
+    }
+
     fn is_stopping(&self) -> bool {
         // A flag alone; the wake that comes with it orders the two.
         self.stopping.load(Ordering::Relaxed)

@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindery_page::DigestKey;
-use bindery_sys::{socket, thread};
+use bindery_sys::{mapping, socket, thread};
 
 use super::announce::changes;
 use super::lane::{Lane, Parts};
@@ -27,6 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often to look whether children have ended that something waits for.
 const CHILD_INTERVAL: Duration = Duration::from_millis(200);
+
+/// An announcement is followed by a rest of so many times as long: a program that maps and unmaps
+/// without end keeps the control thread busy for a fraction of the time only.
+const ANNOUNCEMENT_REST: u32 = 20;
 
 /// The most lanes of one session: a daemon has one for each of its workers, of which there are 256 at
 /// most, and one for each operator who watches the guest.
@@ -83,6 +87,10 @@ pub(super) struct Session<'a> {
     told: Vec<Region>,
     /// It has not heard of all that are gone since.
     withheld: bool,
+    /// Regions may have come or gone since it was told.
+    stale: bool,
+    /// When it may be told again.
+    next_announcement: Instant,
     /// The daemon has asked for everything back.
     asked_back: bool,
     lanes: Lanes,
@@ -114,6 +122,8 @@ impl<'a> Session<'a> {
             key: None,
             told: Vec::new(),
             withheld: false,
+            stale: false,
+            next_announcement: Instant::now(),
             asked_back: false,
             lanes: Lanes::default(),
         })
@@ -135,18 +145,19 @@ impl<'a> Session<'a> {
             if self.asked_back && !self.shared.children.any() {
                 return Ok(self.release());
             }
-            let patience = (self.withheld || self.asked_back).then_some(CHILD_INTERVAL);
-            socket::wait_any_readable(&waited, &mut ready, patience)?;
+            socket::wait_any_readable(&waited, &mut ready, self.patience())?;
             if ready[1] {
                 self.shared.wake.clear();
                 if self.shared.is_stopping() {
                     return Ok(Ended::Stopped);
                 }
-                if self.is_welcome() {
+                self.stale = true;
+            }
+            if self.is_welcome() {
+                self.stale |= self.take_offers() || self.withheld;
+                if self.stale && Instant::now() >= self.next_announcement {
                     self.announce()?;
                 }
-            } else if self.withheld {
-                self.announce()?;
             }
             if ready[0] {
                 if !self.channel.fill()? {
@@ -159,6 +170,27 @@ impl<'a> Session<'a> {
                 }
             }
         }
+    }
+
+    /// Returns how long to wait for a message or a wake.
+    fn patience(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let children = (self.withheld || self.asked_back).then_some(CHILD_INTERVAL);
+        let offers = self.shared.space.next_offer().filter(|_| self.is_welcome());
+        let announcement = self.stale.then_some(self.next_announcement);
+        let times = [offers, announcement].into_iter().flatten();
+        times.map(|time| time.saturating_duration_since(now)).chain(children).min()
+    }
+
+    /// Takes what was offered and has rested. What cannot be taken is left to KSM. Returns true if
+    /// regions came.
+    fn take_offers(&self) -> bool {
+        self.shared.space.take_offers(|address, bytes, error| {
+            self.shared.note_refusal(&error);
+            // Its owner may have unmapped it meanwhile, and kernels can be without KSM.
+            // SAFETY: its owner has asked for this advice, which keeps content.
+            let _ = unsafe { mapping::advise(address, bytes, libc::MADV_MERGEABLE) };
+        })
     }
 
     fn take(
@@ -212,12 +244,14 @@ impl<'a> Session<'a> {
     /// Tells the daemon which regions came and went since it was told last; those that went not while
     /// a child of fork may still see them.
     fn announce(&mut self) -> Result<(), SessionError> {
+        let begun = Instant::now();
         let mut current = self.shared.space.regions();
         let changes = changes(&self.told, &current);
         self.withheld = !changes.removed.is_empty() && self.shared.children.any();
         if self.withheld {
             // Those that were cut are told of whole.
             current = [&self.told[..], &changes.added].concat();
+            current.sort_unstable_by_key(|region| region.pages.first);
         } else {
             for range in changes.removed {
                 self.channel.send(&FromShim::RegionRemoved(range), &[], PATIENCE)?;
@@ -227,6 +261,8 @@ impl<'a> Session<'a> {
             self.channel.send(&FromShim::RegionAdded(region), &[], PATIENCE)?;
         }
         self.told = current;
+        self.stale = false;
+        self.next_announcement = begun + begun.elapsed() * ANNOUNCEMENT_REST;
         Ok(())
     }
 

@@ -37,6 +37,9 @@ pub const STORES_MAX: usize = 8;
 /// guest can make the daemon hold.
 pub const PAGES_MAX: u32 = 1 << 30;
 
+/// Number of regions that one guest may have. A VMM has a handful.
+pub const REGIONS_MAX: usize = 16 * 1024;
+
 /// Where shims and operators look for this user's own daemon: `/run/bindery/bindery.sock` for root,
 /// otherwise `$XDG_RUNTIME_DIR/bindery.sock`, or `/tmp/bindery-<uid>/bindery.sock` where that is not
 /// set.

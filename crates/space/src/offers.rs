@@ -1,0 +1,226 @@
+//! Memory that was offered, and rests until it comes under management.
+//!
+//! Offered memory is the kernel's own until it has rested for a while: what is filled right after it was
+//! offered is filled by the kernel's faults, in huge pages, and a program that maps, offers and unmaps
+//! all the time never pays for management. Nor is anything taken before there is a daemon to merge it.
+//!
+//! Whatever changes the mappings of offered memory (`munmap`, `mremap`, `mprotect`, `mlock`, another
+//! userfaultfd, …) withdraws the offer, as it gives back managed memory. The lock of the offers is held
+//! while one is taken, so a call about that memory comes either before, and withdraws it, or after, and
+//! finds it managed.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bindery_sys::maps::Advised;
+use bindery_units::HostAddress;
+
+use crate::extents::Extents;
+
+/// How long offered memory rests before it is taken.
+pub(crate) const REST: Duration = Duration::from_millis(500);
+
+/// Ranges that were offered and are not managed yet.
+#[derive(Debug, Default)]
+pub(crate) struct Offers {
+    resting: Mutex<BTreeMap<HostAddress, Offer>>,
+    /// Bounds of the ranges, for those who may not wait.
+    extents: Extents,
+}
+
+/// One range, by its first byte.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) end: HostAddress,
+    since: Instant,
+    /// True if no advice was given before the offer that memory keeps for good.
+    pub(crate) is_plain: bool,
+    /// `MADV_DONTFORK` or its opposite, if given since.
+    dont_fork: Option<bool>,
+    /// `MADV_DONTDUMP` or its opposite, if given since.
+    dont_dump: Option<bool>,
+}
+
+impl Offer {
+    /// Returns what was advised for the range, of which `before` was advised before the offer.
+    pub(crate) fn advised(&self, before: Advised) -> Advised {
+        Advised {
+            dont_fork: self.dont_fork.unwrap_or(before.dont_fork),
+            dont_dump: self.dont_dump.unwrap_or(before.dont_dump),
+        }
+    }
+
+    fn note(&mut self, advice: i32) {
+        match advice {
+            libc::MADV_DONTFORK => self.dont_fork = Some(true),
+            libc::MADV_DOFORK => self.dont_fork = Some(false),
+            libc::MADV_DONTDUMP => self.dont_dump = Some(true),
+            libc::MADV_DODUMP => self.dont_dump = Some(false),
+            other => panic!("advice {other} is nothing to be noted"),
+        }
+    }
+
+    fn rested_at(&self) -> Instant {
+        self.since + REST
+    }
+}
+
+type Resting = BTreeMap<HostAddress, Offer>;
+
+impl Offers {
+    fn lock(&self) -> MutexGuard<'_, Resting> {
+        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a range. `is_plain`: no advice was given for it that memory keeps for good.
+    pub(crate) fn add(&self, start: HostAddress, end: HostAddress, is_plain: bool) {
+        let mut resting = self.lock();
+        cut(&mut resting, start, end);
+        let since = Instant::now();
+        resting.insert(start, Offer { end, since, is_plain, dont_fork: None, dont_dump: None });
+        self.follow(&resting, Some((start, end)));
+    }
+
+    /// Withdraws what was offered between two addresses. Waits while any of it is taken.
+    pub(crate) fn withdraw(&self, start: HostAddress, end: HostAddress) {
+        if self.extents.may_overlap(start, end) {
+            let mut resting = self.lock();
+            if cut(&mut resting, start, end) {
+                self.follow(&resting, None);
+            }
+        }
+    }
+
+    /// Notes `MADV_DONTFORK`, `MADV_DONTDUMP` or the opposite of one for ranges between two addresses.
+    pub(crate) fn note_advice(&self, start: HostAddress, end: HostAddress, advice: i32) {
+        if self.extents.may_overlap(start, end) {
+            let mut resting = self.lock();
+            for first in overlapping(&resting, start, end) {
+                resting.get_mut(&first).expect("it was just found").note(advice);
+            }
+        }
+    }
+
+    /// Returns true if anything between two addresses is offered. Takes no lock where nothing is.
+    pub(crate) fn overlaps(&self, start: HostAddress, end: HostAddress) -> bool {
+        self.extents.may_overlap(start, end) && !overlapping(&self.lock(), start, end).is_empty()
+    }
+
+    /// Returns the number of ranges.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Returns when the next range will have rested.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.lock().values().map(Offer::rested_at).min()
+    }
+
+    /// Returns the ranges that have rested, ascending.
+    pub(crate) fn rested(&self) -> Vec<(HostAddress, Offer)> {
+        let now = Instant::now();
+        let resting = self.lock();
+        let rested = resting.iter().filter(|(_, offer)| offer.rested_at() <= now);
+        rested.map(|(start, offer)| (*start, *offer)).collect()
+    }
+
+    /// Calls `take` with a range that has rested, unless it was withdrawn or changed meanwhile, and
+    /// removes it. Whoever withdraws waits for that.
+    pub(crate) fn take<T>(
+        &self,
+        start: HostAddress,
+        rested: Offer,
+        take: impl FnOnce(Offer) -> T,
+    ) -> Option<T> {
+        let mut resting = self.lock();
+        let same = |now: &&Offer| now.end == rested.end && now.since == rested.since;
+        let offer = resting.get(&start).filter(same).copied()?;
+        let taken = take(offer);
+        resting.remove(&start);
+        self.follow(&resting, None);
+        Some(taken)
+    }
+
+    fn follow(&self, resting: &Resting, grown: Option<(HostAddress, HostAddress)>) {
+        self.extents.follow(resting.iter().map(|(start, offer)| (*start, offer.end)), grown);
+    }
+}
+
+/// Returns the first bytes of the ranges that have a byte between two addresses.
+fn overlapping(resting: &Resting, start: HostAddress, end: HostAddress) -> Vec<HostAddress> {
+    let before = resting.range(..start).next_back().filter(|(_, offer)| start < offer.end);
+    let within = resting.range(start..end.max(start));
+    before.into_iter().chain(within).map(|(first, _)| *first).collect()
+}
+
+/// Removes what is between two addresses. Returns true if anything was.
+fn cut(resting: &mut Resting, start: HostAddress, end: HostAddress) -> bool {
+    let hit = overlapping(resting, start, end);
+    for first in &hit {
+        let offer = resting.remove(first).expect("it was just found");
+        if *first < start {
+            resting.insert(*first, Offer { end: start, ..offer });
+        }
+        if end < offer.end {
+            resting.insert(end, offer);
+        }
+    }
+    !hit.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(page: usize) -> HostAddress {
+        HostAddress(page << 12)
+    }
+
+    fn ranges(offers: &Offers) -> Vec<(usize, usize)> {
+        offers.lock().iter().map(|(start, offer)| (start.0 >> 12, offer.end.0 >> 12)).collect()
+    }
+
+    #[test]
+    fn withdrawing_a_part_leaves_the_rest() {
+        let offers = Offers::default();
+        offers.add(at(10), at(20), true);
+        offers.add(at(30), at(40), true);
+        offers.withdraw(at(15), at(16));
+        offers.withdraw(at(38), at(99));
+        offers.withdraw(at(0), at(10));
+        assert_eq!(ranges(&offers), [(10, 15), (16, 20), (30, 38)]);
+        assert!(!offers.overlaps(at(15), at(16)) && offers.overlaps(at(15), at(17)));
+        offers.add(at(18), at(31), true);
+        assert_eq!(ranges(&offers), [(10, 15), (16, 18), (18, 31), (31, 38)]);
+    }
+
+    #[test]
+    fn advice_since_the_offer_is_what_counts() {
+        let offers = Offers::default();
+        offers.add(at(1), at(2), false);
+        offers.note_advice(at(0), at(9), libc::MADV_DONTFORK);
+        offers.note_advice(at(0), at(9), libc::MADV_DODUMP);
+        let offer = offers.lock()[&at(1)];
+        let before = Advised { dont_fork: false, dont_dump: true };
+        assert_eq!(offer.advised(before), Advised { dont_fork: true, dont_dump: false });
+        assert_eq!(offer.is_plain, false);
+    }
+
+    #[test]
+    fn what_was_offered_anew_or_withdrawn_is_not_taken() {
+        let offers = Offers::default();
+        offers.add(at(1), at(2), true);
+        offers.add(at(3), at(4), true);
+        offers.add(at(5), at(6), true);
+        let seen = offers.lock().clone();
+        std::thread::sleep(Duration::from_millis(1));
+        offers.add(at(1), at(2), true);
+        offers.withdraw(at(3), at(4));
+        let taken =
+            seen.into_iter().filter_map(|(start, offer)| offers.take(start, offer, |_| start));
+        assert_eq!(taken.collect::<Vec<_>>(), [at(5)]);
+        assert_eq!(ranges(&offers), [(1, 2)]);
+        assert!(offers.rested().is_empty() && offers.next() > Some(Instant::now()));
+    }
+}
