@@ -204,7 +204,7 @@ mod tests {
         let offer = offers.lock()[&at(1)];
         let before = Advised { dont_fork: false, dont_dump: true };
         assert_eq!(offer.advised(before), Advised { dont_fork: true, dont_dump: false });
-        assert_eq!(offer.is_plain, false);
+        assert!(!offer.is_plain);
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl Regions {
             lookup.remove(old);
         }
         // A part lies within what its region had; memory that is new may lie beyond all extents.
-        let grown = new.first().filter(|_| old.is_none()).map(|region| bounds(region));
+        let grown = new.first().filter(|_| old.is_none()).map(bounds);
         new.into_iter().for_each(|region| lookup.insert(region));
         self.extents.follow(lookup.by_address.values().map(bounds), grown);
     }

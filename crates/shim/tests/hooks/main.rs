@@ -10,6 +10,7 @@ mod vmm;
 
 use bindery_guest::Connection;
 use bindery_space::Space;
+use bindery_space::wire::control::REGIONS_MAX;
 use peer::{Peer, merge_all, merge_until_gone, region, wait_until};
 use vmm::Vmm;
 
@@ -61,6 +62,7 @@ fn steps_aside(action: &str) -> bool {
         "guard",
         "userfault",
         "device-reads",
+        "tear",
     ];
     aside.contains(&action)
 }
@@ -86,6 +88,7 @@ act! {
     unmergeable_gives_back: "anonymous" "unmergeable";
     offered_again_nothing_happens: "anonymous" "again";
     munmap_takes_away: "anonymous" "munmap";
+    memory_that_is_unmapped_page_by_page_is_given_back: "anonymous" "tear";
     mmap_replaces: "anonymous" "mmap-over";
     mremap_shrinks_and_moves: "anonymous" "mremap";
     copies_of_the_kernels_cannot_be_moved: "anonymous" "mremap-of-copies";
@@ -128,6 +131,25 @@ fn the_daemon_hears_of_memory_that_comes_and_goes() {
     vmm.send("go");
     wait_until(&guest, <[_]>::is_empty);
     assert_eq!(vmm.go().said, "ok");
+}
+
+#[test]
+fn ranges_beyond_the_most_are_left_to_ksm() {
+    if !can_manage() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let peer = Peer::listen(&Vmm::socket_in(&directory));
+    let mut vmm = Vmm::start(directory, &["anonymous", "many"]);
+    assert_eq!(vmm.line(), "ready");
+    let guest = peer.accept();
+    vmm.send("go");
+    wait_until(&guest, |regions| regions.len() == REGIONS_MAX);
+    vmm.wait_for_log("offered 16384 ranges");
+    let ended = vmm.go();
+    assert_eq!(ended.said, "ok", "log: {}", ended.log);
+    assert!(ended.log.lines().count() < 10, "log: {}", ended.log);
+    assert_eq!(guest.regions().len(), REGIONS_MAX);
 }
 
 /// Writers, a discarder, a thread that maps and unmaps, and children of fork, all at once, while every

@@ -1,7 +1,9 @@
 //! Shared memory: it is left alone, and whoever looks at it past the mapping that was offered sees what
 //! the program has there.
 
-use crate::{can_manage, vmm::Vmm};
+use crate::can_manage;
+use crate::peer::Peer;
+use crate::vmm::Vmm;
 
 /// Offers memory so backed, and has the program do one thing to it.
 fn is_left_alone(backing: &str, action: &str) {
@@ -9,8 +11,11 @@ fn is_left_alone(backing: &str, action: &str) {
         return;
     }
     let directory = tempfile::tempdir().expect("directory");
+    let peer = Peer::listen(&Vmm::socket_in(&directory));
     let mut vmm = Vmm::start(directory, &[backing, action]);
     assert_eq!(vmm.line(), "ready");
+    let _guest = peer.accept();
+    vmm.wait_for_log("left to KSM");
     let ended = vmm.go();
     assert_eq!(ended.said, "ok", "{backing}, {action}: {}", ended.log);
     assert!(ended.log.contains("is shared memory ("), "{backing}: {}", ended.log);

@@ -4,8 +4,11 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+use crate::peer::SOON;
 
 /// The shim, as cargo built it for these tests: beside them. The one a directory further up is from
 /// the last `cargo build`.
@@ -98,6 +101,20 @@ impl Vmm {
         line.trim_end().to_owned()
     }
 
+    /// Returns what the shim has logged so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
+    /// Waits until the shim has logged something.
+    pub(crate) fn wait_for_log(&self, wanted: &str) {
+        let begun = Instant::now();
+        while !self.log().contains(wanted) {
+            assert!(begun.elapsed() < SOON, "not a word of {wanted:?}: {}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Gives it a line to read.
     pub(crate) fn send(&mut self, line: &str) {
         writeln!(self.stdin, "{line}").expect("the VMM listens");
@@ -106,9 +123,7 @@ impl Vmm {
     /// Lets it do what it is for, and waits for its end.
     pub(crate) fn go(mut self) -> Ended {
         self.send("go");
-        let said = self.line();
-        let log = std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
-        Ended { said, log }
+        Ended { said: self.line(), log: self.log() }
     }
 }
 

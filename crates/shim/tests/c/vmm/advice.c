@@ -109,6 +109,37 @@ void act_again(void)
 	expect(ram, 0, PAGES);
 }
 
+/* Unmaps every second page: what is left stays as it was. */
+void act_tear(void)
+{
+	for (unsigned long page = 0; page < PAGES; page += 2)
+		CHECK(munmap(ram + page * PAGE, PAGE) == 0);
+	for (unsigned long page = 1; page < PAGES; page += 2)
+		expect(ram + page * PAGE, page, page + 1);
+	CHECK(msync(ram + 100 * PAGE, PAGE, MS_ASYNC) == -1 && errno == ENOMEM);
+}
+
+/* Offers more ranges than are taken: all hold what they held. */
+void act_many(void)
+{
+	const unsigned long ranges = 20000;
+	char line[16];
+	unsigned char *all = mmap(NULL, 2 * ranges * PAGE, PROT_NONE,
+				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	CHECK(all != MAP_FAILED);
+	for (unsigned long range = 0; range < ranges; range++) {
+		unsigned char *page = all + 2 * range * PAGE;
+
+		CHECK(mprotect(page, PAGE, PROT_READ | PROT_WRITE) == 0);
+		CHECK(madvise(page, PAGE, MADV_MERGEABLE) == 0);
+		*(unsigned long *)page = range;
+	}
+	CHECK(fgets(line, sizeof line, stdin));
+	for (unsigned long range = 0; range < ranges; range++)
+		CHECK(*(unsigned long *)(all + 2 * range * PAGE) == range);
+}
+
 void act_munmap(void)
 {
 	CHECK(munmap(ram + 100 * PAGE, 50 * PAGE) == 0);

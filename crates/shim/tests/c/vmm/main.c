@@ -17,6 +17,7 @@ static const struct {
 	{ "unmergeable-then-wait", act_unmergeable_then_wait },
 	{ "again", act_again },
 	{ "munmap", act_munmap },	  { "mmap-over", act_mmap_over },
+	{ "tear", act_tear },		  { "many", act_many },
 	{ "mremap", act_mremap },	  { "mprotect", act_mprotect },
 	{ "mremap-of-copies", act_mremap_of_copies },
 	{ "mprotect-exec", act_mprotect_exec },

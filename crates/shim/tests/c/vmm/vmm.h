@@ -75,6 +75,8 @@ void act_unmergeable(void);
 void act_unmergeable_then_wait(void);
 void act_again(void);
 void act_munmap(void);
+void act_tear(void);
+void act_many(void);
 void act_mmap_over(void);
 void act_mremap(void);
 void act_mremap_of_copies(void);
