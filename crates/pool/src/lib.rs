@@ -27,6 +27,7 @@ mod name;
 pub mod object;
 pub mod pace;
 pub mod pool;
+mod process;
 pub mod reaper;
 pub mod space;
 
@@ -35,6 +36,7 @@ pub use id::{DeviceIndex, MediaClass, ObjectId, UnknownClass};
 pub use name::{BadName, LONGEST_NAME, PoolName};
 pub use object::UNIT_BYTES;
 pub use pool::Pool;
+pub use process::OtherProcess;
 
 /// What devices are read and written in, and what all their structures are aligned to, in bytes: the
 /// least that O_DIRECT takes on every device of today, and a page.

@@ -8,7 +8,7 @@ use bindery_sys::direct::Buffer;
 use thiserror::Error;
 
 use crate::device::Device;
-use crate::{BLOCK_BYTES, MediaClass, ObjectId};
+use crate::{BLOCK_BYTES, MediaClass, ObjectId, OtherProcess};
 
 /// What one checksum covers, in bytes.
 pub const UNIT_BYTES: usize = BLOCK_BYTES;
@@ -85,6 +85,9 @@ pub struct Damage {
 /// Why an object could not be read. Other objects, and other units of this one, may be readable.
 #[derive(Debug, Error)]
 pub enum ReadError {
+    /// This is a child of the process that opened the object's pool.
+    #[error(transparent)]
+    OtherProcess(#[from] OtherProcess),
     /// The device holds something else than what was written.
     #[error(transparent)]
     Damaged(#[from] Damage),

@@ -12,6 +12,8 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 
+use crate::process::Origin;
+
 mod holders;
 mod lent;
 mod range;
@@ -23,6 +25,7 @@ pub use self::range::{RangeLock, RangeLocks};
 #[derive(Debug)]
 pub struct FileLock {
     file: File,
+    origin: Origin,
 }
 
 /// What became of asking for a lock.
@@ -50,15 +53,17 @@ impl FileLock {
         }
         file.set_len(0)?;
         writeln!(file, "{}", std::process::id())?;
-        Ok(Claim::Taken(Self { file }))
+        Ok(Claim::Taken(Self { file, origin: Origin::here() }))
     }
 }
 
 impl Drop for FileLock {
     fn drop(&mut self) {
         // A child that another thread starts at this moment has the file open as well until it
-        // executes, and would keep the lock.
-        let _ = flock(&self.file, FlockOperation::Unlock);
+        // executes, and would keep the lock. The child itself has no lock to give up.
+        if self.origin.is_here() {
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
     }
 }
 

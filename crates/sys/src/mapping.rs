@@ -5,15 +5,20 @@ use std::{
     io::{self, Read},
     os::fd::{AsRawFd, BorrowedFd},
     ptr,
+    sync::OnceLock,
 };
 
 use bindery_units::{HostAddress, PAGE_BYTES};
+
+use crate::process::Origin;
 
 /// A mapping that is unmapped when it is dropped.
 #[derive(Debug)]
 pub struct Mapping {
     address: HostAddress,
     bytes: usize,
+    /// The only process that has it, if its children have not.
+    kept: OnceLock<Origin>,
 }
 
 // Raw calls: symbols such as `mmap` may be interposed by a preload library in the same process,
@@ -39,6 +44,10 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 impl Mapping {
+    const fn of(address: HostAddress, bytes: usize) -> Self {
+        Self { address, bytes, kept: OnceLock::new() }
+    }
+
     /// Private anonymous memory, zero, readable and writable, not reserved against swap.
     ///
     /// # Errors
@@ -46,7 +55,7 @@ impl Mapping {
     pub fn anonymous(bytes: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let address = raw_mmap(0, bytes, READ_WRITE, flags, -1, 0)?;
-        Ok(Self { address, bytes })
+        Ok(Self::of(address, bytes))
     }
 
     /// A file mapped shared and readable; writable too if `writable`.
@@ -66,7 +75,7 @@ impl Mapping {
     pub(crate) fn hidden(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let address = raw_mmap(0, bytes, libc::PROT_NONE, flags, file.as_raw_fd(), 0)?;
-        Ok(Self { address, bytes })
+        Ok(Self::of(address, bytes))
     }
 
     /// Makes a hidden mapping readable. Fills nothing.
@@ -99,7 +108,7 @@ impl Mapping {
         let protection = if writable { READ_WRITE } else { libc::PROT_READ };
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let address = raw_mmap(0, bytes, protection, flags, file.as_raw_fd(), offset_bytes)?;
-        Ok(Self { address, bytes })
+        Ok(Self::of(address, bytes))
     }
 
     /// A file mapped shared and read-only from its beginning, which is put at a multiple of
@@ -137,7 +146,7 @@ impl Mapping {
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let room = raw_mmap(0, bytes + HUGE_PAGE_BYTES, libc::PROT_NONE, reserve, -1, 0)?;
         // What of the room is not taken is unmapped again, in any case.
-        let room = Self { address: room, bytes: bytes + HUGE_PAGE_BYTES };
+        let room = Self::of(room, bytes + HUGE_PAGE_BYTES);
         let start = room.address.0.next_multiple_of(HUGE_PAGE_BYTES);
         let address = raw_mmap(start, bytes, protection, flags | libc::MAP_FIXED, file, 0)?;
         let (before, end) = (start - room.address.0, start + bytes);
@@ -147,7 +156,7 @@ impl Mapping {
         // all is EINVAL and does no harm.
         let (_, _) =
             unsafe { (unmap(HostAddress(start - before), before), unmap(HostAddress(end), after)) };
-        Ok(Self { address, bytes })
+        Ok(Self::of(address, bytes))
     }
 
     /// Tells the kernel that a mapping of a file is read here and there, so that a fault reads no more
@@ -166,7 +175,9 @@ impl Mapping {
     /// As madvise(2).
     pub fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: this advice changes no content.
-        unsafe { advise(self.address, self.bytes, libc::MADV_DONTFORK) }
+        unsafe { advise(self.address, self.bytes, libc::MADV_DONTFORK)? };
+        self.kept.get_or_init(Origin::here);
+        Ok(())
     }
 
     /// Keeps the mapping out of core dumps.
@@ -210,6 +221,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.kept.get().is_some_and(|origin| !origin.is_here()) {
+            // A child has nothing there, or something of its own.
+            return;
+        }
         // SAFETY: the mapping is this value's own, and nothing borrowed from it outlives it.
         let Err(error) = (unsafe { unmap(self.address, self.bytes) }) else { return };
         // The kernel joins neighbours, and to take one out of their midst needs a mapping more than

@@ -18,6 +18,10 @@ use bindery_units::{HostAddress, PAGE_SHIFT};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+mod origin;
+
+pub use self::origin::Origin;
+
 /// The most spans that one [`read_memory`] takes: the kernel's `UIO_MAXIOV`.
 pub const SPANS_MAX: usize = 1024;
 

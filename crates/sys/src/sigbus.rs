@@ -8,10 +8,12 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bindery_units::HostAddress;
 
+use crate::process::Origin;
 use crate::published::Published;
 
 /// Serves faults of a range of memory.
@@ -33,13 +35,48 @@ struct Range {
 /// Sorted by address; none overlaps another.
 type Ranges = Vec<Range>;
 
-static RANGES: OnceLock<Published<Ranges>> = OnceLock::new();
+/// What the process that made it has served; null at first. A child has none of its parent's: the memory
+/// may not be there, and whoever serves it may be a thread or a userfaultfd of the parent's.
+static RANGES: AtomicPtr<OfProcess> = AtomicPtr::new(ptr::null_mut());
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A range that is served until this is dropped, which waits until nobody serves it any more.
+/// The ranges of one process.
+struct OfProcess {
+    origin: Origin,
+    ranges: Published<Ranges>,
+}
+
+/// This process's ranges; none before it has had the first.
+fn ranges() -> Option<&'static OfProcess> {
+    // SAFETY: null, or a value that was leaked.
+    let ranges = unsafe { RANGES.load(Ordering::Acquire).as_ref() };
+    ranges.filter(|ranges| ranges.origin.is_here())
+}
+
+/// This process's ranges, made where there are none. What a child inherits it leaves as it is: a thread of its
+/// parent's may have been changing it.
+fn ranges_or_new() -> &'static Published<Ranges> {
+    loop {
+        if let Some(found) = ranges() {
+            return &found.ranges;
+        }
+        let inherited = RANGES.load(Ordering::Acquire);
+        let new = Box::new(OfProcess { origin: Origin::here(), ranges: Published::default() });
+        let new = Box::into_raw(new);
+        let (acquire, release) = (Ordering::Acquire, Ordering::AcqRel);
+        if RANGES.compare_exchange(inherited, new, release, acquire).is_err() {
+            // SAFETY: from `Box::into_raw`, and nobody else has seen it.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
+}
+
+/// A range that is served until this is dropped, which waits until nobody serves it any more. A copy in a
+/// child of fork is of a range that nobody serves there.
 #[derive(Debug)]
 pub struct Registration {
     start: usize,
+    origin: Origin,
 }
 
 /// Has the faults of a range served.
@@ -57,7 +94,7 @@ pub fn register(
     bytes: usize,
     server: Arc<dyn Serve>,
 ) -> io::Result<Registration> {
-    let ranges = RANGES.get_or_init(Published::default);
+    let ranges = ranges_or_new();
     let new = Range { start: start.0, end: start.0 + bytes, server };
     ranges.update(|ranges| {
         let ranges = ranges.map_or(&[][..], Vec::as_slice);
@@ -67,15 +104,15 @@ pub fn register(
         assert!(after.first().is_none_or(|range| new.end <= range.start), "served already");
         Some([before, std::slice::from_ref(&new), after].concat())
     });
-    let registration = Registration { start: start.0 };
+    let registration = Registration { start: start.0, origin: Origin::here() };
     install()?;
     Ok(registration)
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let ranges = RANGES.get().expect("a registration is made after the ranges");
-        ranges.update(|ranges| {
+        let Some(found) = ranges().filter(|_| self.origin.is_here()) else { return };
+        found.ranges.update(|ranges| {
             let left = |range: &&Range| range.start != self.start;
             Some(ranges.into_iter().flatten().filter(left).cloned().collect())
         });
@@ -140,8 +177,8 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
 }
 
 fn serve(address: usize) -> bool {
-    let Some(ranges) = RANGES.get() else { return false };
-    ranges.read(|ranges| {
+    let Some(found) = ranges() else { return false };
+    found.ranges.read(|ranges| {
         let ranges = ranges.map_or(&[][..], Vec::as_slice);
         let after = ranges.partition_point(|range| range.start <= address);
         let found = after.checked_sub(1).map(|at| &ranges[at]);

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use io_uring::{IoUring, opcode, types};
@@ -13,19 +14,42 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::direct::Transfer;
+use crate::process::Origin;
 
 mod queue;
 
 pub use self::queue::{Queue, Written};
 
-/// Two queues shared with the kernel. Any thread may use it, one at a time; a forked child may not, its
-/// memory has no queues.
+/// Two queues shared with the kernel. Any thread may use it, one at a time; a forked child may not
+/// ([`is_here`](Self::is_here)), its memory has no queues.
 ///
 /// Rings whose completions wait for their thread to ask (`IORING_SETUP_DEFER_TASKRUN`) took a fifth more
 /// CPU time a read here: one batch at a time has nothing else that an interruption would disturb.
 pub struct Ring {
-    ring: IoUring,
+    ring: Kernel,
     depth: usize,
+}
+
+/// A ring of the process that made it. In a child, whose memory has nothing where the ring was, dropping it
+/// does nothing.
+struct Kernel {
+    ring: ManuallyDrop<IoUring>,
+    origin: Origin,
+}
+
+impl Kernel {
+    fn new(depth: usize) -> io::Result<Self> {
+        Ok(Self { ring: ManuallyDrop::new(build(depth)?), origin: Origin::here() })
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        if self.origin.is_here() {
+            // SAFETY: needs a value that is not used again; its owner is being dropped.
+            unsafe { ManuallyDrop::drop(&mut self.ring) }
+        }
+    }
 }
 
 /// Why transfers were given up. None is under way any more.
@@ -55,7 +79,7 @@ impl Ring {
     /// # Panics
     /// If `depth` is 0 or above 4096.
     pub fn new(depth: usize) -> io::Result<Self> {
-        Ok(Self { ring: build(depth)?, depth })
+        Ok(Self { ring: Kernel::new(depth)?, depth })
     }
 
     /// How many transfers are under way at most.
@@ -64,17 +88,27 @@ impl Ring {
         self.depth
     }
 
+    /// Returns true if this process made the ring, so that it can use it.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.ring.origin.is_here()
+    }
+
     /// Does all transfers, as many at once as the ring is deep, in any order. Blocks until they are
     /// done; signals do not end it.
     ///
     /// # Errors
     /// The first transfer's that failed, or the ring's.
+    ///
+    /// # Panics
+    /// If another process made the ring.
     pub fn run(
         &mut self,
         file: BorrowedFd<'_>,
         transfers: &mut [Transfer<'_>],
     ) -> Result<(), RunError> {
         let depth = self.depth;
+        assert!(self.is_here(), "a ring is used by the process that made it");
         let mut flight = Flight::new(&mut self.ring).map_err(RunError::Ring)?;
         let mut fresh = 0..transfers.len();
         // Those of which the kernel has done a part.
@@ -137,7 +171,8 @@ impl<'r> Flight<'r> {
     ///
     /// What an earlier flight pushed and the kernel did not take is still in the queue, and speaks of
     /// memory that is borrowed no more: a ring with such entries never submits again.
-    fn new(ring: &'r mut IoUring) -> io::Result<Self> {
+    fn new(kernel: &'r mut Kernel) -> io::Result<Self> {
+        let ring = &mut *kernel.ring;
         if ring.submission().is_empty() {
             Ok(Self { ring, under_way: 0 })
         } else {

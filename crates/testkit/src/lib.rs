@@ -4,6 +4,7 @@
 //! * [`guest`] boots unmodified QEMU guests under TCG and speaks to them.
 //! * [`browser`] drives a real browser without a window.
 //! * [`bindery`] runs a daemon on a private socket, as an operator would.
+//! * [`fork`] runs a part of a test in a child.
 //! * [`machine`] measures memory and CPU time, and puts back settings that it changed.
 //! * [`process`] is a guest without a VMM: a process that offers memory, writes and verifies.
 //! * [`kvm`] runs a tiny guest under KVM in memory that the caller gives it.
@@ -14,6 +15,7 @@
 
 pub mod bindery;
 pub mod browser;
+pub mod fork;
 pub mod guest;
 pub mod kvm;
 pub mod machine;

@@ -76,6 +76,7 @@ fn kind(finding: &Finding) -> &'static str {
         Finding::CatalogueUnreadable(_) => "catalogue-unreadable",
         Finding::Device { .. } => "device",
         Finding::Object(_) => "object",
+        Finding::OtherProcess(_) => "other-process",
         Finding::Space { .. } => "space",
         Finding::ArchiveClosed { .. } => "archive-closed",
     }

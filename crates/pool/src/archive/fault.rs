@@ -8,12 +8,16 @@ use object_store::client::{HttpError, HttpErrorKind};
 use thiserror::Error;
 
 use super::http::{NoCredentials, Refusal};
+use crate::OtherProcess;
 
 /// Why a store did not do what it was asked.
 ///
 /// Every message names the store and the key and says what to do. Credentials are in none of them.
 #[derive(Debug, Error)]
 pub enum Fault {
+    /// This is a child of the process that opened the archive.
+    #[error(transparent)]
+    OtherProcess(#[from] OtherProcess),
     /// There is nothing under the key. What that means, the operation says.
     #[error("{store} has nothing under {key}")]
     Absent {

@@ -224,7 +224,7 @@ impl Inner {
 
     /// Creates a key. [`Fault::Exists`] may come of an attempt of our own whose answer was lost: look
     /// what is there.
-    fn create(&self, key: Path, content: Bytes) -> Pending<Result<(), Fault>> {
+    fn create(&self, key: Path, content: Bytes) -> Pending<()> {
         let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
         let subject = self.subject(&key);
         self.runtime.spawn(async move {
@@ -248,7 +248,7 @@ impl Inner {
     }
 
     /// Reads a range of a key, as much of it as the key has.
-    fn get(&self, key: Path, range: std::ops::Range<u64>) -> Pending<Result<Bytes, Fault>> {
+    fn get(&self, key: Path, range: std::ops::Range<u64>) -> Pending<Bytes> {
         let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
         let subject = self.subject(&key);
         self.runtime.spawn(async move {

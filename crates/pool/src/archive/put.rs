@@ -176,13 +176,13 @@ impl Copy<'_> {
 
     fn settle_next(
         &mut self,
-        under_way: &mut VecDeque<(u32, Pending<Result<(), Fault>>)>,
+        under_way: &mut VecDeque<(u32, Pending<()>)>,
     ) -> Result<(), PutError> {
         let Some((part, created)) = under_way.pop_front() else { return Ok(()) };
         self.settle(part, created.wait()).map(drop)
     }
 
-    fn create(&self, part: u32, content: Bytes) -> Pending<Result<(), Fault>> {
+    fn create(&self, part: u32, content: Bytes) -> Pending<()> {
         self.archive.create(self.key(part), content)
     }
 

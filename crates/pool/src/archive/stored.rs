@@ -298,7 +298,7 @@ impl Stored {
     /// Waits for the oldest piece that was asked for; what is left of the buffer behind it.
     fn take_next<'a>(
         &self,
-        asked: &mut VecDeque<(Piece, Pending<Result<Bytes, Fault>>)>,
+        asked: &mut VecDeque<(Piece, Pending<Bytes>)>,
         into: &'a mut [u8],
     ) -> Result<&'a mut [u8], ReadError> {
         let Some((piece, came)) = asked.pop_front() else { return Ok(into) };

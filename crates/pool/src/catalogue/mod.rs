@@ -12,11 +12,13 @@ pub use contents::{Contents, Contradiction};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard};
 
+use bindery_sys::process::Origin;
 use thiserror::Error;
 
 use crate::format::record::Record;
 use crate::log::{Damage, OpenError, WriteError};
 use crate::mdc::Mdc;
+use crate::process::{self, OtherProcess};
 use crate::{BLOCK_BYTES, ObjectId};
 
 /// What new objects may not use of each log, so that there is always room to delete, rename and open.
@@ -25,6 +27,9 @@ const RESERVE_BYTES: u64 = 8 * BLOCK_BYTES as u64;
 /// Why the catalogue did not take a record.
 #[derive(Clone, Debug, Error)]
 pub enum CatalogueError {
+    /// This is a child of the process that opened the pool.
+    #[error(transparent)]
+    OtherProcess(#[from] OtherProcess),
     /// There are as many objects as it can name. Nothing has changed.
     #[error(
         "the catalogue is full: its {objects} objects take {live_bytes} of {capacity_bytes} bytes; \
@@ -49,6 +54,7 @@ pub enum CatalogueError {
 /// The catalogue of a pool that is open for writing.
 #[derive(Debug)]
 pub struct Catalogue {
+    origin: Origin,
     contents: RwLock<Contents>,
     /// Its leader's alone; there until this is dropped.
     mdc: Mutex<Option<Mdc>>,
@@ -98,6 +104,7 @@ impl Catalogue {
     #[must_use]
     pub fn new(mdc: Mdc, contents: Contents) -> Self {
         Self {
+            origin: Origin::here(),
             contents: RwLock::new(contents),
             mdc: Mutex::new(Some(mdc)),
             queue: Mutex::default(),
@@ -108,9 +115,15 @@ impl Catalogue {
 
     /// What is durable. Nothing becomes visible while this is held.
     ///
+    /// In a child of the process that opened the pool they are as they were when it was forked.
+    ///
     /// # Panics
-    /// If a thread panicked while it changed them.
+    /// If a thread panicked while it changed them; in a child, if one was changing them at that moment.
     pub fn contents(&self) -> RwLockReadGuard<'_, Contents> {
+        if let Err(error) = process::check(self.origin) {
+            // Who changed them is not there to end it.
+            return self.contents.try_read().unwrap_or_else(|_| panic!("{error}"));
+        }
         self.contents.read().expect("the contents are whole")
     }
 
@@ -133,6 +146,9 @@ impl Catalogue {
         &self,
         records: impl IntoIterator<Item = Record>,
     ) -> Vec<Result<(), CatalogueError>> {
+        if let Err(error) = process::check(self.origin) {
+            return records.into_iter().map(|_| Err(error.into())).collect();
+        }
         let mut outcomes: Vec<Arc<OnceLock<_>>> = Vec::new();
         let mut queue = self.queue();
         for record in records {
@@ -291,6 +307,9 @@ fn open(mdc: &mut Option<Mdc>) -> &mut Mdc {
 impl Drop for Catalogue {
     /// Notes that all is durable, so that damage of the last block is not taken for a crash.
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            return;
+        }
         // If a thread panicked while it wrote, nothing is known of what was written.
         let Ok(Some(mdc)) = self.mdc.get_mut().map(Option::take) else { return };
         if let Err(error) = mdc.close() {

@@ -97,7 +97,8 @@ fn run_in_ring(
 ) -> Result<(), (usize, io::Error)> {
     let outcome = RING.with_borrow_mut(|ring| {
         let ring = match ring {
-            Some(ring) if ring.depth() == depth => ring,
+            // A child of fork has not its parent's.
+            Some(ring) if ring.depth() == depth && ring.is_here() => ring,
             _ => ring.insert(Ring::new(depth).map_err(RunError::Ring)?),
         };
         ring.run(file, transfers)

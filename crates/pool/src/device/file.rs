@@ -5,10 +5,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bindery_sys::block::{self, Kind};
 use bindery_sys::direct::{Buffer, Source, Transfer};
+use bindery_sys::process::Origin;
 use bindery_sys::uring::{Queue, Written};
 
 use super::engine::Engine;
@@ -18,9 +19,12 @@ use super::sync_gate::{Closed, SyncGate};
 use super::under_way::{self, UnderWay};
 use super::{Device, Hold, Read, Write};
 use crate::BLOCK_BYTES;
+use crate::process::{self, OtherProcess};
 
 /// A regular file or a block device, read and written past the page cache where the file system takes
 /// that.
+///
+/// It is its process's: a child of fork(2) is refused all of it, with [`OtherProcess`].
 ///
 /// One alone opens it for writing (a lock that ends with the process, and for block devices the
 /// kernel's exclusive use); those that read are not counted. All its errors carry an [`IoError`].
@@ -29,7 +33,8 @@ use crate::BLOCK_BYTES;
 /// and a later sync that succeeds would be taken for the truth.
 pub struct FileDevice {
     path: PathBuf,
-    parts: Parts,
+    parts: Arc<Parts>,
+    origin: Origin,
     engine: Engine,
     depth: usize,
     bytes: AtomicU64,
@@ -51,7 +56,8 @@ impl FileDevice {
     ) -> Self {
         let bytes = AtomicU64::new(whole_blocks(bytes));
         let (gate, idle) = (SyncGate::default(), Mutex::default());
-        Self { path, parts, engine, depth, bytes, gate, idle }
+        let (parts, origin) = (Arc::new(parts), Origin::here());
+        Self { path, parts, origin, engine, depth, bytes, gate, idle }
     }
 
     /// As it was opened.
@@ -85,6 +91,8 @@ impl FileDevice {
     }
 
     fn all(&self, operation: Operation, mut transfers: Vec<Transfer<'_>>) -> io::Result<()> {
+        let first = transfers.first().map_or(0, Transfer::offset_bytes);
+        self.check_process(operation, first)?;
         for transfer in &transfers {
             self.assert_within(transfer.offset_bytes(), transfer.left_bytes() as u64);
         }
@@ -95,6 +103,7 @@ impl FileDevice {
     }
 
     fn one(&self, operation: Operation, mut transfer: Transfer<'_>) -> io::Result<()> {
+        self.check_process(operation, transfer.offset_bytes())?;
         self.assert_within(transfer.offset_bytes(), transfer.left_bytes() as u64);
         let outcome = transfer.run(self.parts.file.as_fd());
         outcome.map_err(|error| self.failed(operation, transfer.offset_bytes(), error))
@@ -131,8 +140,14 @@ impl FileDevice {
         );
     }
 
+    /// As [`check_here`](Device::check_here).
+    fn check_process(&self, operation: Operation, offset_bytes: u64) -> io::Result<()> {
+        self.check_here().map_err(|error| self.failed(operation, offset_bytes, error.into()))
+    }
+
     /// That it may be changed.
     fn check_writable(&self, operation: Operation, offset_bytes: u64) -> io::Result<()> {
+        self.check_process(operation, offset_bytes)?;
         if self.parts.writer.is_none() {
             let error =
                 io::Error::new(io::ErrorKind::PermissionDenied, "it was opened for reading");
@@ -167,6 +182,10 @@ impl Device for FileDevice {
         self.bytes.load(Ordering::Acquire)
     }
 
+    fn check_here(&self) -> Result<(), OtherProcess> {
+        process::check(self.origin)
+    }
+
     fn read(&self, offset_bytes: u64, into: &mut Buffer) -> io::Result<()> {
         self.one(Operation::Read, Transfer::read(offset_bytes, into))
     }
@@ -197,7 +216,7 @@ impl Device for FileDevice {
     fn grow(&self, bytes: u64) -> io::Result<u64> {
         assert_whole_blocks(0, bytes);
         self.check_writable(Operation::Grow, bytes)?;
-        let Parts { file, kind, .. } = &self.parts;
+        let Parts { file, kind, .. } = &*self.parts;
         let grown = block::bytes(file, *kind).and_then(|now| match kind {
             Kind::File if now < bytes => file.set_len(bytes).map(|()| bytes),
             Kind::File | Kind::BlockDevice => Ok(now),
@@ -207,6 +226,7 @@ impl Device for FileDevice {
     }
 
     fn measure(&self) -> io::Result<u64> {
+        self.check_process(Operation::Grow, 0)?;
         let now = block::bytes(&self.parts.file, self.parts.kind);
         Ok(self.is_so_long(now.map_err(|error| self.failed(Operation::Grow, 0, error))?))
     }
@@ -224,7 +244,8 @@ impl Device for FileDevice {
     }
 
     fn under_way(&self) -> UnderWay {
-        self.idle().pop().unwrap_or_default()
+        let idle = self.check_here().ok().and_then(|()| self.idle().pop());
+        idle.unwrap_or_default()
     }
 
     fn begin_write(
@@ -247,6 +268,7 @@ impl Device for FileDevice {
     }
 
     fn end_writes(&self, under_way: &mut UnderWay) -> io::Result<()> {
+        self.check_process(Operation::Write, 0)?;
         let mut outcome = under_way.write_gathered(self);
         while let Some(written) =
             under_way.queue.as_mut().and_then(|queue| queue.wait(self.parts.file.as_fd()))
@@ -263,6 +285,7 @@ impl Device for FileDevice {
 
     fn hold(&self, offset_bytes: u64, bytes: u64) -> io::Result<Option<Hold>> {
         self.assert_within(offset_bytes, bytes);
+        self.check_process(Operation::Lock, offset_bytes)?;
         if self.parts.writer.is_some() {
             return Ok(Some(Hold { _lock: None }));
         }
@@ -273,12 +296,23 @@ impl Device for FileDevice {
 
     fn is_held(&self, offset_bytes: u64, bytes: u64) -> io::Result<bool> {
         self.assert_within(offset_bytes, bytes);
+        self.check_process(Operation::Lock, offset_bytes)?;
         let is_held = self.parts.locks.is_held_elsewhere(offset_bytes..offset_bytes + bytes);
         is_held.map_err(|error| self.failed(Operation::Lock, offset_bytes, error))
     }
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
         Some(self.parts.cached.as_fd())
+    }
+}
+
+impl Drop for FileDevice {
+    /// In a child of fork: closes what the child has open, so that it does not keep the file in use, unless
+    /// that would close its parent's descriptors.
+    fn drop(&mut self) {
+        if !self.origin.is_here() && self.origin.may_share_descriptors() {
+            std::mem::forget(Arc::clone(&self.parts));
+        }
     }
 }
 

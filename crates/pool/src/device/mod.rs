@@ -10,6 +10,8 @@ use std::os::fd::BorrowedFd;
 use bindery_sys::direct::{Buffer, Source};
 use bindery_sys::lock::RangeLock;
 
+use crate::OtherProcess;
+
 mod engine;
 mod error;
 mod failing;
@@ -54,6 +56,14 @@ pub struct Write<'a> {
 pub trait Device: Send + Sync + fmt::Debug {
     /// How long it is now.
     fn bytes(&self) -> u64;
+
+    /// That this process opened it. One that a child of fork shares with its parent does nothing for the child.
+    ///
+    /// # Errors
+    /// [`OtherProcess`], in such a child.
+    fn check_here(&self) -> Result<(), OtherProcess> {
+        Ok(())
+    }
 
     /// Reads blocks. What was never written reads as anything.
     ///

@@ -5,11 +5,14 @@ use std::io;
 use thiserror::Error;
 
 use crate::object::{Object, ReadError};
-use crate::{MediaClass, ObjectId};
+use crate::{MediaClass, ObjectId, OtherProcess};
 
 /// Why objects could not be mapped.
 #[derive(Debug, Error)]
 pub enum MapError {
+    /// This is a child of the process that opened the pool, or that made the [`Maps`](super::Maps).
+    #[error(transparent)]
+    OtherProcess(#[from] OtherProcess),
     /// There is nothing to map.
     #[error("a map needs at least one object")]
     Empty,

@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use bindery_sys::mapped::View;
 
+use crate::OtherProcess;
 use crate::object::{self, Object, ReadError};
 
 pub(crate) use self::back_end::{BackEnd, Identity};
@@ -47,9 +48,15 @@ pub struct Residency {
 
 /// A list of objects that can be read as memory, until this is dropped. They stay as they are for so
 /// long, deleted or not.
+///
+/// It is one process's. In a child of fork(2) every call is refused ([`OtherProcess`](crate::OtherProcess)),
+/// and to drop it does nothing. A [`View`] that was had before shows the same bytes with the file back end, for as
+/// long as the parent holds the map; the memory of the memfd back end children do not have, and to read it is
+/// `SIGSEGV`.
 #[derive(Debug)]
 pub struct Map {
-    mapped: Arc<Mapped>,
+    /// There until this is dropped.
+    mapped: Option<Arc<Mapped>>,
     maps: Maps,
 }
 
@@ -73,31 +80,51 @@ impl Mapped {
 
 impl Map {
     fn new(mapped: Arc<Mapped>, maps: Maps) -> Self {
-        Self { mapped, maps }
+        Self { mapped: Some(mapped), maps }
+    }
+
+    /// What it is, in whatever process.
+    fn mapped(&self) -> &Mapped {
+        self.mapped.as_ref().expect("a map is there until it is dropped")
+    }
+
+    /// What it is, in the process that made it.
+    fn here(&self) -> Result<&Mapped, OtherProcess> {
+        self.maps.check_here()?;
+        Ok(self.mapped())
+    }
+
+    /// As [`here`](Self::here), for those who are to do something with its pages.
+    fn here_to(&self, what: &'static str) -> Result<&Mapped, EvictError> {
+        let refused = |error: OtherProcess| {
+            let object = self.mapped().objects[0].id();
+            EvictError { what, object, source: error.into() }
+        };
+        self.here().map_err(refused)
     }
 
     /// How many objects it has.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.mapped.objects.len()
+        self.mapped().objects.len()
     }
 
     /// Whether it has none; no map is made of none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.mapped.objects.is_empty()
+        self.mapped().objects.is_empty()
     }
 
     /// The objects, in the order in which they were mapped.
     #[must_use]
     pub fn objects(&self) -> &[Arc<dyn Object>] {
-        &self.mapped.objects
+        &self.mapped().objects
     }
 
     /// Which back end it has.
     #[must_use]
     pub fn back_end(&self) -> BackEndKind {
-        self.mapped.back_end.kind()
+        self.mapped().back_end.kind()
     }
 
     /// Bytes of an object, as memory. Costs arithmetic; to read them may be a fault, which reads the
@@ -123,8 +150,9 @@ impl Map {
         offset_bytes: u64,
         bytes: usize,
     ) -> Result<View<'_>, ReadError> {
-        object::check_range(&*self.mapped.objects[object], offset_bytes, bytes as u64)?;
-        Ok(self.mapped.back_end.view(object, offset_bytes, bytes))
+        let mapped = self.here()?;
+        object::check_range(&*mapped.objects[object], offset_bytes, bytes as u64)?;
+        Ok(mapped.back_end.view(object, offset_bytes, bytes))
     }
 
     /// Copies bytes of an object, verified against its checksums. Blocks while pages are read.
@@ -135,8 +163,9 @@ impl Map {
     /// # Panics
     /// If the map has no object of that number.
     pub fn read(&self, object: usize, offset_bytes: u64, into: &mut [u8]) -> Result<(), ReadError> {
-        object::check_range(&*self.mapped.objects[object], offset_bytes, into.len() as u64)?;
-        self.mapped.back_end.read(object, offset_bytes, into)
+        let mapped = self.here()?;
+        object::check_range(&*mapped.objects[object], offset_bytes, into.len() as u64)?;
+        mapped.back_end.read(object, offset_bytes, into)
     }
 
     /// Has pages in memory, as many reads at once as the devices take, and waits for them. While the
@@ -148,15 +177,16 @@ impl Map {
     /// # Panics
     /// If the map has no such object. Pages beyond an object's end are left out.
     pub fn prefetch(&self, runs: &[PageRun]) -> Result<Prefetched, ReadError> {
-        let limit_pages = self.mapped.back_end.duty().readahead_pages();
+        let mapped = self.here()?;
+        let limit_pages = mapped.back_end.duty().readahead_pages();
         let mut runs: Vec<PageRun> = runs.to_vec();
         for run in &mut runs {
-            let left = self.mapped.pages_of(run.object).saturating_sub(run.first_page);
+            let left = mapped.pages_of(run.object).saturating_sub(run.first_page);
             run.pages = run.pages.min(left).min(limit_pages);
         }
         runs.retain(|run| run.pages > 0);
         let pages = runs.iter().map(|run| run.pages).sum();
-        self.mapped.back_end.prefetch(&runs)?;
+        mapped.back_end.prefetch(&runs)?;
         Ok(Prefetched { pages })
     }
 
@@ -168,7 +198,7 @@ impl Map {
     /// # Panics
     /// If the map has no object of that number.
     pub fn prefetch_object(&self, object: usize) -> Result<Prefetched, ReadError> {
-        let pages = self.mapped.pages_of(object);
+        let pages = self.mapped().pages_of(object);
         self.prefetch(&[PageRun { object, first_page: 0, pages }])
     }
 
@@ -180,7 +210,7 @@ impl Map {
     /// The kernel's.
     pub fn purge(&self) -> Result<u64, EvictError> {
         let all: Vec<usize> = (0..self.len()).collect();
-        self.mapped.back_end.evict(&all)?;
+        self.here_to("evict the pages")?.back_end.evict(&all)?;
         Ok(self.residency()?.resident_pages)
     }
 
@@ -190,10 +220,11 @@ impl Map {
     /// # Errors
     /// The kernel's.
     pub fn residency(&self) -> Result<Residency, EvictError> {
+        let mapped = self.here_to("count the pages")?;
         let mut residency = Residency::default();
         for object in 0..self.len() {
-            residency.pages += self.mapped.pages_of(object);
-            residency.resident_pages += self.mapped.back_end.resident_pages(object)?;
+            residency.pages += mapped.pages_of(object);
+            residency.resident_pages += mapped.back_end.resident_pages(object)?;
         }
         Ok(residency)
     }
@@ -201,12 +232,12 @@ impl Map {
     /// How long its objects stay in memory.
     #[must_use]
     pub fn temperature(&self) -> Temperature {
-        self.mapped.temperature()
+        self.mapped().temperature()
     }
 
     /// Says how long its objects are to stay in memory from now on.
     pub fn set_temperature(&self, temperature: Temperature) {
-        self.mapped.temperature.store(temperature.number(), Ordering::Relaxed);
+        self.mapped().temperature.store(temperature.number(), Ordering::Relaxed);
     }
 
     /// The memory of the memfd back end: another process passes it as [`Options::memory`] with the same
@@ -214,12 +245,17 @@ impl Map {
     /// shared as they are.
     #[must_use]
     pub fn memory(&self) -> Option<&File> {
-        self.mapped.back_end.memory()
+        self.mapped().back_end.memory()
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        self.maps.forget(&self.mapped);
+        let Some(mapped) = self.mapped.take() else { return };
+        match self.maps.check_here() {
+            Ok(()) => self.maps.forget(&mapped),
+            // Threads of the parent's may have had its locks.
+            Err(_) => std::mem::forget(mapped),
+        }
     }
 }

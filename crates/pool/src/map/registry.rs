@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use bindery_sys::process::Origin;
+
 use super::back_end::BackEnd;
 use super::error::MapError;
 use super::file::FileMap;
@@ -13,13 +15,15 @@ use super::options::{BackEndKind, Choice, Options, Temperature};
 use super::window::DeviceFiles;
 use super::{Map, Mapped};
 use crate::object::Object;
+use crate::process::{self, OtherProcess};
 
 /// Makes maps, and knows those that there are. A handle: copies are of the same.
 #[derive(Clone, Debug, Default)]
 pub struct Maps(Arc<Shared>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
+    origin: Origin,
     files: DeviceFiles,
     maps: Mutex<BTreeMap<usize, Weak<Mapped>>>,
     made: AtomicU64,
@@ -27,7 +31,20 @@ struct Shared {
     version: AtomicU64,
 }
 
+impl Default for Shared {
+    fn default() -> Self {
+        let (made, version) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (files, maps) = (DeviceFiles::default(), Mutex::default());
+        Self { origin: Origin::here(), files, maps, made, version }
+    }
+}
+
 impl Maps {
+    /// Refuses children of the process that made this, before they wait for one of its locks.
+    pub(super) fn check_here(&self) -> Result<(), OtherProcess> {
+        process::check(self.0.origin)
+    }
+
     /// Maps objects, in this order. See [the module](super) for what it costs, and [`Options`].
     ///
     /// # Errors
@@ -41,6 +58,8 @@ impl Maps {
         if objects.is_empty() {
             return Err(MapError::Empty);
         }
+        self.check_here()?;
+        objects.iter().try_for_each(|object| object.device().check_here())?;
         let back_end: Box<dyn BackEnd> = match choose(objects, options)? {
             BackEndKind::Memfd => Box::new(MemoryMap::new(objects, options)?),
             BackEndKind::File => {

@@ -106,10 +106,10 @@ impl Writer {
 
     /// Begins to write what is left of it, and gives back what is not needed.
     pub(super) fn seal(mut self) -> Result<Sealed, CommitError> {
+        self.check(0)?;
         if self.length_bytes == 0 {
             return Err(CommitError::Empty(self.id));
         }
-        self.check(0)?;
         self.begin_tail()?;
         let table_checksum = self.begin_table()?;
         self.trim();

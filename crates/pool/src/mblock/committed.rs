@@ -139,6 +139,7 @@ impl Drop for Committed {
         if let (Place::Device(local), Some(uses)) = (&self.place, &self.uses)
             && *self.used.get_mut()
             && !local.is_deleted()
+            && local.device().check_here().is_ok()
         {
             uses.end(local.entry().id);
         }

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use super::commit::{CommitError, Outcome, Sealed, Written, commit_all};
 use super::committed::Committed;
-use super::writer::Writer;
+use super::writer::{AppendError, Writer};
 use crate::pool::core::Core;
 
 /// Who hands in more objects than this, and they are not committed, waits: then the device, or its
@@ -97,8 +97,13 @@ impl Committer {
     }
 
     /// What has become of objects since this was asked last, in any order.
+    ///
+    /// In a child of the process that opened the pool this is one error: what became of them the parent knows.
     #[must_use = "nothing else says which objects were lost"]
     pub fn outcomes(&self) -> Vec<Result<Arc<Committed>, CommitError>> {
+        if let Err(error) = self.core.check_here() {
+            return vec![Err(AppendError::from(error).into())];
+        }
         std::mem::take(&mut self.shared.state().outcomes)
     }
 
@@ -111,6 +116,10 @@ impl Committer {
     }
 
     fn close(&mut self) {
+        if self.core.check_here().is_err() {
+            // The thread is the parent's; to detach it would be to write to its memory.
+            return std::mem::forget(self.thread.take());
+        }
         self.shared.state().is_closed = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take()

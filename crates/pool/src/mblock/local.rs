@@ -67,6 +67,7 @@ impl Local {
     }
 
     fn checksums(&self) -> Result<&[u32], ReadError> {
+        self.member.device.check_here()?;
         if let Some(checksums) = self.checksums.get() {
             return Ok(checksums);
         }
@@ -151,7 +152,7 @@ impl Object for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        if *self.is_deleted.get_mut() {
+        if *self.is_deleted.get_mut() && self.member.device.check_here().is_ok() {
             self.member.let_go([self.entry.data, self.entry.table]);
         }
     }

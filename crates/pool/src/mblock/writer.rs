@@ -12,7 +12,7 @@ use super::checksum::{unit_checksum, units_in};
 use crate::device::UnderWay;
 use crate::pool::core::Core;
 use crate::pool::member::Member;
-use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, UNIT_BYTES};
+use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, OtherProcess, UNIT_BYTES};
 
 /// What is gathered before it is written, in bytes: one huge page, which the device is told of as one
 /// piece of memory. It is written while the next is gathered.
@@ -21,6 +21,9 @@ const PIECE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
 /// Bytes could not be appended to an object.
 #[derive(Debug, Error)]
 pub enum AppendError {
+    /// This is a child of the process that opened the pool.
+    #[error(transparent)]
+    OtherProcess(#[from] OtherProcess),
     /// There is no room for them. Nothing has changed.
     #[error(
         "object {object} was allocated for {capacity_bytes} bytes and has {length_bytes}: {bytes} \
@@ -169,6 +172,7 @@ impl Writer {
     }
 
     pub(super) fn check(&self, bytes: u64) -> Result<(), AppendError> {
+        self.core.check_here()?;
         let Self { id: object, capacity_bytes, length_bytes, .. } = *self;
         if self.state == State::Broken {
             let source = io::Error::other("an earlier write failed");
@@ -276,7 +280,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        if self.state != State::Given {
+        if self.state != State::Given && self.core.check_here().is_ok() {
             // Nothing may be on its way to a place that somebody else is given: this waits.
             drop(std::mem::take(&mut self.under_way));
             self.member.abandon(self.data);

@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 
+use bindery_sys::process::Origin;
+
 use super::attachment::Attachment;
 use super::error::{AllocateError, FindError};
 use super::member::Member;
@@ -13,6 +15,7 @@ use crate::catalogue::{Catalogue, CatalogueError, Contents, FIRST_ID};
 use crate::format::record::{ObjectEntry, Record};
 use crate::mblock::{Committed, Local, Uses, Whereabouts};
 use crate::object::Object;
+use crate::process::{self, OtherProcess};
 use crate::{DeviceIndex, Extent, MediaClass, ObjectId};
 
 /// Ids are set aside in the catalogue so many at a time.
@@ -20,6 +23,7 @@ const IDS_AT_ONCE: u64 = 4096;
 
 /// What is shared by all that belongs to a pool open for writing.
 pub(crate) struct Core {
+    origin: Origin,
     pub(crate) pool: u128,
     pub(crate) opening: u64,
     pub(crate) nonce: u64,
@@ -109,6 +113,7 @@ impl Core {
     ) -> Self {
         let below = catalogue.contents().ids_below().max(FIRST_ID);
         Self {
+            origin: Origin::here(),
             pool,
             opening,
             nonce,
@@ -121,6 +126,11 @@ impl Core {
             handles: Mutex::default(),
             ids: Mutex::new(Ids { next: below, below }),
         }
+    }
+
+    /// Refuses children of the process that opened the pool, before they wait for one of its locks.
+    pub(crate) fn check_here(&self) -> Result<(), OtherProcess> {
+        process::check(self.origin)
     }
 
     pub(crate) fn members(&self) -> Vec<Arc<Member>> {
@@ -157,6 +167,7 @@ impl Core {
         bytes: u64,
         mut hold: impl FnMut(&Arc<Member>) -> Option<T>,
     ) -> Result<(Arc<Member>, T), AllocateError> {
+        self.check_here()?;
         let members = self.members_of(class);
         if members.is_empty() {
             return Err(AllocateError::NoClass { class });
@@ -181,6 +192,7 @@ impl Core {
 
     /// Ids that were never given before; the first of `count` that follow each other.
     pub(crate) fn new_ids(&self, count: u64) -> Result<ObjectId, CatalogueError> {
+        self.check_here()?;
         let mut ids = self.ids.lock().expect("ids are set aside before they are given");
         if ids.next + count > ids.below {
             let below = ids.below + IDS_AT_ONCE;
@@ -198,6 +210,7 @@ impl Core {
 
     /// An object, the one that others have if there are others.
     pub(crate) fn find(&self, id: ObjectId) -> Result<Arc<Committed>, FindError> {
+        self.check_here()?;
         let mut handles = self.handles();
         // Under both locks: what is deleted meanwhile finds the handle that is made here.
         let whereabouts = mblock_in(&self.catalogue.contents(), id)?;

@@ -8,11 +8,14 @@ use crate::catalogue::{CatalogueError, Contradiction};
 use crate::format::superblock::VERSION;
 use crate::log;
 use crate::mdc::MdcError;
-use crate::{Extent, MediaClass, ObjectId, PoolName};
+use crate::{Extent, MediaClass, ObjectId, OtherProcess, PoolName};
 
 /// A pool could not be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
+    /// This is a child of the process that opened the pool.
+    #[error(transparent)]
+    OtherProcess(#[from] OtherProcess),
     /// Nothing to open was named.
     #[error("a pool has at least one device: name its devices, or a directory that has them")]
     NoDevices,
@@ -328,6 +331,9 @@ pub enum AllocateError {
         /// The longest piece of it.
         longest_bytes: u64,
     },
+    /// This is a child of the process that opened the pool.
+    #[error(transparent)]
+    OtherProcess(#[from] OtherProcess),
     /// The catalogue did not set an id aside.
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
@@ -336,6 +342,9 @@ pub enum AllocateError {
 /// There is no such object.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum FindError {
+    /// This is a child of the process that opened the pool.
+    #[error(transparent)]
+    OtherProcess(#[from] OtherProcess),
     /// It was never committed, or was deleted.
     #[error("there is no object {0}")]
     NotFound(ObjectId),

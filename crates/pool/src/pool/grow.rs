@@ -19,7 +19,7 @@ impl Pool {
     /// # Errors
     /// See [`GrowError`].
     pub fn add_device(&self, device: NewDevice, force: bool) -> Result<DeviceIndex, GrowError> {
-        let _alone = self.administration();
+        let _alone = self.administration().map_err(ChangeError::from)?;
         check(&device, HEAD_BYTES + LEAST_BYTES, force)?;
         let devices = self.devices();
         if devices.len() >= MOST_DEVICES {
@@ -47,7 +47,7 @@ impl Pool {
     /// # Errors
     /// See [`GrowError`].
     pub fn grow_device(&self, index: DeviceIndex, bytes: u64) -> Result<u64, GrowError> {
-        let _alone = self.administration();
+        let _alone = self.administration().map_err(ChangeError::from)?;
         let members = self.core.members();
         let Some(member) = members.iter().find(|member| member.index == index) else {
             let last = members.last().expect("a pool has a device").index;

@@ -91,7 +91,7 @@ impl Pool {
         log_bytes: u64,
         copies: usize,
     ) -> Result<OpenMdc, LogError> {
-        let _alone = self.administration();
+        let _alone = self.administration()?;
         match self.root() {
             Some(root) => Err(LogError::HasRoot(root)),
             None => self.make_mdc(class, log_bytes, copies, true),
@@ -156,6 +156,7 @@ impl Pool {
     }
 
     fn turn(&self, id: ObjectId) -> Result<Turn, LogError> {
+        self.core.check_here().map_err(FindError::from)?;
         let mut handles = self.core.handles();
         if handles.leaving.contains(&id) {
             return Err(FindError::NotFound(id).into());
@@ -169,7 +170,9 @@ impl Pool {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.core.handles().logs.remove(&self.id);
+        if self.core.check_here().is_ok() {
+            self.core.handles().logs.remove(&self.id);
+        }
     }
 }
 
@@ -236,7 +239,7 @@ impl<const N: usize> Held<'_, N> {
         match &committed {
             // It may be durable: its place is nobody else's before the pool is opened again.
             Err(CatalogueError::Failed(_)) => self.copies.iter_mut().for_each(Vec::clear),
-            Err(CatalogueError::Full { .. }) => {}
+            Err(CatalogueError::Full { .. } | CatalogueError::OtherProcess(_)) => {}
             Ok(()) => {
                 let copies = self.copies.iter_mut().flat_map(std::mem::take);
                 copies.for_each(|(member, extent)| member.settle(extent.bytes));

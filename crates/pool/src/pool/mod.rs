@@ -42,7 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use self::core::Core;
 use self::member::Member;
-use crate::catalogue::Contents;
+use crate::catalogue::{CatalogueError, Contents};
 use crate::format::record::{ObjectEntry, Record};
 use crate::format::superblock::{DeviceEntry, Residence};
 use crate::log::Damage;
@@ -57,6 +57,10 @@ pub const LARGEST_ALIGNMENT: u64 = 2 << 20;
 ///
 /// What was taken from it (objects, writers, logs) keeps its devices open, and so keeps others from
 /// opening it for writing, after this was dropped.
+///
+/// It is one process's, and so is what was taken from it. In a child of fork(2) whatever would read or write is
+/// refused ([`OtherProcess`](crate::OtherProcess)), what only looks at memory ([`list`](Self::list),
+/// [`usage`](Self::usage) and the like) shows what was so when it was forked, and to drop any of it does nothing.
 #[derive(Debug)]
 pub struct Pool {
     core: Arc<Core>,
@@ -115,6 +119,7 @@ impl Pool {
         if capacity_bytes == 0 {
             return Err(AllocateError::Nothing);
         }
+        self.core.check_here()?;
         let (member, extents) = self.hold_room(class, capacity_bytes)?;
         match self.core.new_ids(1) {
             Ok(id) => Ok(Writer::new(Arc::clone(&self.core), member, id, extents, capacity_bytes)),
@@ -128,8 +133,9 @@ impl Pool {
     /// What commits mblocks while the next ones are written. Costs a thread.
     ///
     /// # Errors
-    /// As pthread_create(3).
+    /// As pthread_create(3); `PermissionDenied` in a child of the process that opened the pool.
     pub fn committer(&self) -> io::Result<Committer> {
+        self.core.check_here()?;
         Committer::start(Arc::clone(&self.core))
     }
 
@@ -208,6 +214,7 @@ impl Pool {
 
     /// Makes sure that only one thread deletes it.
     fn announce_deletion(&self, id: ObjectId) -> Result<ObjectEntry, DeleteError> {
+        self.core.check_here().map_err(FindError::from)?;
         let mut handles = self.core.handles();
         let entry = self.core.catalogue.contents().object(id).cloned();
         let entry = entry.ok_or(FindError::NotFound(id))?;
@@ -226,7 +233,8 @@ impl Pool {
     /// Discards the space of deleted objects that nobody reads any more, and frees it. Allocation does
     /// so by itself when it finds no room. How much became free, in bytes. Blocks.
     pub fn reclaim(&self) -> u64 {
-        self.core.members().iter().map(|member| member.reclaim()).sum()
+        let mine = self.core.check_here().is_ok().then(|| self.core.members());
+        mine.iter().flatten().map(|member| member.reclaim()).sum()
     }
 
     /// Calls it something else. Blocks for syncs of all devices.
@@ -247,13 +255,15 @@ impl Pool {
 
     /// Writes a change of the pool itself to the catalogue, and then to all superblocks.
     fn change(&self, record: Record) -> Result<(), ChangeError> {
-        let _alone = self.administration();
+        let _alone = self.administration()?;
         self.core.catalogue.submit(record)?;
         open::write_superblocks(&self.core)
     }
 
-    fn administration(&self) -> MutexGuard<'_, ()> {
-        self.administration.lock().expect("nobody panics while the pool is changed")
+    /// The turn to change the pool itself.
+    fn administration(&self) -> Result<MutexGuard<'_, ()>, CatalogueError> {
+        self.core.check_here()?;
+        Ok(self.administration.lock().expect("nobody panics while the pool is changed"))
     }
 
     /// What is on the devices of a class, or, of class archive, the objects that are there.

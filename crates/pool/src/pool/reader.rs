@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, Weak};
 
+use bindery_sys::process::Origin;
 use thiserror::Error;
 
 use super::assemble::Assembly;
@@ -24,11 +25,13 @@ use crate::format::record::{MblockEntry, ObjectEntry};
 use crate::log::Damage;
 use crate::mblock::{Committed, Local, Whereabouts};
 use crate::object::{Object, ReadError};
+use crate::process;
 use crate::{MediaClass, ObjectId, PoolName};
 
-/// A pool as it was when it was opened, or last refreshed.
+/// A pool as it was when it was opened, or last refreshed. One process's, as [`Pool`](super::Pool) is.
 #[derive(Debug)]
 pub struct PoolReader {
+    origin: Origin,
     devices: Vec<Attached>,
     id: u128,
     view: RwLock<View>,
@@ -88,7 +91,8 @@ impl PoolReader {
         let assembly = assemble(&devices, Assembly::of)?;
         let id = assembly.lead.pool;
         let view = RwLock::new(View::of(assembly)?);
-        Ok(Self { devices, id, view, handles: Mutex::default(), attachment: Attachment::default() })
+        let (handles, attachment) = (Mutex::default(), Attachment::default());
+        Ok(Self { origin: Origin::here(), devices, id, view, handles, attachment })
     }
 
     /// What it is, wherever it is and whatever it is called.
@@ -110,6 +114,7 @@ impl PoolReader {
     /// added, with which the pool is to be opened again; [`OpenError::Foreign`] where another pool was
     /// made in place of this one.
     pub fn refresh(&self) -> Result<(), OpenError> {
+        process::check(self.origin)?;
         let assembly = assemble(&self.devices, Assembly::of)?;
         self.check_pool(&assembly)?;
         let view = View::of(assembly)?;
@@ -131,6 +136,7 @@ impl PoolReader {
     /// # Errors
     /// See [`ReaderError`], of the first that cannot be had.
     pub fn get_many(&self, ids: &[ObjectId]) -> Result<Vec<Arc<Committed>>, ReaderError> {
+        process::check(self.origin).map_err(FindError::from)?;
         let mut handles = self.handles();
         let view = self.view();
         let mut is_new = false;
@@ -246,6 +252,10 @@ impl PoolReader {
     }
 
     fn view(&self) -> RwLockReadGuard<'_, View> {
+        if let Err(error) = process::check(self.origin) {
+            // Who refreshes it is not there to end it.
+            return self.view.try_read().unwrap_or_else(|_| panic!("{error}"));
+        }
         self.view.read().expect("the view is whole")
     }
 

@@ -18,7 +18,7 @@ use crate::format::superblock::NoSuperblock;
 use crate::log;
 use crate::mblock::Committed;
 use crate::object::{Object, ReadError};
-use crate::{ObjectId, UNIT_BYTES};
+use crate::{ObjectId, OtherProcess, UNIT_BYTES};
 
 /// What is read at once, in bytes.
 const READ_BYTES: u64 = 1 << 20;
@@ -55,6 +55,8 @@ pub enum Finding {
         /// What it said.
         error: std::io::Error,
     },
+    /// Nothing was read: this is a child of the process that opened the pool.
+    OtherProcess(OtherProcess),
     /// An object.
     Object(ReadError),
     /// Objects that are in the archive, which is not open.
@@ -84,6 +86,7 @@ impl fmt::Display for Finding {
             }
             Self::CatalogueUnreadable(error) => error.fmt(formatter),
             Self::Device { device, error } => write!(formatter, "{device}: {error}"),
+            Self::OtherProcess(error) => error.fmt(formatter),
             Self::Object(error) => error.fmt(formatter),
             Self::ArchiveClosed { objects } => write!(
                 formatter,
@@ -116,6 +119,10 @@ impl Pool {
     #[must_use]
     pub fn verify(&self) -> Report {
         let mut report = Report::default();
+        if let Err(error) = self.core.check_here() {
+            report.findings.push(Finding::OtherProcess(error));
+            return report;
+        }
         self.verify_superblocks(&mut report);
         match self.core.catalogue.scrub() {
             Ok(damages) => report.findings.extend(damages.into_iter().map(Finding::Catalogue)),
@@ -139,7 +146,7 @@ impl Pool {
     /// # Errors
     /// See [`ChangeError`].
     pub fn repair(&self) -> Result<Vec<Finding>, ChangeError> {
-        let _alone = self.administration();
+        let _alone = self.administration()?;
         let mut report = Report::default();
         self.verify_superblocks(&mut report);
         match self.core.catalogue.repair() {

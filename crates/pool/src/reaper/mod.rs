@@ -29,6 +29,8 @@ pub use self::law::{Law, Marks, Pressure, WHOLE, memory_percent_of};
 pub use self::room::{Limit, Memory};
 pub use self::settings::{Grain, Settings};
 pub use self::sweep::{Statistics, Sweep, Ticked};
+use bindery_sys::process::Origin;
+
 use crate::map::Maps;
 
 /// How long it sleeps between two evictions; mpool's workers sleep 300 to 700 µs.
@@ -37,7 +39,8 @@ const PAUSE: Duration = Duration::from_micros(500);
 /// While memory is short and nothing can go, it works at most this part of the time.
 const IDLE_PARTS: u32 = 19;
 
-/// A thread that evicts. Dropping it ends the thread and lifts what it imposed.
+/// A thread that evicts. Dropping it ends the thread and lifts what it imposed. A child of fork(2) has no such
+/// thread, and to drop this there does nothing.
 #[derive(Debug)]
 pub struct Reaper {
     shared: Arc<Shared>,
@@ -46,6 +49,7 @@ pub struct Reaper {
 
 #[derive(Debug)]
 struct Shared {
+    origin: Origin,
     statistics: Mutex<Statistics>,
     /// Locked while it looks and evicts.
     enabled: Mutex<bool>,
@@ -60,6 +64,7 @@ impl Reaper {
     pub fn start(maps: &Maps, settings: Settings) -> io::Result<Self> {
         let sweep = Sweep::new(maps, settings)?;
         let shared = Arc::new(Shared {
+            origin: Origin::here(),
             statistics: Mutex::default(),
             enabled: Mutex::new(true),
             ended: AtomicBool::new(false),
@@ -134,6 +139,10 @@ fn pause(ticked: Ticked, took: Duration, interval: Duration) -> Duration {
 
 impl Drop for Reaper {
     fn drop(&mut self) {
+        if !self.shared.origin.is_here() {
+            // The thread is the parent's.
+            return std::mem::forget(self.thread.take());
+        }
         self.shared.ended.store(true, Ordering::Relaxed);
         self.wake();
         if let Some(thread) = self.thread.take() {

@@ -76,7 +76,7 @@ impl Drop for Other {
 }
 
 /// What a child says. It must be whole lines, also from several threads.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     out.write_all(format!("{line}\n").as_bytes()).unwrap();
     out.flush().unwrap();
@@ -103,6 +103,7 @@ fn plays_its_role() {
         }
         "read" => hold(&paths, ObjectId(detail)),
         "live" => live(&paths, detail),
+        "fork" => crate::forks::commit_and_fork(&paths),
         _ => panic!("{role}?"),
     }
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
 mod child;
+mod forks;
 mod kills;
 #[path = "../device/machine.rs"]
 #[expect(dead_code, reason = "mounts are not needed here")]

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::holders;
+use crate::process::Origin;
 
 /// The locks of one open file description.
 #[derive(Debug)]
@@ -22,12 +23,14 @@ pub struct RangeLocks {
     held: Mutex<BTreeMap<u64, (u64, usize)>>,
 }
 
-/// Keeps one range locked for as long as it lives.
+/// Keeps one range locked for as long as it lives. A copy in a child of fork unlocks nothing: the lock
+/// belongs to the description, which parent and child share, and is the parent's to give up.
 #[derive(Debug)]
 #[must_use = "the range is unlocked when this is dropped"]
 pub struct RangeLock {
     locks: Arc<RangeLocks>,
     range: Range<u64>,
+    origin: Origin,
 }
 
 impl RangeLocks {
@@ -82,7 +85,7 @@ impl RangeLocks {
         }
         held.entry(range.start).or_insert((range.end, 0)).1 += 1;
         drop(held);
-        Ok(Some(RangeLock { locks: self.clone(), range }))
+        Ok(Some(RangeLock { locks: self.clone(), range, origin: Origin::here() }))
     }
 
     /// Whether another description has locked any byte of a range. Never blocks.
@@ -110,6 +113,9 @@ impl RangeLocks {
 
 impl Drop for RangeLock {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            return;
+        }
         let mut held = self.locks.held();
         let Entry::Occupied(mut entry) = held.entry(self.range.start) else {
             unreachable!("a lock is in the map for as long as it lives")

@@ -7,16 +7,16 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::{opcode, types};
 use rustix::io::Errno;
 
-use super::await_one;
+use super::{Kernel, await_one};
 use crate::direct::{Source, Transfer};
 
 /// A ring, and the memory that is being written. Any thread may use it, one at a time; a forked child
-/// may not, its memory has no ring.
+/// may not, its memory has no ring. Dropping it there does nothing.
 pub struct Queue {
-    ring: IoUring,
+    kernel: Kernel,
     /// What the kernel has, by the number that it was given with it.
     slots: Box<[Option<Slot>]>,
     under_way: usize,
@@ -51,9 +51,9 @@ impl Queue {
     /// # Panics
     /// If `depth` is 0 or above 4096.
     pub fn new(depth: usize) -> io::Result<Self> {
-        let ring = super::build(depth)?;
+        let kernel = Kernel::new(depth)?;
         let slots = (0..depth).map(|_| None).collect();
-        Ok(Self { ring, slots, under_way: 0, is_refused: false })
+        Ok(Self { kernel, slots, under_way: 0, is_refused: false })
     }
 
     /// How many writes are under way at most.
@@ -78,13 +78,14 @@ impl Queue {
     /// this returns, and that is what is given back.
     ///
     /// # Panics
-    /// If as many are under way as there can be.
+    /// If as many are under way as there can be, or another process made the queue.
     pub fn begin(
         &mut self,
         file: BorrowedFd<'_>,
         offset_bytes: u64,
         source: Source,
     ) -> Option<Written> {
+        assert!(self.kernel.origin.is_here(), "a queue is used by the process that made it");
         let free = self.slots.iter().position(Option::is_none);
         let free = free.expect("no more is under way than the queue is deep");
         let slot = Slot { offset_bytes, source };
@@ -99,14 +100,14 @@ impl Queue {
         // that is emptied by `reap` alone, and lives longer than the ring takes entries (see `drop`);
         // who shares it has an `Arc`, which nobody can write through while the slot has another. An
         // entry that is not submitted here never is (`is_refused`).
-        unsafe { self.ring.submission().push(&entry) }.expect("as many slots as entries");
+        unsafe { self.kernel.ring.submission().push(&entry) }.expect("as many slots as entries");
         loop {
-            match self.ring.submit() {
+            match self.kernel.ring.submit() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(_) | Err(_) => break,
             }
         }
-        if !self.ring.submission().is_empty() {
+        if !self.kernel.ring.submission().is_empty() {
             self.is_refused = true;
             return Some(slot.finish(file, 0));
         }
@@ -116,7 +117,11 @@ impl Queue {
     }
 
     /// Waits for one write, and finishes what the kernel has left of it. None if none is under way.
+    ///
+    /// # Panics
+    /// If another process made the queue.
     pub fn wait(&mut self, file: BorrowedFd<'_>) -> Option<Written> {
+        assert!(self.kernel.origin.is_here(), "a queue is used by the process that made it");
         loop {
             if let Some((slot, outcome)) = self.reap() {
                 return Some(match outcome {
@@ -129,13 +134,13 @@ impl Queue {
             if self.under_way == 0 {
                 return None;
             }
-            await_one(&self.ring);
+            await_one(&self.kernel.ring);
         }
     }
 
     /// One that the kernel is through with, and what it returned.
     fn reap(&mut self) -> Option<(Slot, Result<usize, Errno>)> {
-        let entry = self.ring.completion().next()?;
+        let entry = self.kernel.ring.completion().next()?;
         let slot = self.slots[entry.user_data() as usize].take();
         self.under_way -= 1;
         let result = entry.result();
@@ -163,9 +168,9 @@ impl Slot {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        while self.under_way > 0 {
+        while self.under_way > 0 && self.kernel.origin.is_here() {
             if self.reap().is_none() {
-                await_one(&self.ring);
+                await_one(&self.kernel.ring);
             }
         }
     }

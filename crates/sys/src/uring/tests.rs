@@ -70,7 +70,7 @@ fn the_first_failure_is_told_when_none_is_under_way() {
     };
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     assert!((100..300).contains(&index), "{index}");
-    assert_eq!(ring.ring.completion().len(), 0, "a completion was left behind");
+    assert_eq!(ring.ring.ring.completion().len(), 0, "a completion was left behind");
     assert!(read_all(&mut ring, &file, 100).is_ok());
 
     let read_only = File::open("/proc/self/exe").unwrap();

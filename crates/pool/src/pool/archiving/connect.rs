@@ -4,6 +4,7 @@ use uuid::Uuid;
 
 use super::ArchiveError;
 use crate::archive::{Archive, Digest, Options};
+use crate::catalogue::CatalogueError;
 use crate::format::record::{ArchivedEntry, LONGEST_URL, Record};
 use crate::pool::open::write_superblocks;
 use crate::pool::{ChangeError, Pool};
@@ -25,7 +26,7 @@ impl Pool {
     /// # Errors
     /// See [`ArchiveError`]; then the pool has the archive that it had.
     pub fn set_archive(&self, archive: Archive) -> Result<(), ArchiveError> {
-        let _alone = self.administration();
+        let _alone = self.administration().map_err(ChangeError::from)?;
         let _nobody_moves = self.core.attachment.nobody_moves();
         let known = self.archive_url();
         if known.as_deref() != Some(archive.url()) {
@@ -43,6 +44,7 @@ impl Pool {
 
     /// The archive, if it is open.
     pub(super) fn archive(&self) -> Result<Archive, ArchiveError> {
+        self.core.check_here().map_err(CatalogueError::from).map_err(ChangeError::from)?;
         self.core.attachment.get().ok_or_else(|| match self.archive_url() {
             Some(url) => ArchiveError::NotOpen { name: self.name(), url },
             None => ArchiveError::None(self.name()),

@@ -47,6 +47,7 @@ impl Pool {
         older_than: Duration,
         class: MediaClass,
     ) -> Result<Archived, MoveError> {
+        self.core.check_here().map_err(FindError::from)?;
         let candidates = self.candidates(class);
         let chosen = choose(&candidates, older_than);
         let mut archived =

@@ -25,6 +25,7 @@ impl Pool {
     /// # Errors
     /// See [`MoveError`].
     pub fn move_to_archive(&self, id: ObjectId) -> Result<Arc<Committed>, MoveError> {
+        self.core.check_here().map_err(FindError::from)?;
         let _archive_stays = self.core.attachment.archive_stays();
         let archive = self.archive()?;
         let _transit = Transit::begin(&self.core, id)?;
@@ -56,6 +57,7 @@ impl Pool {
         if class == MediaClass::Archive {
             return Err(MoveError::Class);
         }
+        self.core.check_here().map_err(FindError::from)?;
         let _archive_stays = self.core.attachment.archive_stays();
         let _transit = Transit::begin(&self.core, id)?;
         let object = self.core.find(id)?;
