@@ -14,7 +14,7 @@ macro_rules! system_calls {
             /// As the system call.
             pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $result {
                 // SAFETY: the caller's contract: that of the system call.
-                unsafe { libc::syscall(libc::$number, $($argument),*) as $result }
+                unsafe { bindery_sys::syscall!(libc::$number, $($argument),*) as $result }
             }
         )*
     };

@@ -1,5 +1,6 @@
 //! The managed memory of this process, once there is any.
 
+use std::panic;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bindery_space::Space;
@@ -63,6 +64,8 @@ pub(crate) fn start() -> Option<&'static Managed> {
 
 impl Managed {
     fn new() -> Result<Self, Box<dyn std::error::Error>> {
+        // Our threads have no standard error; the hook is this library's alone.
+        panic::set_hook(Box::new(|bug| log::say(format_args!("{bug}"))));
         let space = Space::start()?;
         let mark = Mark::set()?;
         let agent = Agent::start(Arc::clone(&space), AgentConfig::from_environment())?;

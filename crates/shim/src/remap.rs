@@ -8,7 +8,7 @@
 use std::ffi::c_void;
 use std::io;
 
-use bindery_sys::{mapping, maps};
+use bindery_sys::{mapping, maps, table};
 use bindery_units::{HostAddress, PAGE_BYTES};
 use libc::{MAP_ANONYMOUS, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE};
 
@@ -150,7 +150,7 @@ impl Remap {
     fn pieces(self) -> Result<Vec<(usize, usize)>, Errno> {
         let end = self.old + self.old_bytes.min(self.new_bytes);
         let (mut at, mut pieces) = (self.old, Vec::new());
-        for area in maps::between(HostAddress(self.old), HostAddress(end))? {
+        for area in table::run(|| maps::between(HostAddress(self.old), HostAddress(end)))? {
             if area.start.0 != at || area.permissions() != "rw-p" || area.inode != 0 {
                 return Err(Errno(libc::EFAULT));
             }

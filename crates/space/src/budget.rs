@@ -16,6 +16,8 @@ use std::{
     },
 };
 
+use bindery_sys::table::Kept;
+
 /// What merging leaves free, at least.
 const RESERVE_MAPPINGS_MIN: u32 = 1024;
 
@@ -34,7 +36,7 @@ pub(crate) struct Budget {
     /// What they were when the limit was looked at last.
     changes_followed: AtomicI64,
     max: AtomicU32,
-    sources: Mutex<Sources>,
+    sources: Kept<Mutex<Sources>>,
 }
 
 /// Kept open: the count is most wanted when nothing can be opened any more.
@@ -49,38 +51,49 @@ impl Budget {
     /// # Errors
     /// When `/proc` is not mounted, or descriptors are short.
     pub(crate) fn new() -> io::Result<Self> {
-        let mut sources = Sources {
-            maps: File::open("/proc/self/maps")?,
-            limit: File::open("/proc/sys/vm/max_map_count")?,
-            buffer: Box::new([0; 16 * 1024]),
-        };
-        let (counted, limit) = (sources.count()?, sources.limit()?);
+        let sources = Kept::open(|| {
+            Ok(Mutex::new(Sources {
+                maps: File::open("/proc/self/maps")?,
+                limit: File::open("/proc/sys/vm/max_map_count")?,
+                buffer: Box::new([0; 16 * 1024]),
+            }))
+        })?;
+        let (counted, limit) = sources.with(|sources| {
+            let mut sources = sources.lock().unwrap_or_else(PoisonError::into_inner);
+            io::Result::Ok((sources.count()?, sources.limit()?))
+        })?;
         Ok(Self {
             counted: AtomicU32::new(counted),
             changes: AtomicI64::new(0),
             changes_followed: AtomicI64::new(0),
             max: AtomicU32::new(limit.saturating_sub(reserve(limit))),
-            sources: Mutex::new(sources),
+            sources,
         })
     }
 
     /// Counts the process's mappings. About 0.3 µs a mapping. What cannot be read stays as it was.
     pub(crate) fn refresh(&self) {
-        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.changes.load(Ordering::Relaxed);
-        if let Ok(counted) = sources.count() {
-            self.counted.store(counted, Ordering::Relaxed);
-            // Others may have made more meanwhile, which may not have been counted.
-            self.changes.fetch_sub(before, Ordering::Relaxed);
-        }
-        sources.follow_limit(&self.max);
+        self.with_sources(|sources| {
+            let before = self.changes.load(Ordering::Relaxed);
+            if let Ok(counted) = sources.count() {
+                self.counted.store(counted, Ordering::Relaxed);
+                // Others may have made more meanwhile, which may not have been counted.
+                self.changes.fetch_sub(before, Ordering::Relaxed);
+            }
+            sources.follow_limit(&self.max);
+        });
+    }
+
+    fn with_sources(&self, work: impl FnOnce(&mut Sources) + Send) {
+        self.sources
+            .with(|sources| work(&mut sources.lock().unwrap_or_else(PoisonError::into_inner)));
     }
 
     /// Looks whether the limit was raised or lowered, and counts again what has changed, once it
     /// changes no more or merging has come up against the limit. To be called now and then: nothing
     /// else would notice a limit that is raised when it was reached.
     pub(crate) fn follow(&self) {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner).follow_limit(&self.max);
+        self.with_sources(|sources| sources.follow_limit(&self.max));
         let changes = self.changes.load(Ordering::Relaxed);
         let rests = self.changes_followed.swap(changes, Ordering::Relaxed) == changes;
         if changes > 0 && (rests || !self.allows(1)) {
@@ -157,10 +170,13 @@ fn reserve(limit: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use bindery_sys::table;
+
     use super::*;
 
     #[test]
     fn the_count_is_the_kernels() {
+        table::start().expect("a table");
         let budget = Budget::new().expect("proc");
         let before = budget.now();
         assert!(before > 10 && budget.max() > before);

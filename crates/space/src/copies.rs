@@ -6,10 +6,11 @@
 
 use bindery_sys::{
     mapping, memory,
-    pagemap::{Pagemap, Query, category},
+    pagemap::{Query, category},
 };
 use bindery_units::{HostAddress, PAGE_BYTES};
 
+use crate::descriptors::Pagemap;
 use crate::transfer::{PageSet, scan_window};
 
 /// Looks for what was in swap: between being brought back and the next look it may go there again.
@@ -74,12 +75,13 @@ mod tests {
 
     use bindery_sys::{
         mapping::Mapping,
-        memfd,
-        userfault::{Userfault, feature, mode},
+        memfd, table,
+        userfault::{feature, mode},
     };
     use bindery_testkit::machine::SwapGuard;
 
     use super::*;
+    use crate::descriptors::Userfault;
     use crate::transfer::find_pages;
 
     const PAGES: u32 = 8;
@@ -118,6 +120,7 @@ mod tests {
 
     #[test]
     fn copies_are_told_in_swap_too() {
+        table::start().expect("a table");
         let pagemap = Pagemap::of_self().expect("pagemap");
         let memory = of_a_file();
         let start = memory.address();
@@ -145,6 +148,7 @@ mod tests {
 
     #[test]
     fn marks_are_no_copies() {
+        table::start().expect("a table");
         let faults = match Userfault::open(feature::PAGEFAULT_FLAG_WP | feature::WP_HUGETLBFS_SHMEM)
         {
             Ok(faults) => faults,

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use bindery_sys::{mapping, userfault::mode};
+use bindery_sys::{mapping, table, userfault::mode};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
@@ -58,10 +58,22 @@ impl Core {
             libc::MADV_REMOVE | libc::MADV_FREE => libc::MADV_DONTNEED,
             other => other,
         };
+        self.discard_runs(region, pages, advice)?;
+        if !region.watched {
+            self.regions.cut(region, pages);
+        }
+        Ok(())
+    }
+
+    fn discard_runs(&self, region: &Region, pages: PageRange, advice: i32) -> io::Result<()> {
         let mut at = pages.first;
         while at < pages.end() {
             let rest = PageRange::new(at, pages.end().0 - at.0);
             let anonymous = region.entry(at).is_anonymous();
+            if !anonymous && !table::is_inside() {
+                // Only what needs a descriptor is worth another thread, and then all that is left.
+                return table::run(|| self.discard_runs(region, rest, advice));
+            }
             let same = |&page: &PageIndex| region.entry(page).is_anonymous() == anonymous;
             let run = PageRange::new(at, rest.pages().take_while(same).count() as u32);
             let done = if anonymous {
@@ -76,9 +88,6 @@ impl Core {
             region.add_untold(run);
             done?;
             at = run.end();
-        }
-        if !region.watched {
-            self.regions.cut(region, pages);
         }
         Ok(())
     }

@@ -9,15 +9,12 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use bindery_sys::{
-    thread::{self, CpuClock},
-    userfault::{Fault, Userfault},
-};
+use bindery_sys::{table, thread::CpuClock, userfault::Fault};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
-    Core, entry::Kind, held::Tried, marches::Marches, region::Region, restore::Cause, spare::Spare,
-    transfer::PageSet,
+    Core, descriptors::Userfault, entry::Kind, held::Tried, marches::Marches, region::Region,
+    restore::Cause, spare::Spare, transfer::PageSet,
 };
 
 /// Pages filled with zeros for one fault: the next ones are mostly touched soon after.
@@ -26,9 +23,8 @@ const ZERO_FILL_PAGES: usize = 64;
 /// Starts the two. Returns their clocks, which go on as long as the process.
 pub(crate) fn start(core: &Arc<Core>) -> io::Result<[CpuClock; 2]> {
     let (absent, breaks, spare) = (Arc::clone(core), Arc::clone(core), Spare::new()?);
-    let absent = thread::spawn_without_signals("bindery-absent", move || absent.serve_absent())?;
-    let breaks =
-        thread::spawn_without_signals("bindery-break", move || breaks.serve_breaks(spare))?;
+    let absent = table::spawn("bindery-absent", move || absent.serve_absent())?;
+    let breaks = table::spawn("bindery-break", move || breaks.serve_breaks(spare))?;
     Ok([CpuClock::of_thread(&absent)?, CpuClock::of_thread(&breaks)?])
 }
 
@@ -46,9 +42,10 @@ fn serve(faults: &Userfault, mut serve: impl FnMut(&[Fault])) {
     let _lifeline = Lifeline;
     let mut buffer = [Fault::default(); Userfault::READ_MAX];
     loop {
-        // An interrupted or failed wait is only another look.
-        if let Ok(faults) = faults.read(&mut buffer) {
-            serve(faults);
+        match faults.read(&mut buffer) {
+            Ok(faults) => serve(faults),
+            // An interrupted or failed wait is only another look. But our table is ours alone.
+            Err(error) => assert_ne!(error.raw_os_error(), Some(libc::EBADF), "no descriptor"),
         }
     }
 }

@@ -29,6 +29,7 @@ mod advice;
 pub mod agent;
 mod budget;
 mod copies;
+mod descriptors;
 mod discard;
 pub mod entry;
 mod extents;
@@ -67,9 +68,9 @@ use std::{
 use bindery_sys::{
     mapping::Mapping,
     maps::AdvisedMappings,
-    pagemap::Pagemap,
+    table,
     thread::CpuClock,
-    userfault::{Userfault, feature},
+    userfault::feature,
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
 pub use manage::ManageError;
@@ -79,6 +80,7 @@ pub use worker::{Sought, Worker};
 
 use crate::{
     budget::Budget,
+    descriptors::{Pagemap, Userfault},
     entry::{SLOTS_MAX, STORE_MAX},
     held::Held,
     offers::Offers,
@@ -137,6 +139,11 @@ pub enum StartError {
         "this kernel lacks what merging needs (userfaultfd with MOVE and asynchronous write protection: Linux 6.8 or later, CONFIG_USERFAULTFD=y): {0}; this guest runs unmerged"
     )]
     Unsupported(#[source] io::Error),
+    /// A table of descriptors apart from the program's is not permitted.
+    #[error(
+        "a descriptor table of its own is refused to the library ({0}): permit close_range(2) with CLOSE_RANGE_UNSHARE, or unshare(2) with CLONE_FILES, in this process's filter of system calls (seccomp); this guest runs unmerged"
+    )]
+    Table(#[source] io::Error),
     /// Memory, descriptors or threads ran out.
     #[error("cannot set up memory management: {0}; this guest runs unmerged")]
     Resources(#[source] io::Error),
@@ -168,6 +175,11 @@ impl Space {
     /// # Errors
     /// [`StartError`] says what to change.
     pub fn start() -> Result<Arc<Self>, StartError> {
+        table::start().map_err(table_error)?;
+        table::run(Self::start_inside)
+    }
+
+    fn start_inside() -> Result<Arc<Self>, StartError> {
         let guest = feature::PAGEFAULT_FLAG_WP
             | feature::WP_UNPOPULATED
             | feature::WP_ASYNC
@@ -200,9 +212,11 @@ impl Space {
     pub fn manage(&self, address: HostAddress, bytes: usize) -> Result<Region, ManageError> {
         self.core.offers.withdraw(address, end_of(address, bytes));
         let advised = || Ok(AdvisedMappings::of_self()?.at(address));
-        let region = self.core.manage(address, bytes, advised)?;
-        self.core.budget.refresh();
-        Ok(region.announced)
+        table::run(|| {
+            let region = self.core.manage(address, bytes, advised)?;
+            self.core.budget.refresh();
+            Ok(region.announced)
+        })
     }
 
     /// Returns what is managed now, ascending by page.
@@ -240,7 +254,7 @@ impl Space {
     ) -> Result<Vec<PageRange>, ReleaseError> {
         let end = end_of(address, bytes);
         self.core.offers.withdraw(address, end);
-        Release::new(&self.core)?.release(address, end)
+        table::run(|| Release::new(&self.core)?.release(address, end))
     }
 
     /// Throws away the pages of a range, as `madvise` with `advice` (`MADV_DONTNEED`,
@@ -315,6 +329,7 @@ impl Space {
         if id.0 == 0 || id.0 > STORE_MAX || slots > SLOTS_MAX {
             return Err(nonsense);
         }
+        let file = table::adopt(file).map_err(AttachError::Map)?;
         let view = Arc::new(StoreView::map(id, file, slots).map_err(AttachError::Map)?);
         loop {
             let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
@@ -335,7 +350,8 @@ impl Space {
         }
     }
 
-    /// The stores that pages are merged with, with descriptors of theirs. Others are forgotten.
+    /// The stores that pages are merged with, with descriptors of theirs for a thread that has our table.
+    /// Others are forgotten.
     ///
     /// # Errors
     /// When descriptors run out.
@@ -343,7 +359,7 @@ impl Space {
         let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
         stores.iter_mut().for_each(store::forget_unused);
         let in_use = stores.iter().flatten();
-        in_use.map(|store| Ok((store.id, store.file().try_clone_to_owned()?))).collect()
+        in_use.map(|store| Ok((store.id, store.clone_file()?))).collect()
     }
 
     /// A lane's hands: a staging area and spare pages of its own.
@@ -351,7 +367,7 @@ impl Space {
     /// # Errors
     /// When memory or mappings run out.
     pub fn worker(&self) -> io::Result<Worker> {
-        Worker::new(Arc::clone(&self.core))
+        table::run(|| Worker::new(Arc::clone(&self.core)))
     }
 
     /// Waits until no page is in transit and keeps it so until [`resume`](Self::resume): for
@@ -364,9 +380,8 @@ impl Space {
     pub fn resume(&self) {
         self.core.held.resume();
         // A write to a merged page was left waiting meanwhile, as for a holder: let it come again.
-        for region in self.regions() {
-            self.core.wake(region.address, region.pages.count);
-        }
+        let regions = self.regions();
+        table::run(|| regions.iter().for_each(|r| self.core.wake(r.address, r.pages.count)));
     }
 
     /// Has pages that are merged keep the slots that they have, or not any more, whatever
@@ -401,15 +416,24 @@ impl Core {
     /// Wakes whoever waits for pages of a range, for whichever reason.
     fn wake(&self, start: HostAddress, pages: u32) {
         let bytes = pages as usize * PAGE_BYTES;
-        for faults in [&self.guest_faults, &self.store_faults] {
-            let woken = faults.wake(start, bytes);
-            assert!(woken.is_ok(), "waking a range of whole pages cannot fail");
-        }
+        table::run(|| {
+            for faults in [&self.guest_faults, &self.store_faults] {
+                let woken = faults.wake(start, bytes);
+                assert!(woken.is_ok(), "waking a range of whole pages cannot fail");
+            }
+        });
     }
 }
 
 fn end_of(address: HostAddress, bytes: usize) -> HostAddress {
     HostAddress(address.0.saturating_add(bytes))
+}
+
+fn table_error(error: io::Error) -> StartError {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => StartError::Table(error),
+        _ => StartError::Resources(error),
+    }
 }
 
 fn start_error(error: io::Error) -> StartError {

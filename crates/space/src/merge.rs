@@ -21,6 +21,7 @@
 
 use std::{
     io,
+    os::fd::AsFd,
     sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
@@ -416,7 +417,9 @@ fn runs_of(slots: &[Slot], first: u32, count: u32) -> impl Iterator<Item = (u32,
 /// As [`mapping::replace_with_file`].
 unsafe fn map(address: HostAddress, bytes: usize, store: &StoreView, slot: Slot) -> io::Result<()> {
     // SAFETY: the caller's contract.
-    unsafe { mapping::replace_with_file(address, bytes, store.file(), slot.offset_bytes()) }
+    store.file().with(|file| unsafe {
+        mapping::replace_with_file(address, bytes, file.as_fd(), slot.offset_bytes())
+    })
 }
 
 impl Core {

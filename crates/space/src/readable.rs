@@ -9,11 +9,12 @@
 
 use std::sync::atomic::Ordering;
 
-use bindery_sys::{mapping, memory, pagemap::Pagemap};
+use bindery_sys::{mapping, memory};
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange, Slot};
 
 use crate::{
     Core,
+    descriptors::Pagemap,
     region::Region,
     store::StoreView,
     transfer::{PRESENT, PageSet, find_pages},

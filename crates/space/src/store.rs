@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -18,6 +18,7 @@ use bindery_units::{PAGE_SHIFT, Slot};
 
 use crate::{
     Core,
+    descriptors::StoreFile,
     entry::{Entry, Kind},
     wire::control::StoreId,
 };
@@ -25,7 +26,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct StoreView {
     pub(crate) id: StoreId,
-    file: OwnedFd,
+    file: StoreFile,
     mapping: Mapping,
     slots: u32,
     /// Whether the mapping was read since it last came to [`rest`](Self::rest).
@@ -37,16 +38,22 @@ pub(crate) struct StoreView {
 }
 
 impl StoreView {
-    pub(crate) fn map(id: StoreId, file: OwnedFd, slots: u32) -> io::Result<Self> {
-        let mapping = Mapping::shared(file.as_fd(), (slots as usize) << PAGE_SHIFT, false)?;
+    pub(crate) fn map(id: StoreId, file: StoreFile, slots: u32) -> io::Result<Self> {
+        let bytes = (slots as usize) << PAGE_SHIFT;
+        let mapping = file.with(|file| Mapping::shared(file.as_fd(), bytes, false))?;
         // It shows what others have merged, and its holes would be filled by who reads them.
         mapping.keep_from_dumps()?;
         let (was_read, has_tables) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Self { id, file, mapping, slots, was_read, has_tables, pages_mapped: AtomicU32::new(0) })
     }
 
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    pub(crate) const fn file(&self) -> &StoreFile {
+        &self.file
+    }
+
+    /// Another descriptor of the file, for the calling thread, which has our table.
+    pub(crate) fn clone_file(&self) -> io::Result<OwnedFd> {
+        self.file.inside().try_clone()
     }
 
     pub(crate) fn has(&self, slot: Slot, count: u32) -> bool {
@@ -147,10 +154,11 @@ impl Core {
 mod tests {
     use std::os::unix::fs::FileExt as _;
 
-    use bindery_sys::{memfd, pagemap::Pagemap};
+    use bindery_sys::{memfd, table};
     use bindery_units::PAGE_BYTES;
 
     use super::*;
+    use crate::descriptors::Pagemap;
     use crate::transfer::{HERE, find_pages};
 
     #[test]
@@ -158,7 +166,9 @@ mod tests {
         const SLOTS: u32 = 32;
         let file = memfd::create("store", u64::from(SLOTS) * PAGE_BYTES as u64).unwrap();
         file.write_all_at(&[7; SLOTS as usize * PAGE_BYTES], 0).unwrap();
-        let store = StoreView::map(StoreId(1), file.into(), SLOTS).unwrap();
+        table::start().unwrap();
+        let file = table::adopt(file.into()).unwrap();
+        let store = StoreView::map(StoreId(1), file, SLOTS).unwrap();
         let pagemap = Pagemap::of_self().unwrap();
         let has_tables = || !find_pages(&pagemap, store.mapping.address(), SLOTS, HERE).is_empty();
         // SAFETY: a slot of the store.

@@ -8,10 +8,12 @@ use std::{io, thread, time::Duration};
 
 use bindery_sys::{
     mapping::{self, Mapping},
-    pagemap::{Extent, Pagemap, Query, category},
-    userfault::{Stopped, Userfault, mode},
+    pagemap::{Extent, Query, category},
+    userfault::{Stopped, mode},
 };
 use bindery_units::{HostAddress, PAGE_BYTES};
+
+use crate::descriptors::{Pagemap, Userfault};
 
 /// The most pages in transit at once: one bit each in a [`PageSet`].
 pub(crate) const WINDOW_PAGES: u32 = u64::BITS;

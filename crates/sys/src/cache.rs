@@ -40,7 +40,7 @@ pub fn cached(file: BorrowedFd<'_>, offset_bytes: u64, bytes: u64) -> io::Result
     // live, and the latter writable.
     let result = unsafe {
         let (range, found) = (range.as_ptr(), &raw mut found);
-        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range, found, 0)
+        crate::syscall!(SYS_CACHESTAT, file.as_raw_fd(), range, found, 0)
     };
     if result == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
 }
@@ -73,7 +73,7 @@ pub fn read_ahead(file: BorrowedFd<'_>, offset_bytes: u64, bytes: u64) -> io::Re
 /// # Errors
 /// As open(2), and when `/proc` is not mounted.
 pub fn reopen_uncached(file: BorrowedFd<'_>) -> io::Result<File> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => File::open(path),
         opened => opened,

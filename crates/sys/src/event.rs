@@ -33,6 +33,12 @@ impl Event {
     }
 }
 
+impl From<Event> for OwnedFd {
+    fn from(event: Event) -> Self {
+        event.0
+    }
+}
+
 impl AsFd for Event {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

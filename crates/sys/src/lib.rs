@@ -8,6 +8,7 @@
 pub mod birth;
 pub mod block;
 pub mod cache;
+pub mod call;
 pub mod cgroup;
 pub mod demand;
 pub mod direct;
@@ -29,6 +30,7 @@ pub mod published;
 pub mod sigbus;
 pub mod socket;
 pub mod stderr;
+pub mod table;
 pub mod thread;
 pub mod tmpfs;
 pub mod uring;

@@ -34,7 +34,7 @@ fn raw_mmap(
     // SAFETY: whether the mapping may replace another is for the (unsafe) callers that pass
     // MAP_FIXED to say; otherwise the kernel picks unused addresses.
     let result =
-        unsafe { libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, file, offset) };
+        unsafe { crate::syscall!(libc::SYS_mmap, address, bytes, protection, flags, file, offset) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(HostAddress(result as usize)) }
 }
 
@@ -85,7 +85,7 @@ impl Mapping {
     pub(crate) fn reveal(&self) -> io::Result<()> {
         let (start, read) = (self.address.0, libc::PROT_READ);
         // SAFETY: the mapping is this value's own, and reading more of it harms nobody.
-        let result = unsafe { libc::syscall(libc::SYS_mprotect, start, self.bytes, read) };
+        let result = unsafe { crate::syscall!(libc::SYS_mprotect, start, self.bytes, read) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
@@ -283,7 +283,7 @@ pub fn fill_gap(start: HostAddress, bytes: usize) -> io::Result<()> {
 #[must_use]
 pub fn is_mapped(start: HostAddress, bytes: usize) -> bool {
     // SAFETY: msync(2) with this flag alone starts nothing and writes nothing: it looks for holes.
-    unsafe { libc::syscall(libc::SYS_msync, start.0, bytes, libc::MS_ASYNC) == 0 }
+    unsafe { crate::syscall!(libc::SYS_msync, start.0, bytes, libc::MS_ASYNC) == 0 }
 }
 
 /// Whether the kernel gives out memory that it may not have (`vm.overcommit_memory` is not 2), as far
@@ -340,7 +340,7 @@ unsafe fn raw_mremap(
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | flags;
     // SAFETY: the caller's contract.
     let result =
-        unsafe { libc::syscall(libc::SYS_mremap, source.0, bytes, bytes, flags, destination.0) };
+        unsafe { crate::syscall!(libc::SYS_mremap, source.0, bytes, bytes, flags, destination.0) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -353,7 +353,7 @@ unsafe fn raw_mremap(
 /// As munmap(2).
 pub unsafe fn unmap(start: HostAddress, bytes: usize) -> io::Result<()> {
     // SAFETY: the caller's contract.
-    let result = unsafe { libc::syscall(libc::SYS_munmap, start.0, bytes) };
+    let result = unsafe { crate::syscall!(libc::SYS_munmap, start.0, bytes) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -366,7 +366,7 @@ pub unsafe fn unmap(start: HostAddress, bytes: usize) -> io::Result<()> {
 /// As madvise(2).
 pub unsafe fn advise(start: HostAddress, bytes: usize, advice: i32) -> io::Result<()> {
     // SAFETY: the caller's contract.
-    let result = unsafe { libc::syscall(libc::SYS_madvise, start.0, bytes, advice) };
+    let result = unsafe { crate::syscall!(libc::SYS_madvise, start.0, bytes, advice) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

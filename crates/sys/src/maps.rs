@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::ptr;
 
 use bindery_units::HostAddress;
 
@@ -212,10 +213,11 @@ impl Maps {
 
     fn ask(&self, query: &mut MapQuery) -> io::Result<()> {
         query.size = size_of::<MapQuery>() as u64;
+        let query = ptr::from_mut(query);
         // SAFETY: the argument is the structure that the request expects, of the size that it says. There
         // is room for a name as it says, of which the caller keeps the bytes, and none for a build id.
         let result =
-            unsafe { libc::syscall(libc::SYS_ioctl, self.0.as_raw_fd(), IOC_QUERY, query) };
+            unsafe { crate::syscall!(libc::SYS_ioctl, self.0.as_raw_fd(), IOC_QUERY, query) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }

@@ -51,7 +51,7 @@ pub fn reopen_read_only(file: impl AsFd) -> io::Result<File> {
     // O_NOATIME is for who owns the file, and this process made it.
     let mut options = File::options();
     options.read(true).custom_flags(libc::O_NOATIME);
-    options.open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+    options.open(format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
 /// Gives the memory of a range back; it reads as zeros afterwards, **in every mapping** that still

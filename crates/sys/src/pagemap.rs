@@ -169,7 +169,7 @@ impl Pagemap {
         // SAFETY: the argument is the structure that the request expects, and `extents` is writable
         // for `room` elements. Protection delays writes and changes no content.
         let found = unsafe {
-            libc::syscall(libc::SYS_ioctl, self.0.as_raw_fd(), IOC_SCAN, &raw mut argument)
+            crate::syscall!(libc::SYS_ioctl, self.0.as_raw_fd(), IOC_SCAN, &raw mut argument)
         };
         if found < 0 {
             return Err(io::Error::last_os_error());

@@ -49,7 +49,7 @@ impl PeerProcess {
     /// As pidfd_open(2); `ESRCH` if there is no such process.
     pub fn of_pid(pid: i32) -> io::Result<Self> {
         // SAFETY: the call takes numbers alone.
-        let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let descriptor = unsafe { crate::syscall!(libc::SYS_pidfd_open, pid, 0) };
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }

@@ -4,12 +4,16 @@
 //! hold them while it waits for the library) nor trust that descriptor 2 stays what it was: a
 //! program that closes it may be given 2 for a disk image. Keeping a duplicate open would make
 //! whoever reads the other end wait for ever. So the file is remembered, and written to only while
-//! it is still there.
+//! it is still there: by a thread that has a [`table`] of ours through a copy of the program's descriptor
+//! that it takes for the one write.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{Stat, fstat};
 use rustix::stdio::stderr;
+
+use crate::table;
 
 /// What descriptor 2 was when this was made.
 #[derive(Debug)]
@@ -20,23 +24,31 @@ pub struct Stderr {
 type FileIdentity = (u64, u64, u64);
 
 impl Stderr {
-    /// Remembers what descriptor 2 is now.
+    /// Remembers what the program's descriptor 2 is now.
     #[must_use]
     pub fn remember() -> Self {
-        Self { file: identity() }
+        Self { file: with_current(identity).ok() }
     }
 
     /// Writes to descriptor 2, in one call, if it is still what it was. Never takes a lock, and
     /// raises no `SIGPIPE` in the program that we live in.
     ///
     /// # Errors
-    /// As write(2); `NotFound` if descriptor 2 is something else by now, or closed.
+    /// As write(2), and as [`adopt`](table::adopt); `NotFound` if descriptor 2 is something else by now,
+    /// or closed.
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        if self.file.is_none() || self.file != identity() {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        without_sigpipe(|| Ok(rustix::io::write(stderr(), bytes)?))
+        with_current(|stderr| {
+            if self.file != Some(identity(stderr)?) {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            without_sigpipe(|| Ok(rustix::io::write(stderr, bytes)?))
+        })
     }
+}
+
+/// Does `work` with the program's descriptor 2.
+fn with_current<T>(work: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
+    if table::is_inside() { work(table::take(2)?.as_fd()) } else { work(stderr()) }
 }
 
 /// Does `call` so that a pipe without a reader is an error alone, as `MSG_NOSIGNAL` does for
@@ -63,9 +75,9 @@ fn without_sigpipe<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-fn identity() -> Option<FileIdentity> {
-    let Stat { st_dev, st_ino, st_rdev, .. } = fstat(stderr()).ok()?;
-    Some((st_dev, st_ino, st_rdev))
+fn identity(file: BorrowedFd<'_>) -> io::Result<FileIdentity> {
+    let Stat { st_dev, st_ino, st_rdev, .. } = fstat(file)?;
+    Ok((st_dev, st_ino, st_rdev))
 }
 
 #[cfg(test)]
@@ -88,6 +100,9 @@ mod tests {
     fn what_is_no_longer_standard_error_is_not_written() {
         assert!(Stderr { file: Some((1, 2, 3)) }.write(b"never seen\n").is_err());
         assert!(Stderr { file: None }.write(b"never seen\n").is_err());
-        assert_eq!(Stderr::remember().file, identity());
+        let remembered = Stderr::remember().file;
+        assert_eq!(remembered, identity(stderr()).ok());
+        table::start().unwrap();
+        assert_eq!(table::run(|| Stderr::remember().file), remembered);
     }
 }

@@ -80,7 +80,7 @@ where
     started
 }
 
-fn block_all_signals() -> libc::sigset_t {
+pub(crate) fn block_all_signals() -> libc::sigset_t {
     // SAFETY: both sets are plain data, filled here before they are used.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -91,7 +91,7 @@ fn block_all_signals() -> libc::sigset_t {
     }
 }
 
-fn restore_signals(before: &libc::sigset_t) {
+pub(crate) fn restore_signals(before: &libc::sigset_t) {
     // SAFETY: the set came from the kernel.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
 }

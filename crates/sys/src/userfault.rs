@@ -172,7 +172,7 @@ impl Userfault {
         const USER_MODE_ONLY: i32 = 1;
         let flags = libc::O_CLOEXEC | USER_MODE_ONLY;
         // SAFETY: the system call takes flags only.
-        let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        let descriptor = unsafe { crate::syscall!(libc::SYS_userfaultfd, flags) };
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -338,7 +338,7 @@ impl Userfault {
         // A raw call: a preload library in this process may interpose `ioctl`, to see who else
         // registers ranges.
         // SAFETY: the descriptor is a userfaultfd; the rest is the caller's contract.
-        match unsafe { libc::syscall(libc::SYS_ioctl, self.0.as_raw_fd(), request, argument) } {
+        match unsafe { crate::syscall!(libc::SYS_ioctl, self.0.as_raw_fd(), request, argument) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -354,7 +354,7 @@ impl AsFd for Userfault {
 fn open_context() -> io::Result<OwnedFd> {
     let flags = libc::O_CLOEXEC;
     // SAFETY: the system call takes flags only.
-    let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    let descriptor = unsafe { crate::syscall!(libc::SYS_userfaultfd, flags) };
     if descriptor >= 0 {
         // SAFETY: the descriptor was just opened and nobody else has it.
         return Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) });
@@ -369,7 +369,8 @@ fn open_context() -> io::Result<OwnedFd> {
         opened => opened?,
     };
     // SAFETY: the request takes the flags of the new descriptor.
-    let descriptor = unsafe { libc::syscall(libc::SYS_ioctl, device.as_raw_fd(), IOC_NEW, flags) };
+    let descriptor =
+        unsafe { crate::syscall!(libc::SYS_ioctl, device.as_raw_fd(), IOC_NEW, flags) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -131,7 +131,9 @@ int main(void)
 		memset(more, round, 64 * PAGE);
 		if (madvise(more, 8 * PAGE, MADV_DONTNEED) || more[0] != 0)
 			return 4;
-		if (munmap(more + 16 * PAGE, 16 * PAGE) || munmap(more, 64 * PAGE))
+		/* The hole may be another thread's by now. */
+		if (munmap(more + 16 * PAGE, 16 * PAGE) || munmap(more, 16 * PAGE) ||
+		    munmap(more + 32 * PAGE, 32 * PAGE))
 			return 5;
 	}
 	ends = 1;

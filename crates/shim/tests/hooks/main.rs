@@ -1,6 +1,8 @@
 //! An unmodified program with the shim in front: whatever it does to its memory while that is merged,
 //! it can tell no difference. The program is `tests/c/vmm/`.
 
+mod copies;
+mod descriptors;
 mod environment;
 mod linked;
 mod outlive;
@@ -63,8 +65,9 @@ fn steps_aside(action: &str) -> bool {
         "userfault",
         "device-reads",
         "tear",
+        "by-number",
     ];
-    aside.contains(&action)
+    aside.contains(&action) || descriptors::steps_aside(action)
 }
 
 macro_rules! act {

@@ -13,11 +13,13 @@
 //! `MADV_DONTFORK` never needed it. All this ends with the process: of children that outlive it the
 //! daemon knows by the description of the store that it has lent, which their mappings use.
 
-use std::io::{PipeReader, PipeWriter, pipe};
+use std::io::{PipeWriter, pipe};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bindery_sys::socket::wait_readable;
+use bindery_sys::table::{self, Kept};
 
 use crate::Space;
 
@@ -31,8 +33,8 @@ pub(super) struct Children {
 #[derive(Debug, Default)]
 struct Pipes {
     /// Of the fork under way. Forks come one at a time: each has paused the space.
-    forking: Option<(PipeReader, PipeWriter)>,
-    living: Vec<PipeReader>,
+    forking: Option<(Kept<OwnedFd>, PipeWriter)>,
+    living: Vec<Kept<OwnedFd>>,
 }
 
 impl Pipes {
@@ -53,7 +55,9 @@ impl Children {
     /// Before a fork, in the thread that forks, once it has paused the space. False if a descriptor
     /// could not be had: the child is then not protected.
     pub(super) fn prepare(&self) -> bool {
-        let made = pipe().ok();
+        // The child is born with one end, and so has the program's table; the other is ours.
+        let made =
+            pipe().and_then(|(reader, writer)| Ok((table::adopt(reader.into())?, writer))).ok();
         let mut pipes = self.pipes();
         pipes.forking = made;
         self.space.keep_slots(pipes.are_any());
@@ -85,7 +89,9 @@ impl Children {
         let mut pipes = self.pipes();
         if pipes.are_any() {
             // Nobody writes to these pipes: readable means that the last writer is gone.
-            pipes.living.retain(|reader| !wait_readable(reader, Duration::ZERO).unwrap_or(false));
+            let has_ended =
+                |reader: &OwnedFd| wait_readable(reader, Duration::ZERO).unwrap_or(false);
+            pipes.living.retain(|reader| !reader.with(has_ended));
             self.space.keep_slots(pipes.are_any());
         }
         pipes

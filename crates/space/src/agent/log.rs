@@ -4,14 +4,19 @@
 //! we serve: lines go out by one `write` each, from a buffer on the stack, and a line that cannot be
 //! written is dropped. `BINDERY_LOG_FILE` names a file to append to; without it lines go to what was
 //! standard error when the first was said.
+//!
+//! Where the library has a descriptor table of its own ([`table`]) lines are written by a thread that has
+//! it: what the file or the pipe answers (`SIGPIPE`, `SIGXFSZ`) is then no concern of the program's.
 
 use std::env;
 use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};
-use std::io::Write as _;
+use std::io::{self, Write as _};
+use std::path::{self, Path, PathBuf};
 use std::sync::OnceLock;
 
 use bindery_sys::stderr::Stderr;
+use bindery_sys::table;
 
 /// The file to log to.
 pub const LOG_FILE_VARIABLE: &str = "BINDERY_LOG_FILE";
@@ -20,7 +25,7 @@ pub const LOG_FILE_VARIABLE: &str = "BINDERY_LOG_FILE";
 const LINE_BYTES_MAX: usize = 1024;
 
 enum Sink {
-    File(File),
+    File(PathBuf),
     Stderr(Stderr),
 }
 
@@ -28,17 +33,30 @@ enum Sink {
 pub fn say(message: fmt::Arguments<'_>) {
     static SINK: OnceLock<Sink> = OnceLock::new();
     let line = Line::new(message);
+    let sink = SINK.get_or_init(Sink::chosen);
     // A line that cannot be written has nowhere to go.
-    let _ = match SINK.get_or_init(open) {
-        Sink::File(file) => (&*file).write(line.bytes()),
-        Sink::Stderr(stderr) => stderr.write(line.bytes()),
-    };
+    let write = || sink.write(line.bytes());
+    let _ = table::try_run(|| table::with_spare(write)).unwrap_or_else(write);
 }
 
-fn open() -> Sink {
-    let file = env::var_os(LOG_FILE_VARIABLE)
-        .and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
-    file.map_or_else(|| Sink::Stderr(Stderr::remember()), Sink::File)
+impl Sink {
+    fn chosen() -> Self {
+        let file = env::var_os(LOG_FILE_VARIABLE).and_then(|path| path::absolute(path).ok());
+        file.filter(|path| open(path).is_ok())
+            .map_or_else(|| Self::Stderr(Stderr::remember()), Self::File)
+    }
+
+    /// Lines are few: the file is open for as long as one takes.
+    fn write(&self, line: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::File(path) => open(path)?.write(line),
+            Self::Stderr(stderr) => stderr.write(line),
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
 }
 
 /// A line being put together; what does not fit is cut off.

@@ -33,8 +33,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use self::config::AgentConfig;
-use bindery_sys::event::Event;
-use bindery_sys::{socket, thread};
+use bindery_sys::table::Bell;
+use bindery_sys::{socket, table};
 
 use self::children::Children;
 use self::refusals::Refusals;
@@ -63,7 +63,7 @@ struct Shared {
     config: AgentConfig,
     /// Tells one process from the next that has its number.
     instance: u64,
-    wake: Event,
+    wake: &'static Bell,
     stopping: AtomicBool,
     ended: AtomicBool,
     refusals: Mutex<Refusals>,
@@ -82,20 +82,20 @@ impl Agent {
             config: config.bounded(),
             // Keyed from the kernel's random source.
             instance: RandomState::new().build_hasher().finish(),
-            wake: Event::new()?,
+            wake: Bell::new()?,
             stopping: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             refusals: Mutex::default(),
         });
         let control = Arc::clone(&shared);
-        let thread = thread::spawn_without_signals("bindery-ctl", move || control.run())?;
+        let thread = table::spawn("bindery-ctl", move || control.run())?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// Says that memory was offered, came under management, or went: the daemon is told soon after.
     /// Never blocks.
     pub fn regions_changed(&self) {
-        self.shared.wake.notify();
+        self.shared.wake.ring();
     }
 
     /// Logs that offered memory cannot be taken, unless much like it was logged before.
@@ -133,7 +133,7 @@ impl Agent {
     /// Ends the agent and waits for its threads. Managed memory stays managed and merged.
     pub fn stop(&self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
-        self.shared.wake.notify();
+        self.shared.wake.ring();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             thread.join().expect("the control thread handles every error that it meets");
@@ -220,7 +220,7 @@ impl Shared {
             if left.is_zero() {
                 return;
             }
-            match socket::wait_readable(&self.wake, left) {
+            match socket::wait_readable(self.wake.event(), left) {
                 Ok(true) => self.wake.clear(),
                 Ok(false) => return,
                 // Waiting needs kernel memory; without any, time passes all the same.

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bindery_page::DigestKey;
-use bindery_sys::{mapping, socket, thread};
+use bindery_sys::{mapping, socket, table};
 
 use super::announce::changes;
 use super::lane::{Lane, Parts};
@@ -141,7 +141,7 @@ impl<'a> Session<'a> {
     pub(super) fn run(&mut self) -> Result<Ended, SessionError> {
         loop {
             let mut ready = [false; 2];
-            let waited = [self.channel.as_fd(), self.shared.wake.as_fd()];
+            let waited = [self.channel.as_fd(), self.shared.wake.event().as_fd()];
             if self.asked_back && !self.shared.children.any() {
                 return Ok(self.release());
             }
@@ -337,7 +337,7 @@ impl Lanes {
             stopping: Arc::clone(&self.stopping),
         };
         let started = Lane::new(parts).and_then(|mut lane| {
-            thread::spawn_without_signals("bindery-lane", move || {
+            table::spawn("bindery-lane", move || {
                 if let Err(error) = lane.serve() {
                     log::say(format_args!(
                         "a lane to the daemon broke: {error}; the guest goes on"

@@ -219,6 +219,7 @@ mod tests {
     };
 
     use bindery_sys::mapping::Mapping;
+    use bindery_sys::table;
 
     use super::*;
     use crate::Space;
@@ -227,10 +228,12 @@ mod tests {
     fn poison(space: &Space, address: HostAddress) {
         const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
         let mut argument = [address.0 as u64, PAGE_BYTES as u64, 0, 0];
-        let file = space.core.guest_faults.as_fd().as_raw_fd();
-        // SAFETY: the structure of the request: range, mode, what was done. The page is the test's.
-        let result = unsafe { libc::ioctl(file, UFFDIO_POISON, argument.as_mut_ptr()) };
-        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        table::run(|| {
+            let file = space.core.guest_faults.inside().as_fd().as_raw_fd();
+            // SAFETY: the structure of the request: range, mode, what was done. The page is the test's.
+            let result = unsafe { libc::ioctl(file, UFFDIO_POISON, argument.as_mut_ptr()) };
+            assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        });
     }
 
     #[test]

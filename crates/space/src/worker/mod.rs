@@ -8,6 +8,7 @@ use std::{
 };
 
 use bindery_sys::pagemap::{EXTENTS_PER_CALL_MAX, Extent};
+use bindery_sys::table;
 use bindery_units::{HostAddress, PageIndex, PageRange, Slot};
 pub use look::Sought;
 
@@ -101,6 +102,10 @@ impl Worker {
     /// Merges runs of pages with runs of slots or of zeros; one [`outcome`] each is appended. Runs
     /// whose pages follow one another are merged together, which costs less.
     pub fn merge(&mut self, store: StoreId, runs: &[Run], outcomes: &mut Vec<u8>) {
+        table::run(|| self.merge_runs(store, runs, outcomes));
+    }
+
+    fn merge_runs(&mut self, store: StoreId, runs: &[Run], outcomes: &mut Vec<u8>) {
         let store = self.core.store(store);
         let view = store.as_deref();
         for stretch in runs.chunk_by(|run, next| is_continued(run, next, view)) {
@@ -157,6 +162,10 @@ impl Worker {
 
     /// Makes merged pages of `range` private again, at most about `budget_pages` of them.
     pub fn unmerge(&mut self, range: PageRange, budget_pages: u32) -> Unmerged {
+        table::run(|| self.unmerge_range(range, budget_pages))
+    }
+
+    fn unmerge_range(&mut self, range: PageRange, budget_pages: u32) -> Unmerged {
         self.staging.empty();
         let mut done = Unmerged::default();
         for part in self.core.parts(range) {

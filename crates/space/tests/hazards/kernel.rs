@@ -10,9 +10,9 @@ use std::{
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     sync::{Arc, Mutex, mpsc},
-    thread,
 };
 
+use bindery_sys::table;
 use libc::{
     SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND, SECCOMP_RET_ALLOW, SECCOMP_RET_USER_NOTIF,
     seccomp_notif, seccomp_notif_resp, sock_filter, sock_fprog,
@@ -90,18 +90,24 @@ impl Kernel {
     }
 }
 
-/// Runs `work` on a thread whose system calls, and those of threads that it starts, are decided by
+/// Runs `work` on a thread that has the library's descriptors, and whose system calls, and those of threads that it starts, are decided by
 /// the rules that it sets. Nothing is run where the kernel cannot do that.
 pub(crate) fn supervised<T: Send>(work: impl FnOnce(&Kernel) -> T + Send) -> Option<T> {
     let kernel = Kernel(Arc::new(Mutex::new(Box::new(|_| Verdict::Go))));
     let (give, take) = mpsc::channel::<OwnedFd>();
     let rules = kernel.clone();
-    // Not joined: a space's handlers live as long as the process, and so does their supervisor.
-    thread::spawn(move || {
+    if let Err(error) = table::start() {
+        eprintln!("SKIPPED: {error}");
+        return None;
+    }
+    // Not joined: a space's handlers live as long as the process, and so does their supervisor. It has
+    // the descriptors that the calls are about.
+    let supervisor = table::spawn("supervisor", move || {
         if let Ok(listener) = take.recv() {
             supervise(&listener, &rules);
         }
     });
+    supervisor.expect("a thread");
     let filtered = move || {
         match filter() {
             Ok(listener) => give.send(listener).expect("the supervisor waits"),
@@ -112,8 +118,7 @@ pub(crate) fn supervised<T: Send>(work: impl FnOnce(&Kernel) -> T + Send) -> Opt
         }
         Some(work(&kernel))
     };
-    thread::scope(|scope| scope.spawn(filtered).join())
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    table::run_apart(filtered).expect("a thread")
 }
 
 fn supervise(listener: &OwnedFd, kernel: &Kernel) {

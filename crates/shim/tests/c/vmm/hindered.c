@@ -37,6 +37,8 @@ void hinder(const char *how)
 			printf("ready\nskipped\n");
 			exit(0);
 		}
+	} else if (strncmp(how, "errors-", strlen("errors-")) == 0) {
+		hinder_errors();
 	} else if (strcmp(how, "unprivileged") == 0) {
 		FILE *setting = fopen("/proc/sys/vm/unprivileged_userfaultfd", "r");
 		int allowed = 1;

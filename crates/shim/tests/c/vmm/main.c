@@ -38,6 +38,21 @@ static const struct {
 	{ "device-writes", act_device_writes },
 	{ "written-from-outside", act_written_from_outside },
 	{ "spawn", act_spawn },		  { "storm", act_storm },
+	{ "close-range", act_close_range },
+	{ "close-range-unshare", act_close_range_unshare },
+	{ "closefrom", act_closefrom },	  { "close-each", act_close_each },
+	{ "dup-over", act_dup_over },	  { "few-descriptors", act_few_descriptors },
+	{ "own-pipes", act_own_pipes },	  { "nothing-of-ours", act_nothing_of_ours },
+	{ "daemon", act_daemon },	  { "exec-keeping", act_exec_keeping },
+	{ "errors-end", act_errors_end }, { "errors-broken", act_errors_broken },
+	{ "copies-fork", act_copies_fork },
+	{ "copies-_Fork", act_copies_Fork },
+	{ "copies-clone", act_copies_clone },
+	{ "copies-syscall-clone", act_copies_syscall_clone },
+	{ "copies-syscall-clone3", act_copies_syscall_clone3 },
+	{ "copies-syscall-fork", act_copies_syscall_fork },
+	{ "sharing-child", act_sharing_child },
+	{ "by-number", act_by_number },
 };
 
 static void fill(void)

@@ -105,5 +105,28 @@ void act_device_writes(void);
 void act_storm(void);
 void act_written_from_outside(void);
 void act_spawn(void);
+void act_close_range(void);
+void act_close_range_unshare(void);
+void act_closefrom(void);
+void act_close_each(void);
+void act_dup_over(void);
+void act_few_descriptors(void);
+void act_own_pipes(void);
+void act_nothing_of_ours(void);
+void act_daemon(void);
+void act_exec_keeping(void);
+void act_errors_end(void);
+void act_errors_broken(void);
+void act_copies_fork(void);
+void act_copies_Fork(void);
+void act_copies_clone(void);
+void act_copies_syscall_clone(void);
+void act_copies_syscall_clone3(void);
+void act_copies_syscall_fork(void);
+void act_sharing_child(void);
+void act_by_number(void);
+
+/* Makes standard error a pipe of this program's own. */
+void hinder_errors(void);
 
 #endif
