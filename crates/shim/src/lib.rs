@@ -16,10 +16,15 @@
 //! - `errno` is what the C library would leave: untouched by a call that succeeds.
 //!
 //! # What is not seen
-//! Calls that do not go through the symbols: the C library's own `mmap`s and `munmap`s (its heap
-//! and thread stacks, never guest memory), system calls made directly, and io_uring's
-//! `IORING_OP_MADVISE`. A VMM that manages guest memory by those links the library and says what it
-//! does (`bindery_discard`, `bindery_forget`).
+//! Calls that go through no symbol: the C library's own `mmap`s and `munmap`s (its heap and thread
+//! stacks, never guest memory), system calls made by instructions of the program's own, also those that
+//! copy the process (a page that is just being merged may then be missing in the copy), and io_uring's
+//! `IORING_OP_MADVISE`. A VMM that manages guest memory by those links the library and says what it does
+//! (`bindery_discard`, `bindery_forget`). Calls made by the C library's `syscall` are seen.
+//!
+//! # Descriptors
+//! The program's descriptor table holds nothing of ours, whatever the program closes, replaces or hands on:
+//! our threads have a table of their own ([`table`](bindery_sys::table)).
 //!
 //! Shared memory is never taken, so that nothing is to be known of other mappings and descriptors.
 //!
@@ -34,7 +39,9 @@ pub mod abi;
 mod advice;
 mod answer;
 mod device;
-mod fork;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub mod direct;
+pub mod fork;
 pub mod hooks;
 mod kernel;
 mod lock;

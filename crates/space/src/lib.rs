@@ -66,11 +66,7 @@ use std::{
 };
 
 use bindery_sys::{
-    mapping::Mapping,
-    maps::AdvisedMappings,
-    table,
-    thread::CpuClock,
-    userfault::feature,
+    mapping::Mapping, maps::AdvisedMappings, table, thread::CpuClock, userfault::feature,
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
 pub use manage::ManageError;
