@@ -26,7 +26,7 @@ pub struct StoreError {
 }
 
 /// What shows in `/proc/PID/maps`.
-const NAME: &str = "bindery-store";
+const NAME: &str = bindery_space::wire::control::STORE_NAME;
 
 /// As many slots as the longest folio has pages.
 const BLOCK_SLOTS: u32 = 512;

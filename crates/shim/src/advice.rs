@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bindery_units::{HostAddress, PAGE_BYTES};
 
 use crate::answer::{Errno, checked};
+use crate::child::Content;
 use crate::managed::{self, Managed};
 use crate::split::{Piece, pieces};
 use crate::{kernel, lock};
@@ -23,6 +24,8 @@ use crate::{kernel, lock};
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` (Linux 6.13), which libc does not name yet.
 const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
+/// `MADV_COLLAPSE` (Linux 6.1).
+const MADV_COLLAPSE: i32 = 25;
 /// `MADV_DONTNEED_LOCKED` (Linux 5.18).
 const MADV_DONTNEED_LOCKED: i32 = 24;
 
@@ -46,6 +49,20 @@ pub(crate) fn note_elsewhere(advice: i32) {
     if is_kept && !IS_ADVISED.load(Ordering::Relaxed) {
         // A flag alone: it says that there is something to be looked for.
         IS_ADVISED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What advice leaves of the content, where memory of a file takes it otherwise than anonymous memory.
+pub(crate) const fn content_after(advice: i32) -> Option<Content> {
+    match advice {
+        libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED | libc::MADV_FREE => Some(Content::Goes),
+        libc::MADV_REMOVE
+        | libc::MADV_WIPEONFORK
+        | libc::MADV_KEEPONFORK
+        | MADV_GUARD_INSTALL
+        | MADV_GUARD_REMOVE
+        | MADV_COLLAPSE => Some(Content::Stays),
+        _ => None,
     }
 }
 

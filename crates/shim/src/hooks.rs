@@ -8,10 +8,11 @@ use std::ffi::c_void;
 
 use libc::{c_int, c_uint, c_ulong, iovec, off64_t, size_t, ssize_t};
 
-use crate::advice::{advise, note_elsewhere, offer, whole_pages};
+use crate::advice::{advise, content_after, note_elsewhere, offer, whole_pages};
 use crate::answer::{Errno, answer, aside};
+use crate::child::Content;
 use crate::remap::Request;
-use crate::{device, kernel, lock, managed, process, protect, replace, watch};
+use crate::{child, device, kernel, lock, managed, process, protect, replace, watch};
 
 /// Stands in for madvise(2).
 ///
@@ -21,6 +22,11 @@ use crate::{device, kernel, lock, managed, process, protect, replace, watch};
 pub unsafe extern "C" fn madvise(address: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
     let start = address as usize;
     let ours = whole_pages(start, bytes).and_then(|bytes| {
+        if let Some(content) = content_after(advice)
+            && answer(|| child::before(start, bytes, content)) != 0
+        {
+            return Some(-1);
+        }
         if advice == libc::MADV_MERGEABLE {
             // SAFETY: the caller's contract.
             return Some(answer(|| unsafe { offer(start, bytes) }));
@@ -162,6 +168,8 @@ pub unsafe extern "C" fn mremap(
     let going = if new_bytes <= old_bytes && !has_target {
         // It stays where it is, and its end goes.
         replace::before_shrink(address as usize, old_bytes, new_bytes)
+    } else if answer(|| child::before(address as usize, old_bytes, Content::Stays)) != 0 {
+        return libc::MAP_FAILED;
     } else if old_bytes > 0 && !replace::before_move(address as usize, old_bytes) {
         Errno(libc::ENOMEM).set();
         return libc::MAP_FAILED;
@@ -286,14 +294,19 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_v
     // Programs that keep requests in an `int` sign-extend them: the low 32 bits are what counts, as in
     // the kernel.
     let number = request as u32;
-    if watch::is_concerned(number) {
-        // SAFETY: the caller's contract.
-        aside(|| unsafe { watch::before(number, argument) });
+    // SAFETY: the caller's contract.
+    if watch::is_concerned(number) && answer(|| unsafe { watch::before(number, argument) }) != 0 {
+        return -1;
     }
     if device::is_concerned(number) {
         // SAFETY: the caller's contract.
         aside(|| unsafe { device::before_given(number, argument) });
     }
     // SAFETY: the caller's contract.
-    unsafe { kernel::ioctl(file, request, argument) }
+    let result = unsafe { kernel::ioctl(file, request, argument) };
+    if result == -1 && watch::is_concerned(number) {
+        // SAFETY: the caller's contract.
+        return unsafe { watch::after_refused(file, number, argument) };
+    }
+    result
 }

@@ -28,6 +28,11 @@
 //!
 //! Shared memory is never taken, so that nothing is to be known of other mappings and descriptors.
 //!
+//! # Children
+//! A copy of the process (fork, clone) manages nothing. What was merged when it was made lies in private
+//! mappings of a store there, which the hooks make memory of its own before a call that tells the two
+//! apart (`child`).
+//!
 //! # Concurrency
 //! The VMM may make any of these calls from any thread at once. Calls that race with each other about
 //! the same memory are as undefined as they are without us.
@@ -38,6 +43,7 @@ compile_error!("the shim stands in for the 64-bit Linux C library's calls");
 pub mod abi;
 mod advice;
 mod answer;
+mod child;
 mod device;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub mod direct;

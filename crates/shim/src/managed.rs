@@ -26,12 +26,10 @@ pub(crate) fn get() -> Option<&'static Managed> {
     MANAGED.get().filter(|managed| managed.mark.is_here())
 }
 
-/// The regions that were managed when this process was made as a copy of the one that manages them, by
-/// fork or any other call: memory of its own now, parts of which are private mappings of a store. `None`
-/// in any other process, and in a child born of a system call made directly while a region came or went.
-#[allow(dead_code, reason = "advice in children is to ask")]
-pub(crate) fn of_parent() -> Option<Vec<Region>> {
-    MANAGED.get().filter(|managed| !managed.mark.is_here())?.space.regions_at_birth()
+/// Returns true in a copy of a process that manages memory: a child of fork, or of any other call that
+/// copies. What was managed is memory of its own there, parts of which are private mappings of a store.
+pub(crate) fn is_copy() -> bool {
+    MANAGED.get().is_some_and(|managed| !managed.mark.is_here())
 }
 
 /// The managed memory, if a range of bytes has any of it. No lock and no allocation where not.

@@ -21,7 +21,10 @@ pub(crate) unsafe fn advise_self(
     count: usize,
     advice: c_int,
 ) -> Option<ssize_t> {
-    managed::get()?;
+    let is_copy = managed::is_copy();
+    if !is_copy {
+        managed::get()?;
+    }
     if ranges.is_null() || count > libc::UIO_MAXIOV as usize {
         return None;
     }
@@ -29,7 +32,7 @@ pub(crate) unsafe fn advise_self(
     let ranges = unsafe { std::slice::from_raw_parts(ranges, count) };
     let is_managed =
         |range: &iovec| managed::overlapping(range.iov_base as usize, range.iov_len).is_some();
-    if !ranges.iter().any(is_managed) || !is_self(process) {
+    if !(is_copy || ranges.iter().any(is_managed)) || !is_self(process) {
         return None;
     }
     // The kernel says whether a process may give this advice to itself at all.

@@ -4,7 +4,8 @@
 //! are replaced. Memory that is to be anything else is given back first.
 
 use crate::answer::{Errno, aside};
-use crate::managed;
+use crate::child::Content;
+use crate::{child, managed};
 
 /// What pkey_mprotect(2) takes for "the key stays", as mprotect(2) has it.
 pub(crate) const NO_KEY: i32 = -1;
@@ -17,6 +18,10 @@ const DEFAULT_KEY: i32 = 0;
 /// # Errors
 /// `ENOMEM` if the memory cannot be given back now: it would not keep the protection.
 pub(crate) fn before(address: usize, bytes: usize, protection: i32, key: i32) -> Result<(), Errno> {
+    if protection & libc::PROT_EXEC != 0 {
+        // The file system of a store may forbid it.
+        child::before(address, bytes, Content::Stays)?;
+    }
     let is_as_managed =
         protection == libc::PROT_READ | libc::PROT_WRITE && matches!(key, NO_KEY | DEFAULT_KEY);
     if is_as_managed { Ok(()) } else { give_back(address, bytes, "protect memory (mprotect)") }
@@ -27,6 +32,7 @@ pub(crate) fn before(address: usize, bytes: usize, protection: i32, key: i32) ->
 /// # Errors
 /// As for [`before`].
 pub(crate) fn before_seal(address: usize, bytes: usize) -> Result<(), Errno> {
+    child::before(address, bytes, Content::Stays)?;
     give_back(address, bytes, "seal memory (mseal)")
 }
 

@@ -59,7 +59,8 @@ impl Request {
     pub(crate) unsafe fn piecewise(self) -> *mut c_void {
         let whole =
             |bytes: usize| bytes.checked_next_multiple_of(PAGE_BYTES).filter(|&all| all > 0);
-        let may_be_ours = managed::get().is_some() && Errno::last() == Errno(libc::EFAULT);
+        let may_be_ours = (managed::get().is_some() || managed::is_copy())
+            && Errno::last() == Errno(libc::EFAULT);
         let (true, Some(old_bytes), Some(new_bytes)) =
             (may_be_ours, whole(self.old_bytes), whole(self.new_bytes))
         else {

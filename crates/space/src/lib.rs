@@ -221,14 +221,6 @@ impl Space {
         self.core.regions.read().iter().map(|region| region.announced).collect()
     }
 
-    /// What was managed when this process was made as a copy of the one that manages it (fork, or any
-    /// other way): nothing of that is managed in the copy. `None` if it was changing just then, which it
-    /// is not while the space is [paused](Self::pause).
-    #[must_use]
-    pub fn regions_at_birth(&self) -> Option<Vec<Region>> {
-        self.core.regions.try_read().map(|list| list.iter().map(|r| r.announced).collect())
-    }
-
     /// Gives everything back: private memory, unwatched, as if it had never been managed. Takes
     /// about a microsecond for each merged page.
     ///

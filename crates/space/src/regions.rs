@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use bindery_units::{HostAddress, PageIndex, PageRange};
 
@@ -105,15 +105,6 @@ impl Regions {
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Lookup> {
         self.lookup.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the regions, without waiting for whoever changes them.
-    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, Lookup>> {
-        match self.lookup.try_read() {
-            Ok(lookup) => Some(lookup),
-            Err(TryLockError::Poisoned(lookup)) => Some(lookup.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 
     /// Returns true if any managed memory may be between two addresses. Takes no lock.

@@ -2,12 +2,14 @@
 //! proc_pid_maps(5), and Documentation/filesystems/proc.rst for the latter.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
 use bindery_units::HostAddress;
+
+use crate::mapping::Mapping;
 
 /// One mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +68,12 @@ impl Area {
             name: line.name.to_owned(),
         })
     }
+}
 
+impl Line<'_> {
     fn cut(mut self, start: HostAddress, end: HostAddress) -> Option<Self> {
-        self.start = self.start.max(start);
-        self.end = self.end.min(end);
+        self.start = self.start.max(start.0);
+        self.end = self.end.min(end.0);
         (self.start < self.end).then_some(self)
     }
 }
@@ -81,19 +85,66 @@ impl Area {
 /// When `/proc` is not mounted, or descriptors are short.
 pub fn between(start: HostAddress, end: HostAddress) -> io::Result<Vec<Area>> {
     let mut areas = Vec::new();
-    match Maps::of_self()?.areas(start, end, &mut areas) {
+    each_between(start, end, |line| areas.extend(Area::of(line)))?;
+    Ok(areas)
+}
+
+/// Calls `found` with each of the same. Allocates nothing.
+///
+/// # Errors
+/// As for [`between`], and when memory or mappings are short.
+pub fn each_between(
+    start: HostAddress,
+    end: HostAddress,
+    mut found: impl FnMut(&Line<'_>),
+) -> io::Result<()> {
+    match Maps::of_self()?.each_between(start, end, &mut found) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-            Ok(areas_in(&of_self()?, start, end))
+            let (list, bytes) = read_aside()?;
+            // SAFETY: so many bytes of it were read into the mapping.
+            let list = unsafe { std::slice::from_raw_parts(list.as_ptr(), bytes) };
+            let lines = list.split(|&byte| byte == b'\n').filter_map(|line| parse(text_of(line)));
+            lines.filter_map(|line| line.cut(start, end)).for_each(|line| found(&line));
+            Ok(())
         }
-        result => result.map(|()| areas),
+        result => result,
+    }
+}
+
+/// Reads the list of mappings into a mapping of its own. Returns how many bytes it has.
+fn read_aside() -> io::Result<(Mapping, usize)> {
+    let mut room = 256 << 10;
+    loop {
+        let memory = Mapping::anonymous(room)?;
+        // SAFETY: the mapping is this function's own, zeroed and so long.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), room) };
+        let (mut file, mut length) = (File::open("/proc/self/maps")?, 0);
+        loop {
+            match file.read(&mut bytes[length..])? {
+                0 => break,
+                read => length += read,
+            }
+        }
+        if length < room {
+            return Ok((memory, length));
+        }
+        room *= 4;
+    }
+}
+
+/// As much of a line as is text: a file may have any name.
+fn text_of(line: &[u8]) -> &str {
+    match std::str::from_utf8(line) {
+        Ok(text) => text,
+        Err(error) => std::str::from_utf8(&line[..error.valid_up_to()]).unwrap_or_default(),
     }
 }
 
 /// The same of what [`of_self`] gave.
 #[must_use]
 pub fn areas_in(maps: &str, start: HostAddress, end: HostAddress) -> Vec<Area> {
-    let areas = lines(maps).filter_map(|line| Area::of(&line));
-    areas.filter_map(|area| area.cut(start, end)).collect()
+    let lines = lines(maps).filter_map(|line| line.cut(start, end));
+    lines.filter_map(|line| Area::of(&line)).collect()
 }
 
 /// The mappings of this process, as text for [`lines`]. About 0.3 µs a mapping; not a snapshot if
@@ -140,6 +191,9 @@ const _: () = assert!(size_of::<MapQuery>() == 104);
 /// The mapping that an address lies in, or the next one (`PROCMAP_QUERY_COVERING_OR_NEXT_VMA`).
 const OR_NEXT: u64 = 0x10;
 
+/// Room for a name. Where it does not suffice, the mapping is told without.
+const NAME_BYTES: usize = 512;
+
 /// What may be done in a mapping: the bits of `vma_flags`, with the letters that maps has for them.
 const LETTERS: [(u64, u8, u8); 4] =
     [(0x1, b'r', b'-'), (0x2, b'w', b'-'), (0x4, b'x', b'-'), (0x8, b's', b'p')];
@@ -178,28 +232,39 @@ impl Maps {
         Ok(None)
     }
 
-    /// The mappings between two addresses, ascending and cut there, into `areas`.
+    /// Calls `found` with the mappings between two addresses, ascending and cut there.
     ///
     /// # Errors
     /// As for [`first_hole`](Self::first_hole).
-    fn areas(&self, start: HostAddress, end: HostAddress, areas: &mut Vec<Area>) -> io::Result<()> {
+    fn each_between(
+        &self,
+        start: HostAddress,
+        end: HostAddress,
+        found: &mut impl FnMut(&Line<'_>),
+    ) -> io::Result<()> {
         let mut at = start;
-        let mut name = vec![0u8; libc::PATH_MAX as usize];
+        let mut name = [0u8; NAME_BYTES];
         while at < end {
-            let mut query = MapQuery {
-                flags: OR_NEXT,
-                address: at.0 as u64,
-                name: name.as_mut_ptr() as u64,
-                name_bytes: name.len() as u32,
-                ..MapQuery::default()
-            };
-            match self.ask(&mut query) {
+            let mut query =
+                MapQuery { flags: OR_NEXT, address: at.0 as u64, ..MapQuery::default() };
+            query.name = name.as_mut_ptr() as u64;
+            query.name_bytes = NAME_BYTES as u32;
+            let mut asked = self.ask(&mut query);
+            if asked.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ENAMETOOLONG)) {
+                (query.name, query.name_bytes) = (0, 0);
+                asked = self.ask(&mut query);
+            }
+            match asked {
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
                 result => result?,
             }
-            let area = query.area(&name);
-            at = area.end;
-            areas.extend(area.cut(start, end));
+            let permissions =
+                LETTERS.map(|(bit, yes, no)| if query.vma_flags & bit != 0 { yes } else { no });
+            let line = query.line(text_of(&permissions), &name);
+            at = HostAddress(line.end);
+            if let Some(line) = line.cut(start, end) {
+                found(&line);
+            }
         }
         Ok(())
     }
@@ -224,16 +289,16 @@ impl Maps {
 
 impl MapQuery {
     /// What the kernel answered, with the bytes that it had for the name.
-    fn area(&self, name: &[u8]) -> Area {
+    fn line<'a>(&self, permissions: &'a str, name: &'a [u8]) -> Line<'a> {
+        // Its length has the zero behind it.
         let name = &name[..(self.name_bytes as usize).saturating_sub(1).min(name.len())];
-        let name = String::from_utf8_lossy(name);
-        Area {
-            start: HostAddress(self.start as usize),
-            end: HostAddress(self.end as usize),
-            permissions: LETTERS
-                .map(|(bit, yes, no)| if self.vma_flags & bit != 0 { yes } else { no }),
+        Line {
+            start: self.start as usize,
+            end: self.end as usize,
+            permissions,
+            offset_bytes: self.offset,
             inode: self.inode,
-            name: name.split_ascii_whitespace().next().unwrap_or("").to_owned(),
+            name: text_of(name).split_ascii_whitespace().next().unwrap_or(""),
         }
     }
 }

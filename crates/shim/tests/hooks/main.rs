@@ -109,6 +109,9 @@ act! {
     guards_guard: "anonymous" "guard";
     the_vmm_can_watch_its_memory: "anonymous" "userfault";
     children_see_the_pages: "anonymous" "fork";
+    children_advise_their_memory_as_any: "anonymous" "child-advice";
+    children_execute: "anonymous" "child-executes";
+    children_of_clone_advise_their_memory: "anonymous" "clone-advice";
     forks_and_breaks_do_not_wait_for_each_other: "anonymous" "fork-often";
     children_without_the_memory: "anonymous" "dontfork";
     dumps_without_the_memory: "anonymous" "dontdump";

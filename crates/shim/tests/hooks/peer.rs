@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bindery_guest::{Arrival, Connection, Fetched, Guest, GuestError, Welcome};
-use bindery_space::wire::control::{MAGIC, Region};
+use bindery_space::wire::control::{MAGIC, Region, STORE_NAME};
 use bindery_space::wire::lane::{FETCH_PAGES_MAX, PageSpan, Run, outcome};
 use bindery_sys::{memfd, socket};
 use bindery_units::PAGE_BYTES;
@@ -28,7 +28,7 @@ pub(crate) struct Peer {
 impl Peer {
     pub(crate) fn listen(path: &Path) -> Self {
         let bytes = u64::from(KINDS) * PAGE_BYTES as u64;
-        let store = memfd::create("test-store", bytes).expect("memfd");
+        let store = memfd::create(STORE_NAME, bytes).expect("memfd");
         for slot in 0..KINDS {
             let page = u64::from(slot + 1).to_ne_bytes().repeat(PAGE_BYTES / 8);
             let offset = u64::from(slot) * PAGE_BYTES as u64;

@@ -40,6 +40,9 @@ pub const PAGES_MAX: u32 = 1 << 30;
 /// Number of regions that one guest may have. A VMM has a handful.
 pub const REGIONS_MAX: usize = 16 * 1024;
 
+/// What the files of stores are called, or begin with: by that a child of fork knows their mappings.
+pub const STORE_NAME: &str = "bindery-store";
+
 /// Where shims and operators look for this user's own daemon: `/run/bindery/bindery.sock` for root,
 /// otherwise `$XDG_RUNTIME_DIR/bindery.sock`, or `/tmp/bindery-<uid>/bindery.sock` where that is not
 /// set.

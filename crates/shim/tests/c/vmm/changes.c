@@ -153,11 +153,11 @@ struct move {
 void act_userfault_move(void)
 {
 	int faults = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-	unsigned char *place = mmap(NULL, 8 * PAGE, PROT_READ | PROT_WRITE,
+	unsigned char *place = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE,
 				    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct uffdio_api api = { .api = UFFD_API, .features = 1 << 16 /* UFFD_FEATURE_MOVE */ };
 	struct uffdio_register range = {
-		.range = { .start = (unsigned long)place, .len = 8 * PAGE },
+		.range = { .start = (unsigned long)place, .len = 64 * PAGE },
 		.mode = UFFDIO_REGISTER_MODE_MISSING,
 	};
 	struct move move = { .len = PAGE };
@@ -175,8 +175,22 @@ void act_userfault_move(void)
 	}
 	expect(place, 8, 16);
 	expect_zero(8, 16);
+	/* Many at once, which lie in mappings of their own by now; then some that are not there. */
+	move.dst = (unsigned long)(place + 8 * PAGE);
+	move.src = (unsigned long)(ram + 16 * PAGE);
+	move.len = 40 * PAGE;
+	CHECK(ioctl(faults, _IOWR(0xAA, 5, struct move), &move) == 0);
+	CHECK(move.move == (int64_t)(40 * PAGE));
+	expect(place + 8 * PAGE, 16, 56);
+	expect_zero(16, 56);
+	CHECK(madvise(ram + 60 * PAGE, PAGE, MADV_DONTNEED) == 0);
+	move.dst = (unsigned long)(place + 48 * PAGE);
+	move.src = (unsigned long)(ram + 60 * PAGE);
+	move.len = PAGE;
+	CHECK(ioctl(faults, _IOWR(0xAA, 5, struct move), &move) == -1 && errno == ENOENT);
 	expect(ram, 0, 8);
-	expect(ram + 16 * PAGE, 16, PAGES);
+	expect(ram + 56 * PAGE, 56, 60);
+	expect(ram + 61 * PAGE, 61, PAGES);
 	/* Memory that it does not watch. */
 	CHECK(ioctl(faults, UFFDIO_ZEROPAGE, &zero) == -1 && errno == ENOENT);
 	write_through(0, PAGES);

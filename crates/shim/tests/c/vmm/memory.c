@@ -68,7 +68,7 @@ unsigned mappings(unsigned *of_store)
 		if (start >= (unsigned long)ram + BYTES || end <= (unsigned long)ram)
 			continue;
 		count++;
-		*of_store += strstr(line, "/memfd:test-store") != NULL;
+		*of_store += strstr(line, "/memfd:bindery-store") != NULL;
 	}
 	fclose(maps);
 	return count;
