@@ -44,9 +44,20 @@ static IS_ADVISED: AtomicBool = AtomicBool::new(false);
 pub(crate) fn note_elsewhere(advice: i32) {
     let is_kept = matches!(
         advice,
-        libc::MADV_DONTFORK | libc::MADV_DOFORK | libc::MADV_DONTDUMP | libc::MADV_DODUMP
+        libc::MADV_DONTFORK
+            | libc::MADV_DOFORK
+            | libc::MADV_DONTDUMP
+            | libc::MADV_DODUMP
+            | libc::MADV_WIPEONFORK
     );
-    if is_kept && !IS_ADVISED.load(Ordering::Relaxed) {
+    if is_kept {
+        note_kept();
+    }
+}
+
+/// Notes that some memory was made something that it stays for good.
+pub(crate) fn note_kept() {
+    if !IS_ADVISED.load(Ordering::Relaxed) {
         // A flag alone: it says that there is something to be looked for.
         IS_ADVISED.store(true, Ordering::Relaxed);
     }

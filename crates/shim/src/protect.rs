@@ -3,6 +3,7 @@
 //! Pages that come and go are mapped to be read and written, under the default key, and their mappings
 //! are replaced. Memory that is to be anything else is given back first.
 
+use crate::advice::note_kept;
 use crate::answer::{Errno, aside};
 use crate::child::Content;
 use crate::{child, managed};
@@ -22,6 +23,9 @@ pub(crate) fn before(address: usize, bytes: usize, protection: i32, key: i32) ->
         // The file system of a store may forbid it.
         child::before(address, bytes, Content::Stays)?;
     }
+    if !matches!(key, NO_KEY | DEFAULT_KEY) {
+        note_kept();
+    }
     let is_as_managed =
         protection == libc::PROT_READ | libc::PROT_WRITE && matches!(key, NO_KEY | DEFAULT_KEY);
     if is_as_managed { Ok(()) } else { give_back(address, bytes, "protect memory (mprotect)") }
@@ -33,6 +37,7 @@ pub(crate) fn before(address: usize, bytes: usize, protection: i32, key: i32) ->
 /// As for [`before`].
 pub(crate) fn before_seal(address: usize, bytes: usize) -> Result<(), Errno> {
     child::before(address, bytes, Content::Stays)?;
+    note_kept();
     give_back(address, bytes, "seal memory (mseal)")
 }
 

@@ -124,8 +124,7 @@ pub(crate) unsafe fn after_refused(file: c_int, request: u32, argument: *mut c_v
         let (target, source) = (asked.target + done, asked.source + done);
         let mut part = Move { target, source, bytes, moved: 0, ..asked };
         // SAFETY: the caller's contract: a part of what the VMM asks for.
-        let result =
-            unsafe { kernel::ioctl(file, UFFDIO_MOVE.into(), (&raw mut part).cast()) };
+        let result = unsafe { kernel::ioctl(file, UFFDIO_MOVE.into(), (&raw mut part).cast()) };
         errno = Errno::last();
         done += u64::try_from(part.moved).unwrap_or(0);
         if result != 0 {

@@ -65,9 +65,7 @@ use std::{
     time::Duration,
 };
 
-use bindery_sys::{
-    mapping::Mapping, maps::AdvisedMappings, table, thread::CpuClock, userfault::feature,
-};
+use bindery_sys::{mapping::Mapping, table, thread::CpuClock, userfault::feature};
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
 pub use manage::ManageError;
 pub use release::ReleaseError;
@@ -199,20 +197,6 @@ impl Space {
         });
         let handlers = handlers::start(&core).map_err(StartError::Resources)?;
         Ok(Arc::new(Self { core, handlers }))
-    }
-
-    /// Takes a range of private anonymous memory under management. It keeps its content and its address.
-    ///
-    /// # Errors
-    /// [`ManageError`]; the range is as it was.
-    pub fn manage(&self, address: HostAddress, bytes: usize) -> Result<Region, ManageError> {
-        self.core.offers.withdraw(address, end_of(address, bytes));
-        let advised = || Ok(AdvisedMappings::of_self()?.at(address));
-        table::run(|| {
-            let region = self.core.manage(address, bytes, advised)?;
-            self.core.budget.refresh();
-            Ok(region.announced)
-        })
     }
 
     /// Returns what is managed now, ascending by page.

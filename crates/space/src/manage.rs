@@ -10,12 +10,13 @@ use std::{
 use bindery_sys::{
     mapping,
     maps::{self, Advised, AdvisedMappings, Area},
+    table,
     userfault::mode,
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT};
 
 use crate::{
-    Core, Space,
+    Core, Space, end_of,
     offers::Offer,
     region::Region,
     wire::control::{REGIONS_MAX, Region as Announced},
@@ -89,6 +90,21 @@ impl ManageError {
 }
 
 impl Space {
+    /// Takes a range of private anonymous memory under management. It keeps its content and its address.
+    ///
+    /// # Errors
+    /// [`ManageError`]; the range is as it was.
+    pub fn manage(&self, address: HostAddress, bytes: usize) -> Result<Announced, ManageError> {
+        let end = end_of(address, bytes);
+        self.core.offers.withdraw(address, end);
+        let advised = || advised_between(&advised_mappings(address)?, address, end);
+        table::run(|| {
+            let region = self.core.manage(address, bytes, advised)?;
+            self.core.budget.refresh();
+            Ok(region.announced)
+        })
+    }
+
     /// Offers a range: it comes under management once it has rested for half a second, by
     /// [`take_offers`](Self::take_offers), unless its owner unmaps, protects, locks or otherwise
     /// withdraws it before. Until then it is the kernel's. `is_plain` says that its owner has not
@@ -151,15 +167,34 @@ impl Offer {
         &self,
         start: HostAddress,
         before: &OnceCell<AdvisedMappings>,
-    ) -> io::Result<Advised> {
+    ) -> Result<Advised, ManageError> {
         if self.is_plain {
             return Ok(self.advised(Advised::default()));
         }
         if before.get().is_none() {
-            before.set(AdvisedMappings::of_self()?).expect("it was empty");
+            before.set(advised_mappings(start)?).expect("it was empty");
         }
-        Ok(self.advised(before.get().expect("it was just set").at(start)))
+        let before = before.get().expect("it was just set");
+        Ok(self.advised(advised_between(before, start, self.end)?))
     }
+}
+
+fn advised_mappings(address: HostAddress) -> Result<AdvisedMappings, ManageError> {
+    AdvisedMappings::of_self().map_err(|source| ManageError::Kernel { address, source })
+}
+
+/// Returns what was advised for a range, unless pages that come and go could not be as it is.
+fn advised_between(
+    mappings: &AdvisedMappings,
+    start: HostAddress,
+    end: HostAddress,
+) -> Result<Advised, ManageError> {
+    if mappings.are_special(start, end) {
+        let what =
+            "wiped on fork, sealed or under a protection key, which merged pages could not be";
+        return Err(ManageError::Unsuitable { address: start, what: what.to_owned() });
+    }
+    Ok(mappings.at(start))
 }
 
 /// Returns the end of a range of whole pages.
@@ -176,7 +211,7 @@ impl Core {
         &self,
         address: HostAddress,
         bytes: usize,
-        advised: impl FnOnce() -> io::Result<Advised>,
+        advised: impl FnOnce() -> Result<Advised, ManageError>,
     ) -> Result<Arc<Region>, ManageError> {
         let end = end_of_pages(address, bytes)?;
         let _one_at_a_time = self.managing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,7 +221,7 @@ impl Core {
         let kernel = |source| ManageError::Kernel { address, source };
         let areas = maps::between(address, end).map_err(kernel)?;
         is_suitable(&areas, address, end)?;
-        let advised = advised().map_err(kernel)?;
+        let advised = advised()?;
         let count = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| ManageError::PagesExhausted)?;
         let pages = self.regions.number(count).ok_or(ManageError::PagesExhausted)?;
         let region = Region::new(Announced { pages, address }, advised).map_err(kernel)?;

@@ -3,13 +3,16 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
 use bindery_units::HostAddress;
 
 use crate::mapping::Mapping;
+
+mod advised;
+
+pub use advised::{Advised, AdvisedMappings};
 
 /// One mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -303,66 +306,6 @@ impl MapQuery {
     }
 }
 
-/// What its owner advised for a mapping.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Advised {
-    /// `MADV_DONTFORK`.
-    pub dont_fork: bool,
-    /// `MADV_DONTDUMP`.
-    pub dont_dump: bool,
-}
-
-impl Advised {
-    /// The advice that makes memory so that was advised as `before`, or nobody knows how.
-    pub fn changes(self, before: Option<Self>) -> impl Iterator<Item = libc::c_int> {
-        let fork = if self.dont_fork { libc::MADV_DONTFORK } else { libc::MADV_DOFORK };
-        let dump = if self.dont_dump { libc::MADV_DONTDUMP } else { libc::MADV_DODUMP };
-        let changed = |of: fn(Self) -> bool| before.is_none_or(|before| of(before) != of(self));
-        let fork = changed(|advised| advised.dont_fork).then_some(fork);
-        let dump = changed(|advised| advised.dont_dump).then_some(dump);
-        fork.into_iter().chain(dump)
-    }
-}
-
-/// What was advised for each mapping of a process at one time, ascending.
-#[derive(Debug, Default)]
-pub struct AdvisedMappings(Vec<(Range<usize>, Advised)>);
-
-impl AdvisedMappings {
-    /// Reads `/proc/self/smaps`, which takes some 10 ms for each GiB that the process has in small
-    /// pages.
-    ///
-    /// # Errors
-    /// As read(2); when `/proc` is not mounted.
-    pub fn of_self() -> io::Result<Self> {
-        Ok(Self::parse(&fs::read_to_string("/proc/self/smaps")?))
-    }
-
-    fn parse(smaps: &str) -> Self {
-        let mut mappings: Vec<(Range<usize>, Advised)> = Vec::new();
-        for line in smaps.lines() {
-            if let Some(flags) = line.strip_prefix("VmFlags:") {
-                let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
-                if let Some((_, advised)) = mappings.last_mut() {
-                    *advised = Advised { dont_fork: has("dc"), dont_dump: has("dd") };
-                }
-            } else if let Some(mapping) = parse(line) {
-                mappings.push((mapping.start..mapping.end, Advised::default()));
-            }
-        }
-        Self(mappings)
-    }
-
-    /// Returns what was advised for the mapping that the byte at `address` lies in; nothing where there
-    /// was none.
-    #[must_use]
-    pub fn at(&self, address: HostAddress) -> Advised {
-        let behind = self.0.partition_point(|(range, _)| range.start <= address.0);
-        let found = self.0[..behind].last().filter(|(range, _)| address.0 < range.end);
-        found.map_or(Advised::default(), |(_, advised)| *advised)
-    }
-}
-
 fn parse(line: &str) -> Option<Line<'_>> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
@@ -394,39 +337,6 @@ mod tests {
         };
         assert_eq!(found.len(), 2);
         assert_eq!((found[0], found[1].name), (ram, ""));
-    }
-
-    #[test]
-    fn advice_is_that_of_the_mapping_and_not_of_the_next() {
-        let smaps = "7f00030000-7f00040000 rw-s 00000000 00:01 4242 /memfd:ram (deleted)\n\
-                     Size:  64 kB\n\
-                     VmFlags: rd wr sh dc mr \n\
-                     7f00040000-7f00050000 rw-p 00000000 00:00 0 \n\
-                     VmFlags: rd wr dd \n";
-        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump };
-        let advised = AdvisedMappings::parse(smaps);
-        assert_eq!(advised.at(HostAddress(0x7f_0003_ffff)), dont(true, false));
-        assert_eq!(advised.at(HostAddress(0x7f_0004_0000)), dont(false, true));
-        for nowhere in [0x7f_0002_ffff, 0x7f_0005_0000] {
-            assert_eq!(advised.at(HostAddress(nowhere)), dont(false, false));
-        }
-        let here = HostAddress((&raw const smaps).addr());
-        assert_eq!(AdvisedMappings::of_self().unwrap().at(here), dont(false, false));
-    }
-
-    #[test]
-    fn only_advice_that_changes_something_is_given() {
-        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump };
-        let changes = |advised: Advised, before| advised.changes(before).collect::<Vec<_>>();
-        let plain = Some(Advised::default());
-        assert_eq!(changes(Advised::default(), plain), []);
-        assert_eq!(changes(dont(true, false), plain), [libc::MADV_DONTFORK]);
-        assert_eq!(changes(dont(true, true), plain), [libc::MADV_DONTFORK, libc::MADV_DONTDUMP]);
-        assert_eq!(changes(dont(true, true), Some(dont(true, false))), [libc::MADV_DONTDUMP]);
-        let turned = [libc::MADV_DOFORK, libc::MADV_DONTDUMP];
-        assert_eq!(changes(dont(false, true), Some(dont(true, false))), turned);
-        assert_eq!(changes(dont(false, true), None), turned);
-        assert_eq!(changes(dont(false, false), None), [libc::MADV_DOFORK, libc::MADV_DODUMP]);
     }
 
     #[test]

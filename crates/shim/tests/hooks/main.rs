@@ -98,6 +98,7 @@ act! {
     mprotect_protects: "anonymous" "mprotect";
     memory_can_be_made_executable: "anonymous" "mprotect-exec";
     memory_can_have_a_key_of_its_own: "anonymous" "pkey";
+    memory_that_is_wiped_on_fork_is_left_alone: "anonymous" "wiped-on-fork";
     memory_can_be_sealed: "anonymous" "mseal";
     a_process_can_advise_itself: "anonymous" "process-madvise";
     mremap_leaves_empty_memory_behind: "anonymous" "mremap-dontunmap";

@@ -86,6 +86,22 @@ void act_process_madvise(void)
 	write_through(0, PAGES);
 }
 
+/* What the memory is from the beginning keeps it from being taken: no other mapping would be so. */
+void act_wiped_on_fork(void)
+{
+	const int both = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+	unsigned char *memory = mmap(NULL, 64 * PAGE, both, flags, -1, 0), *before = ram;
+
+	CHECK(memory != MAP_FAILED && madvise(memory, 64 * PAGE, MADV_WIPEONFORK) == 0);
+	CHECK(madvise(memory, 64 * PAGE, MADV_MERGEABLE) == 0);
+	/* Longer than what is offered rests. */
+	sleep(2);
+	ram = memory;
+	CHECK(bytes_flagged(" um") == 0 && bytes_flagged(" wf") == 64 * PAGE);
+	ram = before;
+	expect(ram, 0, PAGES);
+}
+
 /* What is left behind is empty, and mapped. */
 void act_mremap_dontunmap(void)
 {

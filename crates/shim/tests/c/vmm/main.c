@@ -21,6 +21,7 @@ static const struct {
 	{ "mremap", act_mremap },	  { "mprotect", act_mprotect },
 	{ "mremap-of-copies", act_mremap_of_copies },
 	{ "mprotect-exec", act_mprotect_exec },
+	{ "wiped-on-fork", act_wiped_on_fork },
 	{ "pkey", act_pkey },		  { "mseal", act_mseal },
 	{ "process-madvise", act_process_madvise },
 	{ "mremap-dontunmap", act_mremap_dontunmap },

@@ -83,6 +83,7 @@ void act_mremap_of_copies(void);
 void act_mprotect(void);
 void act_mprotect_exec(void);
 void act_pkey(void);
+void act_wiped_on_fork(void);
 void act_mseal(void);
 void act_process_madvise(void);
 void act_mremap_dontunmap(void);
