@@ -14,8 +14,9 @@ use vm_memory::bitmap::{Bitmap, BitmapSlice, NewBitmap, WithBitmapSlice};
 use crate::error::SizeError;
 use crate::tree::Tree;
 
-/// A dirty [`Tree`] by byte offsets. Clones share the tree.
-#[derive(Clone, Debug)]
+/// A dirty [`Tree`] by byte offsets. A clone has a tree of its own, with the pages that are dirty when it
+/// is made, as one of `AtomicBitmap` has; what shares the tree is an `Arc` of [`Self::tree`].
+#[derive(Debug)]
 pub struct TreeBitmap {
     /// None for a region without a byte, as `Default` wants it.
     tree: Option<Arc<Tree>>,
@@ -49,6 +50,19 @@ impl TreeBitmap {
     #[must_use]
     pub const fn page_bytes(&self) -> usize {
         1 << self.page_shift
+    }
+}
+
+impl Clone for TreeBitmap {
+    /// # Panics
+    /// If there is no room for the tree: the trait has no way to say so.
+    fn clone(&self) -> Self {
+        let copy = |tree: &Arc<Tree>| {
+            let copy = Tree::new(tree.pages()).unwrap_or_else(|error| panic!("{error}"));
+            copy.unite(tree).expect("the trees have equally many pages");
+            Arc::new(copy)
+        };
+        Self { tree: self.tree.as_ref().map(copy), bytes: self.bytes, page_shift: self.page_shift }
     }
 }
 

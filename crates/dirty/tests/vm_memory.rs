@@ -19,6 +19,31 @@ fn page_bytes() -> NonZeroUsize {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
+    /// A clone and its original go ways of their own, as those of `AtomicBitmap` do.
+    #[test]
+    fn a_clone_is_a_copy(marks in prop::collection::vec((0..BYTES, 0..3 * 4096_usize), 3..20)) {
+        let own = TreeBitmap::new(BYTES, page_bytes()).unwrap();
+        let other = AtomicBitmap::new(BYTES, page_bytes());
+        let mark = |marks: &[(usize, usize)], own: &TreeBitmap, other: &AtomicBitmap| {
+            for &(offset, len) in marks {
+                own.mark_dirty(offset, len.min(BYTES - offset));
+                other.mark_dirty(offset, len.min(BYTES - offset));
+            }
+        };
+        let (before, after) = marks.split_at(marks.len() / 3);
+        let (of_original, of_clone) = after.split_at(after.len() / 2);
+        mark(before, &own, &other);
+        let (own_clone, other_clone) = (own.clone(), other.clone());
+        mark(of_original, &own, &other);
+        mark(of_clone, &own_clone, &other_clone);
+        prop_assert!(own_clone.tree().unwrap().is_sound());
+        prop_assert_eq!(own_clone.page_bytes(), own.page_bytes());
+        for offset in (0..BYTES + 9000).step_by(700) {
+            prop_assert_eq!(own.dirty_at(offset), other.dirty_at(offset));
+            prop_assert_eq!(own_clone.dirty_at(offset), other_clone.dirty_at(offset));
+        }
+    }
+
     /// Within the memory, the two cannot be told apart.
     #[test]
     fn it_is_a_drop_in(marks in prop::collection::vec((0..BYTES, 0..3 * 4096_usize, 0..5000_usize), 0..20)) {
@@ -75,6 +100,7 @@ fn every_way_to_write_marks() {
 fn no_memory_has_no_tree() {
     let none = TreeBitmap::default();
     assert!(none.tree().is_none() && !none.dirty_at(0));
+    assert!(none.clone().tree().is_none());
     none.mark_dirty(0, 0);
     assert!(TreeBitmap::with_len(0).tree().is_none());
     assert_eq!(TreeBitmap::with_len(1).tree().unwrap().pages(), 1);
