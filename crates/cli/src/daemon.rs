@@ -1,9 +1,7 @@
 //! `bindery daemon`, and starting one in the background.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, IsTerminal};
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -11,18 +9,32 @@ use bindery_host::access::Group;
 use bindery_host::endpoint::prepare_directory;
 use bindery_host::settings::{Change, Refused, Settings};
 use bindery_host::{Config, Daemon, HttpConfig, Reload};
+use bindery_sys::handover;
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::EnvFilter;
 
 use crate::args::{DaemonArgs, Global};
 use crate::config::{self, ConfigFile, Start};
 use crate::exit::{Failure, Reason};
+use crate::logging;
 use crate::output::{print, print_json};
 use crate::settings::{self, Setting};
 
 /// Allocations of this size and more are given back when they are freed: what a period plans in may
 /// be megabytes, and most periods need next to none of it.
 const LARGE_BYTES: u32 = 128 << 10;
+
+/// Variables that are for the process that starts a daemon in the background, and not for the daemon:
+/// libraries to preload, and what a service manager (systemd.exec(5)) says to its service. A daemon that
+/// had the latter would report its own state as that of the VMM's service.
+const OTHERS_VARIABLES: [&str; 7] = [
+    "LD_PRELOAD",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+];
 
 /// A daemon that listens.
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,11 +84,7 @@ fn serve(
     json: bool,
 ) -> Result<(), Failure> {
     bindery_sys::heap::give_back_from(LARGE_BYTES);
-    start_log(arguments.log.as_deref().or(file.start.log.as_deref()))?;
-    if arguments.detached {
-        bindery_sys::process::start_session()
-            .map_err(|error| Failure::of_io("cannot leave the terminal's session", &error))?;
-    }
+    logging::start(arguments.log.as_deref().or(file.start.log.as_deref()), "info")?;
     let flags = flags(arguments)?;
     let usage = |refused: Refused| Failure::new(Reason::Usage, refused.message);
     let settings = settings_of(file, &flags).map_err(usage)?;
@@ -98,6 +106,10 @@ fn serve(
     let started = Started { pid, socket: socket.into(), http };
     if arguments.detached || json {
         print(|out| writeln!(out, "{}", serde_json::to_string(&started)?))?;
+    }
+    if arguments.detached {
+        // That was all that its starter waits for.
+        handover::end_stdout().map_err(of_io)?;
     }
     daemon.run().map_err(of_io)
 }
@@ -128,21 +140,6 @@ fn reloading(path: PathBuf, start: Start, flags: Change) -> Reload {
         }
         settings_of(&file, &flags).map_err(|refused| refused.message)
     })
-}
-
-fn start_log(log: Option<&Path>) -> Result<(), Failure> {
-    let filter = EnvFilter::try_from_env("BINDERY_LOG").unwrap_or_else(|_| "info".into());
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
-    match log {
-        Some(path) => builder.with_ansi(false).with_writer(open_log(path)?).init(),
-        None => builder.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).init(),
-    }
-    Ok(())
-}
-
-fn open_log(path: &Path) -> Result<File, Failure> {
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
-    file.map_err(|error| Failure::of_io(format_args!("cannot write {}", path.display()), &error))
 }
 
 /// Starts a daemon that outlives this command, and waits until it listens.
@@ -198,7 +195,9 @@ pub(crate) fn start_in_background(
     }
     // Not here: the daemon must not keep this directory's file system from being unmounted.
     command.current_dir("/");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open_log(&log)?);
+    OTHERS_VARIABLES.into_iter().for_each(|variable| _ = command.env_remove(variable));
+    handover::detach(&mut command);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(logging::open(&log)?);
     let child = command.spawn();
     let child = child.map_err(|error| Failure::of_io("cannot start the daemon", &error))?;
     await_start(child, &log)

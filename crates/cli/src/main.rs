@@ -13,6 +13,7 @@ mod doctor;
 mod exit;
 mod guests;
 mod ksm;
+mod logging;
 mod manual;
 mod output;
 mod pool;
@@ -32,6 +33,7 @@ use args::{Arguments, Command};
 use exit::Failure;
 
 fn main() -> ExitCode {
+    bindery_sys::handover::survive_file_limit();
     let arguments = Arguments::parse();
     match perform(&arguments) {
         Ok(()) => ExitCode::SUCCESS,

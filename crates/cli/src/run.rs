@@ -1,18 +1,18 @@
 //! `bindery run`: a VMM with the shim in it.
 //!
-//! The VMM replaces this process (`exec`), so its process id, its signals and its exit code are
-//! what whoever started us sees. All checks come before: afterwards only the VMM's log can tell.
+//! The VMM replaces this process (`exec`), so its process id, its signals, its descriptors and its exit
+//! code are what whoever started us sees. All checks come before: afterwards only the VMM's log can tell.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
+use bindery_sys::handover;
 use bindery_sys::process::has_file_capabilities;
 
 use crate::args::{Arguments, DaemonArgs, Global, RunArgs};
@@ -49,7 +49,7 @@ pub(crate) fn run(global: &Global, arguments: &RunArgs) -> Result<(), Failure> {
             command.env(variable, value);
         }
     }
-    let error = command.exec();
+    let error = handover::replace(&mut command);
     Err(Failure::of_io(format_args!("cannot run {}", program.display()), &error))
 }
 

@@ -7,7 +7,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{bindery, run};
+use common::{Ended, bindery, run};
 
 /// A library that preloading does no harm with: the C library of this very program.
 fn harmless_library() -> Option<PathBuf> {
@@ -99,4 +99,46 @@ fn a_library_that_cannot_be_named_is_refused() {
     assert_eq!(ended.code, Some(7), "{}", ended.err);
     assert!(ended.err.contains("space or colon"), "{}", ended.err);
     assert!(!socket.exists(), "a daemon was started for nothing");
+}
+
+/// What `program` says when it is run as it is, and when `bindery run` starts it; both from a shell that
+/// has done `setting` first.
+fn plain_and_run(setting: &str, library: &Path, program: &[&str]) -> [Ended; 2] {
+    let daemon = common::TestDaemon::start(&[]);
+    let of_shell = |words: &Command| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{setting}; exec \"$@\""), "sh"]).arg(words.get_program());
+        shell.args(words.get_args()).env("BINDERY_SHIM", library);
+        run(shell)
+    };
+    let mut plain = Command::new(program[0]);
+    plain.args(&program[1..]);
+    let mut managed = bindery(["run", "--socket"]);
+    managed.arg(daemon.socket()).arg("--").args(program);
+    [of_shell(&plain), of_shell(&managed)]
+}
+
+/// Descriptors that are closed stay closed, and none of ours is left open.
+#[test]
+fn the_vmm_gets_the_callers_descriptors_alone() {
+    let Some(library) = harmless_library() else { return };
+    for setting in ["exec 7>&1 9</dev/null", "exec 0<&- 7>&1", "exec 0<&- 2>&-", ":"] {
+        let [plain, managed] = plain_and_run(setting, &library, &["ls", "/proc/self/fd"]);
+        assert_eq!((plain.code, managed.code), (Some(0), Some(0)), "{setting}: {}", managed.err);
+        assert_eq!(managed.out, plain.out, "{setting}");
+    }
+}
+
+/// Rust's runtime ignores `SIGPIPE`, and this command `SIGXFSZ`.
+#[test]
+fn the_vmm_gets_the_callers_signals() {
+    let Some(library) = harmless_library() else { return };
+    for setting in ["trap '' PIPE XFSZ HUP", "umask 0123", ":"] {
+        let grep = ["grep", "-E", "^(Sig(Blk|Ign)|Umask)", "/proc/self/status"];
+        let blocked = [&["env", "--block-signal=USR1"], &grep[..]].concat();
+        for program in [&grep[..], &blocked] {
+            let [plain, managed] = plain_and_run(setting, &library, program);
+            assert_eq!(managed.out, plain.out, "{setting}: {}", managed.err);
+        }
+    }
 }

@@ -141,8 +141,8 @@ impl Daemon {
         config.settings.check()?;
         let endpoint = Endpoint::claim(&config.socket, config.group.as_ref())?;
         let http = config.http.as_ref().map(Server::bind).transpose()?;
-        if let Err(error) = process::raise_open_files() {
-            tracing::warn!("cannot raise the limit of open files: {error}");
+        if let Err(error) = process::raise_file_limits() {
+            tracing::warn!("cannot raise the limits of files: {error}");
         }
         let stop = StopReceiver::new()?;
         let shared = Shared {

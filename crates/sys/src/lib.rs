@@ -14,6 +14,7 @@ pub mod demand;
 pub mod direct;
 pub mod event;
 pub mod group;
+pub mod handover;
 pub mod heap;
 pub mod ksm;
 pub mod kvm;

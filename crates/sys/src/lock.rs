@@ -38,8 +38,8 @@ pub enum Claim {
 }
 
 impl FileLock {
-    /// Takes the lock at `path` if nobody has it, and writes this process's id into the file. The
-    /// file is made, for its owner's eyes alone, if it is not there. Never blocks.
+    /// Takes the lock at `path` if nobody has it, and writes this process's id into the file if
+    /// there is room. The file is made, for its owner's eyes alone, if it is not there. Never blocks.
     ///
     /// # Errors
     /// As open(2); `ELOOP` if `path` is a symbolic link, which somebody else may have laid there.
@@ -51,8 +51,8 @@ impl FileLock {
             Err(Errno::WOULDBLOCK) => return Ok(Claim::HeldBy(holder(&mut file))),
             Err(error) => return Err(error.into()),
         }
-        file.set_len(0)?;
-        writeln!(file, "{}", std::process::id())?;
+        // The id is for messages: a full disk keeps nobody from the lock.
+        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Claim::Taken(Self { file, origin: Origin::here() }))
     }
 }

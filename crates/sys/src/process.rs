@@ -46,24 +46,18 @@ pub fn ignores_signal(signal: i32) -> io::Result<bool> {
     is_set.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Makes this process the leader of a session of its own: it no longer belongs to the terminal
-/// that started it, nor to the job of its shell.
+/// Lets this process open as many files as it may, and make them (memfds too) as large: raises the soft
+/// limits to the hard ones.
 ///
 /// # Errors
-/// If the process already leads a process group.
-pub fn start_session() -> io::Result<()> {
-    rustix::process::setsid()?;
+/// The kernel's; a limit is then as it was.
+pub fn raise_file_limits() -> io::Result<()> {
+    for resource in [Resource::Nofile, Resource::Fsize] {
+        let mut limit = getrlimit(resource);
+        limit.current = limit.maximum;
+        setrlimit(resource, limit)?;
+    }
     Ok(())
-}
-
-/// Lets this process open as many files as it may: raises the soft limit to the hard one.
-///
-/// # Errors
-/// The kernel's; the limit is then as it was.
-pub fn raise_open_files() -> io::Result<()> {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
 /// Whether the program at `path` has file capabilities (capabilities(7)): the kernel then has the

@@ -1,9 +1,9 @@
 //! `bindery ksm enable`: a program with all of its memory offered to KSM.
 
 use std::io;
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use bindery_sys::handover;
 use bindery_sys::ksm::{is_there, set_merge_any};
 
 use super::args::EnableArgs;
@@ -15,7 +15,7 @@ pub(crate) fn run(arguments: &EnableArgs) -> Result<(), Failure> {
         return Err(Failure::new(Reason::Usage, "name the program to run"));
     };
     set_merge_any(true).map_err(|error| refusal(&error))?;
-    let error = Command::new(program).args(rest).exec();
+    let error = handover::replace(Command::new(program).args(rest));
     Err(Failure::of_io(format_args!("cannot run {}", program.display()), &error))
 }
 

@@ -1,7 +1,7 @@
 //! `bindery ksm run`: paces ksmd and tells of it, line by line.
 
 use std::fmt::Write;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
@@ -9,15 +9,16 @@ use bindery_ksm::{Event, Options, Pilot, Timing, Totals};
 use bindery_sys::process::ignores_signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::low_level::pipe;
-use tracing_subscriber::EnvFilter;
 
 use super::args::RunArgs;
 use super::teller::{Line, Teller};
 use crate::exit::{Failure, Reason};
+use crate::logging;
 use crate::output::printable;
 
 pub(crate) fn run(arguments: &RunArgs, json: bool) -> Result<(), Failure> {
-    start_log();
+    // What a run says goes to stdout; warnings and traces to stderr for those who ask.
+    logging::start(None, "error")?;
     let settings = arguments.settings();
     settings.check().map_err(|error| {
         let hint = "see --target-scan-time, --max-cpu, --min-pages and --max-pages";
@@ -38,17 +39,6 @@ pub(crate) fn run(arguments: &RunArgs, json: bool) -> Result<(), Failure> {
     }
     ended?;
     Ok(())
-}
-
-/// What a run says goes to stdout; warnings and traces to stderr for those who ask.
-fn start_log() {
-    let filter = EnvFilter::try_from_env("BINDERY_LOG").unwrap_or_else(|_| "error".into());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_target(false)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr)
-        .init();
 }
 
 /// Readable once a signal to end has come.

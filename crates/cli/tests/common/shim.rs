@@ -26,6 +26,7 @@ pub(crate) fn hello(socket: &Path, name: &str) -> Channel<FromShim, FromDaemon> 
 }
 
 /// The same, and is welcomed.
+#[allow(dead_code, reason = "not every test program has guests that stay")]
 pub(crate) fn welcomed(socket: &Path, name: &str) -> Channel<FromShim, FromDaemon> {
     let mut channel = hello(socket, name);
     let answer = channel.receive(PATIENCE).unwrap();

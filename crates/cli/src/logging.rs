@@ -1,0 +1,46 @@
+//! The log of the commands that run for long: the daemon and the KSM pilot.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IsTerminal};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use tracing_subscriber::EnvFilter;
+
+use crate::exit::Failure;
+
+/// Chooses what is logged: `error`, `warn`, `info` or `debug`.
+const LEVEL_VARIABLE: &str = "BINDERY_LOG";
+
+/// Starts the log: to the file at `path`, else to standard error. `level` is what is logged where
+/// [`LEVEL_VARIABLE`] does not say. A line that cannot be written (a full disk, a limit of files, nobody
+/// who reads) is lost.
+///
+/// # Errors
+/// If the file cannot be opened.
+pub(crate) fn start(path: Option<&Path>, level: &str) -> Result<(), Failure> {
+    let filter = EnvFilter::try_from_env(LEVEL_VARIABLE).unwrap_or_else(|_| level.into());
+    // Without the last, a failed write is reported on standard error, and if that fails by a panic.
+    let builder = tracing_subscriber::fmt().with_target(false).log_internal_errors(false);
+    let builder = builder.with_env_filter(filter);
+    match path {
+        Some(path) => builder.with_ansi(false).with_writer(open(path)?).init(),
+        None => builder.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).init(),
+    }
+    Ok(())
+}
+
+/// Opens a file to append lines to, for its owner's eyes alone if it is new. If it is a terminal, it does
+/// not become this process's own.
+///
+/// # Errors
+/// If the file cannot be opened.
+pub(crate) fn open(path: &Path) -> Result<File, Failure> {
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o600);
+    options.custom_flags(OFlags::NOCTTY.bits().cast_signed());
+    options
+        .open(path)
+        .map_err(|error| Failure::of_io(format_args!("cannot write {}", path.display()), &error))
+}
