@@ -341,3 +341,23 @@ fn a_descriptor_that_takes_long_to_close_holds_nobody_up() {
     assert_eq!(daemon.end_with("TERM"), Some(0));
     drop((reader, kept));
 }
+
+/// A shim that is hung up on comes back at once, and for the same reason.
+#[test]
+fn a_guest_that_is_hung_up_on_is_logged_once() {
+    let mut daemon = TestDaemon::start(&["--period", "20ms"]);
+    for number in 0..20 {
+        let guest = shim::welcomed(&daemon.socket(), &format!("guest{number}"));
+        socket::send_all(&guest, &[0xff; 64], &[], PATIENCE).unwrap();
+        // Until the daemon has hung up.
+        let mut rest = Vec::new();
+        while socket::receive(&guest, &mut [0; 64], &mut rest).is_ok_and(|bytes| bytes > 0) {}
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(daemon.end_with("TERM"), Some(0));
+    let log = daemon.log();
+    let warnings = log.lines().filter(|line| line.contains("WARN")).count();
+    assert_eq!(warnings, 1, "{log}");
+    assert!(log.contains("speaks nonsense"), "{log}");
+    assert_eq!(log.matches("a guest has come").count(), 1, "{log}");
+}

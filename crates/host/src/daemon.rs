@@ -53,6 +53,9 @@ const OPERATORS_MAX: usize = 64;
 /// How long to wait when descriptors or threads are short, before the next connection is taken.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(200);
 
+/// The subject of troubles with taking connections.
+const CONNECTIONS: &str = "connections";
+
 /// How long answers under way may take once the daemon ends.
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -247,11 +250,17 @@ impl Daemon {
             }
             reserve.fill();
             match socket::accept(&self.endpoint).and_then(|stream| self.shared.attend(stream)) {
-                Ok(()) => self.shared.is_short.store(false, Ordering::Relaxed),
+                Ok(()) => {
+                    self.shared.is_short.store(false, Ordering::Relaxed);
+                    if self.shared.engine.troubles().is_over(CONNECTIONS) {
+                        tracing::info!("connections are taken again");
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     // The connection waits, or is lost and tried again by the shim.
-                    if !self.shared.is_short.swap(true, Ordering::Relaxed) {
+                    self.shared.is_short.store(true, Ordering::Relaxed);
+                    if self.shared.engine.troubles().note(CONNECTIONS, &error) {
                         tracing::error!("cannot take a connection: {error}");
                     }
                     if reserve.spend()
@@ -315,7 +324,9 @@ impl Shared {
                 shared.serve_operator(&stream, peer);
             }
         });
-        if let Err(error) = served {
+        if let Err(error) = served
+            && self.engine.troubles().note("operators", &error)
+        {
             tracing::error!("cannot serve an operator: {error}");
         }
     }

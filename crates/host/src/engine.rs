@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bindery_guest::{Arrival, Connection, Guest, GuestError, Welcome};
 use bindery_merge::status::GuestState;
-use bindery_merge::{DomainError, PageMap, STORE_SLOTS, UnmergeError};
+use bindery_merge::{DomainError, PageMap, STORE_SLOTS, Troubles, UnmergeError};
 use bindery_units::PAGE_BYTES;
 
 use crate::http::Pulse;
@@ -115,6 +115,11 @@ impl Engine {
         self.merge.set_workers(new.workers as usize);
         self.merge.set_period(new.period());
         self.merge.set_pace(new.advisor, new.rate());
+    }
+
+    /// What goes wrong for longer, so that it is logged once.
+    pub(crate) fn troubles(&self) -> &Troubles {
+        self.merge.troubles()
     }
 
     /// Has merging wait, or go on.

@@ -4,6 +4,7 @@
 //! to another.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
@@ -23,6 +24,7 @@ use crate::settings::Settings;
 use crate::slots::{Slots, runs_of};
 use crate::status::{Counts, DomainStatus};
 use crate::store::{Store, StoreError};
+use crate::troubles::Troubles;
 use crate::{Connected, MAPPING_BYTES};
 
 /// Why there is no new domain.
@@ -108,6 +110,7 @@ pub(crate) struct Domain {
     pub(crate) patience: Patience,
     pub(crate) backs_off: bool,
     meter: Arc<Meter>,
+    pub(crate) troubles: Arc<Troubles>,
     /// Breaks until the end of the last period.
     pub(crate) breaks_seen: u64,
     /// What guests that left had counted.
@@ -115,7 +118,12 @@ pub(crate) struct Domain {
 }
 
 impl Domain {
-    pub(crate) fn new(grant: Arc<Grant>, backs_off: bool, meter: Arc<Meter>) -> Self {
+    pub(crate) fn new(
+        grant: Arc<Grant>,
+        backs_off: bool,
+        meter: Arc<Meter>,
+        troubles: Arc<Troubles>,
+    ) -> Self {
         Self {
             key: DigestKey::from_secret(&grant.secret),
             index: Index::with_capacity(0, grant.index_keys, Heads),
@@ -133,6 +141,7 @@ impl Domain {
             patience: Patience::default(),
             backs_off,
             meter,
+            troubles,
             breaks_seen: 0,
             left: Counts::default(),
         }
@@ -141,11 +150,11 @@ impl Domain {
     pub(crate) fn add(&mut self, connection: Connected) {
         let number = self.next_member;
         self.next_member += 1;
-        let meter = Arc::clone(&self.meter);
+        let (meter, troubles) = (Arc::clone(&self.meter), Arc::clone(&self.troubles));
         // What the last connection is linked to is given back by what this one reports.
         let mut all = self.members.values().chain(&self.departed);
         let returns = all.any(|member| member.is_of_process(connection.identity()));
-        self.members.insert(number, Member::new(number, connection, returns, meter));
+        self.members.insert(number, Member::new(number, connection, returns, meter, troubles));
     }
 
     /// Gives a reference back. What nobody maps any more is freed when the phase is over.
@@ -188,6 +197,11 @@ impl Domain {
         *locked(&self.shortage)
     }
 
+    /// The subject of troubles with memory for canonical pages.
+    pub(crate) fn memory(&self) -> impl Display {
+        std::fmt::from_fn(|f| write!(f, "memory of domain {}", self.grant.name))
+    }
+
     /// Frees the slots that nobody maps any more, and gives their memory back. Between phases only.
     pub(crate) fn sweep(&mut self) {
         let mut slots = std::mem::take(locked_mut(&mut self.unmapped));
@@ -212,7 +226,9 @@ impl Domain {
             match self.grant.store.punch(blocks) {
                 Ok(()) => self.slots.give_back_blocks(blocks),
                 Err(error) => {
-                    tracing::warn!(%error, "free slots and their memory are lost until the daemon ends");
+                    if self.troubles.note("stores", &error) {
+                        tracing::warn!(%error, "free slots and their memory are lost until the daemon ends");
+                    }
                 }
             }
         }
@@ -227,6 +243,7 @@ impl Domain {
         // Not for every key that comes or goes around a power of two.
         if (wanted > has || wanted + 1 < has)
             && let Err(error) = self.index.reshape(wanted)
+            && self.troubles.note("indexes", &error)
         {
             tracing::warn!(%error, "the index keeps its shape: searches take longer");
         }

@@ -18,6 +18,7 @@ use crate::settings::Settings;
 use crate::status::EngineStatus;
 use crate::stop::Stop;
 use crate::tally::PageMap;
+use crate::troubles::Troubles;
 use crate::unmerge::{UnmergeError, Unmerging, merge_again, unmerge};
 use crate::workers::Workers;
 
@@ -36,6 +37,7 @@ pub struct Engine {
     core: Mutex<Core>,
     status: Mutex<Arc<EngineStatus>>,
     meter: Arc<Meter>,
+    troubles: Arc<Troubles>,
     stop: Arc<Stop>,
     /// Whether merging waits for something outside.
     is_idle: AtomicBool,
@@ -70,7 +72,13 @@ impl Engine {
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let (meter, stop) = (Arc::<Meter>::default(), Arc::<Stop>::default());
-        let workers = Workers::new(settings.workers, Arc::clone(&meter), Arc::clone(&stop));
+        let troubles = Arc::<Troubles>::default();
+        let workers = Workers::new(
+            settings.workers,
+            Arc::clone(&meter),
+            Arc::clone(&stop),
+            Arc::clone(&troubles),
+        );
         workers.set_ceiling(ceiling(&settings));
         let core = Core {
             domains: Domains::default(),
@@ -88,6 +96,7 @@ impl Engine {
             core: Mutex::new(core),
             status: Mutex::default(),
             meter,
+            troubles,
             stop,
             is_idle: AtomicBool::new(false),
             maps: Mutex::default(),
@@ -152,6 +161,12 @@ impl Engine {
         self.is_idle.store(is_idle, Ordering::Relaxed);
         drop(guard(&self.settings));
         self.bell.notify_all();
+    }
+
+    /// What goes wrong for longer, so that it is logged once.
+    #[must_use]
+    pub fn troubles(&self) -> &Troubles {
+        &self.troubles
     }
 
     /// How the engine works now.
@@ -295,7 +310,8 @@ impl Engine {
                 Change::Add(grant, guest) => {
                     let name = grant.name().to_owned();
                     let domain = core.domains.entry(name);
-                    let new = || Domain::new(grant, backs_off, Arc::clone(&self.meter));
+                    let (meter, troubles) = (Arc::clone(&self.meter), Arc::clone(&self.troubles));
+                    let new = || Domain::new(grant, backs_off, meter, troubles);
                     domain.or_insert_with(new).add(guest);
                 }
                 Change::Remove(id) => {

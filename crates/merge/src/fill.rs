@@ -137,7 +137,9 @@ impl Plan {
         for run in good.chunk_by(|a, b| *b == a + 1 && slot(*b).0 == slot(*a).0 + 1) {
             let bytes = fetched.bytes(run[0], run.len());
             if let Err(error) = domain.grant.store.write(slot(run[0]), bytes) {
-                tracing::warn!(%error, "no memory for canonical pages: merging pauses");
+                if domain.troubles.note(domain.memory(), &error) {
+                    tracing::warn!(%error, "no memory for canonical pages: merging pauses");
+                }
                 return domain.note_shortage(Shortage::Memory);
             }
             for at in run {

@@ -61,6 +61,7 @@ mod store;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod troubles;
 mod unmerge;
 mod workers;
 
@@ -77,6 +78,7 @@ pub use settings::{
 };
 pub use store::StoreError;
 pub use tally::{LinkCounts, PageMap, TALLY_PAGES};
+pub use troubles::{Troubles, guest_of};
 pub use unmerge::{UnmergeError, Unmerging};
 pub use workers::WORKERS_MAX;
 

@@ -23,6 +23,7 @@ use crate::settings::MEND_BREAKS;
 use crate::stable::Stable;
 use crate::status::{Counts, GuestState, GuestStatus};
 use crate::tally::Tally;
+use crate::troubles::{Troubles, guest_of};
 
 /// Whether work on a member goes on in this period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,7 @@ pub(crate) struct Member {
     state: Mutex<State>,
     health: AtomicU8,
     meter: Arc<Meter>,
+    troubles: Arc<Troubles>,
     pub(crate) lateness: Lateness,
     digested: AtomicU64,
     linked: [AtomicU64; 3],
@@ -130,6 +132,7 @@ impl Member {
         connection: Arc<dyn Connection>,
         returns: bool,
         meter: Arc<Meter>,
+        troubles: Arc<Troubles>,
     ) -> Self {
         let has_past = returns || connection.holds_other_stores();
         // Another daemon may have been told before what is there: a scan would not tell again.
@@ -143,6 +146,7 @@ impl Member {
             state: Mutex::new(State { doubt, mend_after: MEND_BREAKS, ..State::default() }),
             health: AtomicU8::new(Health::Well as u8),
             meter,
+            troubles,
             lateness: Lateness::none(),
             digested: AtomicU64::new(0),
             linked: Default::default(),
@@ -205,7 +209,8 @@ impl Member {
 
     /// Takes in that something failed.
     pub(crate) fn note(&self, error: &GuestError) {
-        let guest = &self.connection.identity().name;
+        let guest = self.connection.identity();
+        let (name, pid) = (&guest.name, guest.pid);
         let health = match error {
             GuestError::Stalled { .. } => Health::Stalled,
             error if error.is_fatal() => Health::Lost,
@@ -215,11 +220,23 @@ impl Member {
         match error {
             _ if !self.is_well() => {}
             // As every guest's is when it ends: whoever listens to the connection tells of that.
-            GuestError::Gone => tracing::debug!(%guest, "a guest's connection is closed"),
-            _ => tracing::warn!(%guest, %error, "a guest is left alone"),
+            GuestError::Gone => tracing::debug!(name, pid, "a guest's connection is closed"),
+            _ if self.troubles.note(guest_of(pid), error) => {
+                tracing::warn!(name, pid, %error, "a guest is left alone");
+            }
+            _ => tracing::debug!(name, pid, %error, "a guest is left alone still"),
         }
         if self.health() != Health::Lost {
             self.set_health(health);
+        }
+    }
+
+    /// Takes in that a period is over. A guest that fails no more is logged once, as its failing was.
+    pub(crate) fn end_period(&self) {
+        let guest = self.connection.identity();
+        let (name, pid) = (&guest.name, guest.pid);
+        if self.is_well() && self.troubles.is_over(guest_of(pid)) {
+            tracing::info!(name, pid, "a guest is well again");
         }
     }
 

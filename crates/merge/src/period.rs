@@ -39,6 +39,7 @@ use crate::meter::Meter;
 use crate::observe::{self, observe};
 use crate::pace::{Moment, Pacer};
 use crate::patience::Lateness;
+use crate::pressure::Shortage;
 use crate::queue::Queue;
 use crate::rehome::rehome_all;
 use crate::settings::DIGEST_PAGES;
@@ -138,11 +139,17 @@ impl Means<'_> {
 }
 
 fn end_period(domain: &mut Domain) {
-    domain.members.values().for_each(|member| member.connection.rest());
+    for member in domain.members.values() {
+        member.connection.rest();
+        member.end_period();
+    }
     let breaks = domain.counts().breaks;
     let merged = domain.merged() + (breaks - domain.breaks_seen);
     let broken = if domain.backs_off { breaks - domain.breaks_seen } else { 0 };
     let shortage = locked_mut(&mut domain.shortage).take();
+    if shortage != Some(Shortage::Memory) && domain.troubles.is_over(domain.memory()) {
+        tracing::info!("there is memory for canonical pages again");
+    }
     domain.pressure.end_period(broken, merged, shortage);
     domain.breaks_seen = breaks;
     let keys = domain.index.len();

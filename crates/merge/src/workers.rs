@@ -18,6 +18,7 @@ use bindery_sys::thread::cpu_time;
 
 use crate::meter::Meter;
 use crate::stop::Stop;
+use crate::troubles::Troubles;
 
 /// Rests shorter than this are left for the next time.
 const REST_MIN_US: u64 = 1000;
@@ -43,16 +44,23 @@ pub(crate) struct Workers {
     /// The ceiling's clock begins here.
     epoch: Instant,
     meter: Arc<Meter>,
+    troubles: Arc<Troubles>,
     stop: Arc<Stop>,
 }
 
 impl Workers {
-    pub(crate) fn new(wanted: usize, meter: Arc<Meter>, stop: Arc<Stop>) -> Self {
+    pub(crate) fn new(
+        wanted: usize,
+        meter: Arc<Meter>,
+        stop: Arc<Stop>,
+        troubles: Arc<Troubles>,
+    ) -> Self {
         let workers = Self {
             wanted: AtomicUsize::new(1),
             ceiling: Mutex::default(),
             epoch: Instant::now(),
             meter,
+            troubles,
             stop,
         };
         workers.set_wanted(wanted);
@@ -162,9 +170,16 @@ impl Workers {
                     let help = &help;
                     // Without another thread the work takes longer: no reason to stop.
                     match builder.spawn_scoped(scope, move || help(number)) {
-                        Ok(helper) => helpers.push(helper),
+                        Ok(helper) => {
+                            helpers.push(helper);
+                            if self.troubles.is_over("workers") {
+                                tracing::info!("workers can be started again");
+                            }
+                        }
                         Err(error) => {
-                            tracing::warn!(%error, "cannot start a worker");
+                            if self.troubles.note("workers", &error) {
+                                tracing::warn!(%error, "cannot start a worker");
+                            }
                             break;
                         }
                     }
@@ -188,7 +203,7 @@ mod tests {
     use super::*;
 
     fn workers(wanted: usize) -> Workers {
-        Workers::new(wanted, Arc::default(), Arc::default())
+        Workers::new(wanted, Arc::default(), Arc::default(), Arc::default())
     }
 
     #[test]
@@ -298,7 +313,7 @@ mod tests {
     #[test]
     fn a_guests_threads_count_and_stopping_ends_rests() {
         let stop = Arc::new(Stop::default());
-        let workers = Workers::new(1, Arc::default(), Arc::clone(&stop));
+        let workers = Workers::new(1, Arc::default(), Arc::clone(&stop), Arc::default());
         workers.set_ceiling(Some(1));
         workers.meter.add_lane(3_600_000_000_000);
         let start = Instant::now();

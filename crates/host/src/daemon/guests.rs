@@ -1,11 +1,13 @@
 //! A guest's connection, from its first message to its end.
 
+use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use bindery_guest::{Connection, Guest};
+use bindery_guest::{Connection, Guest, GuestError};
+use bindery_merge::guest_of;
 use bindery_sys::socket::Peer;
 
 use super::{SHORTAGE_PAUSE, Shared};
@@ -14,6 +16,14 @@ use crate::engine::EngineError;
 /// How often a guest's thread looks whether the daemon ends.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// How a guest's connection ended.
+enum End {
+    /// As it should, with the reason.
+    Left(String),
+    /// The daemon hung up.
+    Failed(GuestError),
+}
+
 impl Shared {
     pub(super) fn serve_guest(&self, stream: OwnedFd, peer: Peer) {
         let pid = peer.pid;
@@ -21,14 +31,36 @@ impl Shared {
             Ok(Some(guest)) => {
                 let identity = guest.identity();
                 let (id, name) = (identity.id, identity.name.clone());
-                tracing::info!(name, pid, domain = identity.domain, "a guest has come");
+                // One that is in trouble, and hung up on, may come several times a second.
+                if self.engine.troubles().stands(guest_of(pid)) {
+                    tracing::debug!(name, pid, "a guest has come again");
+                } else {
+                    tracing::info!(name, pid, domain = identity.domain, "a guest has come");
+                }
                 let end = self.attend_guest(&guest);
                 self.engine.remove(id);
                 self.guests.leave(id);
-                tracing::info!(name, pid, "a guest has left: {end}");
+                self.log_end(&name, pid, end);
             }
             Ok(None) => {}
-            Err(error) => tracing::warn!(pid, "a guest was turned away: {error}"),
+            Err(error) if self.is_news(pid, &error) => {
+                tracing::warn!(pid, "a guest was turned away: {error}");
+            }
+            Err(error) => tracing::debug!(pid, "a guest was turned away again: {error}"),
+        }
+    }
+
+    fn is_news(&self, pid: i32, reason: impl Display) -> bool {
+        self.engine.troubles().note(guest_of(pid), reason)
+    }
+
+    fn log_end(&self, name: &str, pid: i32, end: End) {
+        match end {
+            End::Failed(error) if self.is_news(pid, &error) => {
+                tracing::warn!(name, pid, "a guest was hung up on: {error}");
+            }
+            End::Failed(error) => tracing::debug!(name, pid, "a guest was hung up on: {error}"),
+            End::Left(why) => tracing::info!(name, pid, "a guest has left: {why}"),
         }
     }
 
@@ -37,7 +69,10 @@ impl Shared {
         let rights = self.access.rights(&stream, peer);
         let arrival = Guest::accept(stream)?;
         if !self.access.takes_guest(peer, rights) {
-            tracing::warn!(pid = peer.pid, uid = peer.uid, "refused a guest of another user");
+            let reason = "refused a guest of another user";
+            if self.is_news(peer.pid, reason) {
+                tracing::warn!(pid = peer.pid, uid = peer.uid, "{reason}");
+            }
             arrival.refuse(self.access.refusal_of_guest(peer));
             return Ok(None);
         }
@@ -52,7 +87,9 @@ impl Shared {
                 Ok(Some(added?))
             }
             Err(taken) => {
-                tracing::warn!(pid, "refused a guest: {taken}");
+                if self.is_news(pid, &taken) {
+                    tracing::warn!(pid, "refused a guest: {taken}");
+                }
                 arrival.refuse(taken.to_string());
                 Ok(None)
             }
@@ -60,16 +97,20 @@ impl Shared {
     }
 
     /// Listens to a guest until its connection ends or the daemon does. Returns why.
-    fn attend_guest(&self, guest: &Guest) -> String {
+    fn attend_guest(&self, guest: &Guest) -> End {
         loop {
             match guest.wait_events(LOOK_EVERY) {
                 // Its last message, and then the connection's end, may have come as one.
-                _ if guest.has_released() => return "it is no longer managed".into(),
-                Ok(_) if self.stopping.is_set() => return "the daemon ends".into(),
-                Err(error) if error.is_fatal() => return error.to_string(),
+                _ if guest.has_released() => return End::Left("it is no longer managed".into()),
+                Ok(_) if self.stopping.is_set() => return End::Left("the daemon ends".into()),
+                Err(GuestError::Gone) => return End::Left(GuestError::Gone.to_string()),
+                Err(error) if error.is_fatal() => return End::Failed(error),
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(pid = guest.identity().pid, "a guest's connection: {error}");
+                    let pid = guest.identity().pid;
+                    if self.is_news(pid, &error) {
+                        tracing::warn!(pid, "a guest's connection: {error}");
+                    }
                     thread::sleep(SHORTAGE_PAUSE);
                 }
             }

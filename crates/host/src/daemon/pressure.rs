@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_advisor::{Pressure, Readings};
+use bindery_merge::Troubles;
 use bindery_sys::memory::{self, MachineMemory};
 
 use super::Shared;
@@ -30,7 +31,8 @@ pub(super) fn watch_memory(shared: &Shared) {
                 let marks = settings.pressure_marks();
                 let pressure = watching.get_or_insert_with(|| Pressure::new(marks));
                 pressure.set_marks(marks);
-                let is_short = is_short(pressure, start.elapsed().as_secs());
+                let is_short =
+                    is_short(pressure, start.elapsed().as_secs(), shared.engine.troubles());
                 shared.engine.set_idle(!is_short);
             }
         }
@@ -42,16 +44,22 @@ pub(super) fn watch_memory(shared: &Shared) {
 }
 
 /// Whether memory is short, and says so when that changes.
-fn is_short(pressure: &mut Pressure, now_s: u64) -> bool {
+fn is_short(pressure: &mut Pressure, now_s: u64, troubles: &Troubles) -> bool {
+    const SUBJECT: &str = "reading how much memory there is";
     let was_short = pressure.is_short();
     let memory = match MachineMemory::read() {
         Ok(memory) => memory,
         // Better to merge without need than not to when there is.
         Err(error) => {
-            tracing::warn!("merging as if memory were short: {error}");
+            if troubles.note(SUBJECT, &error) {
+                tracing::warn!("merging as if memory were short: {error}");
+            }
             return true;
         }
     };
+    if troubles.is_over(SUBJECT) {
+        tracing::info!("how much memory there is can be read again");
+    }
     let available_percent = memory.available_percent();
     let is_short = pressure.update(now_s, Readings { available_percent, stall: memory::stall() });
     if is_short != was_short {

@@ -15,6 +15,7 @@ use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bindery_merge::Troubles;
 use bindery_sys::thread::spawn_without_signals;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -164,11 +165,13 @@ impl Seats {
 async fn accept_all(listener: TcpListener, site: Arc<Site>) {
     let seats =
         Seats { free: Arc::new(Semaphore::new(CONNECTIONS_MAX)), wanted: Arc::new(Notify::new()) };
-    let mut is_short = false;
+    let troubles = Troubles::default();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                is_short = false;
+                if troubles.is_over("connections") {
+                    tracing::info!("connections are taken over HTTP again");
+                }
                 // Answers are small, and written in one piece.
                 let _ = stream.set_nodelay(true);
                 let seat = seats.take().await;
@@ -180,7 +183,7 @@ async fn accept_all(listener: TcpListener, site: Arc<Site>) {
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
-                if !std::mem::replace(&mut is_short, true) {
+                if troubles.note("connections", &error) {
                     tracing::error!("cannot take a connection over HTTP: {error}");
                 }
                 sleep(SHORTAGE_PAUSE).await;

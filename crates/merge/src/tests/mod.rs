@@ -9,3 +9,4 @@ mod scenes;
 mod slow;
 mod takeover;
 mod unmerging;
+mod warnings;
