@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bindery_space::wire::channel::Received;
 use common::{
-    NOBODY, PATIENCE, TestDaemon, as_nobody, bindery, can_change_user, daemon_command,
+    NOBODY, PATIENCE, TestDaemon, adds_up, as_nobody, bindery, can_change_user, daemon_command,
     program_for_all, run, signal_process,
 };
 use guest::{EQUAL_PAGES, PAGES, TestGuest, UNIQUE_PAGES, ZERO_PAGES, can_manage};
@@ -98,6 +98,7 @@ fn equal_pages_become_one_and_come_back_when_written() {
     // To a scan, what is merged is shared already.
     let scan = run(bindery(["scan", "--json", &one.pid().to_string()])).json();
     assert_eq!(scan["inputs"][0]["bindery_merged_bytes"], bytes(EQUAL_PAGES));
+    adds_up(&scan["inputs"][0]);
 
     one.write(40);
     wait_until(&daemon, "breaks are counted", || {

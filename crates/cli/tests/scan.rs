@@ -4,13 +4,14 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bindery_units::PAGE_BYTES;
-use common::{Ended, PATIENCE, as_nobody, bindery, can_change_user, run, run_within};
+use common::{Ended, PATIENCE, adds_up, as_nobody, bindery, can_change_user, run, run_within};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 
@@ -54,6 +55,32 @@ fn images_are_counted_exactly() {
     assert_eq!(of_one["distinct_pages"], 3);
     assert_eq!(of_one["duplicate_pages"], 2);
     assert_eq!(of_one["saved_pages"], 4);
+}
+
+/// Holes count as the zeros that they read as, and cost nothing.
+#[test]
+fn holes_of_images_are_not_read() {
+    const TIB: u64 = 1 << 40;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sparse.mem");
+    let file = std::fs::File::create(&path).unwrap();
+    let page = PAGE_BYTES as u64;
+    if let Err(error) = file.set_len(TIB) {
+        eprintln!("SKIPPED: no sparse file of 1 TiB here: {error}");
+        return;
+    }
+    // At both ends, in the middle, and not where pages of a file system's blocks begin.
+    for (at, numbers) in [(0, &[1, 0][..]), (TIB / 2 + 3 * page, &[1, 2]), (TIB - page, &[2])] {
+        file.write_all_at(&pages(numbers), at).unwrap();
+    }
+    let mut command = bindery(["scan", "--json"]);
+    command.arg(&path);
+    let report = run_within(Duration::from_secs(20), command).json();
+    let field = |name: &str| report["total"][name].as_u64().unwrap();
+    assert_eq!(field("pages"), TIB / page);
+    assert_eq!(field("zero_pages"), TIB / page - 4);
+    assert_eq!((field("distinct_pages"), field("duplicate_pages_inside")), (2, 2));
+    assert!(report["notes"][0].as_str().unwrap().contains("of holes"), "{report}");
 }
 
 #[test]
@@ -177,7 +204,9 @@ impl KnownChild {
     fn scan(&self) -> Value {
         let ended = scan(&[&self.child.id().to_string()]);
         assert_eq!(ended.code, Some(0), "{}", ended.err);
-        ended.json()["inputs"][0].clone()
+        let input = ended.json()["inputs"][0].clone();
+        adds_up(&input);
+        input
     }
 }
 

@@ -1,13 +1,15 @@
-//! Memory images: files that are pages, one after the other.
+//! Memory images: files that are pages, one after the other. Holes read as zeros, and are not read.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bindery_units::PAGE_BYTES;
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, SeekFrom, seek};
 use rustix::io::Errno;
 
+use super::tally::Counts;
 use super::{BATCH_PAGES, Chunk, Findings};
 use crate::exit::{Failure, Reason};
 
@@ -16,6 +18,8 @@ pub(super) struct Image {
     path: PathBuf,
     file: File,
     bytes: u64,
+    /// Where pages are that are not all in holes: start and length in bytes, ascending.
+    data: Vec<(u64, u64)>,
 }
 
 impl Image {
@@ -43,7 +47,8 @@ impl Image {
                  raw memory image, and complete?"
             )));
         }
-        Ok(Self { path: path.into(), file, bytes })
+        let data = data(&file, bytes).map_err(of_io)?;
+        Ok(Self { path: path.into(), file, bytes, data })
     }
 
     /// Its path.
@@ -51,9 +56,20 @@ impl Image {
         &self.path
     }
 
-    /// Its size.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+    /// Where there may be something else than zeros.
+    pub(super) fn data(&self) -> &[(u64, u64)] {
+        &self.data
+    }
+
+    /// Bytes of its pages that are all hole.
+    pub(super) fn hole_bytes(&self) -> u64 {
+        self.bytes - self.data.iter().map(|(_, bytes)| bytes).sum::<u64>()
+    }
+
+    /// Its holes as what they read as: pages of zeros.
+    pub(super) fn holes(&self) -> Counts {
+        let pages = self.hole_bytes() / PAGE_BYTES as u64;
+        Counts { pages, zero_pages: pages, ..Counts::default() }
     }
 
     /// Reads and digests the pages of a chunk.
@@ -70,4 +86,28 @@ impl Image {
         }
         Ok(())
     }
+}
+
+/// The parts of a file of `bytes` bytes that are not holes (lseek(2), `SEEK_DATA`), rounded out to whole
+/// pages. All of it where the file system does not tell.
+fn data(file: &File, bytes: u64) -> io::Result<Vec<(u64, u64)>> {
+    let page = PAGE_BYTES as u64;
+    let mut parts: Vec<(u64, u64)> = Vec::new();
+    let mut at = 0;
+    while at < bytes {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Ok(start) if start < bytes => start,
+            Ok(_) | Err(Errno::NXIO) => break,
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(vec![(0, bytes)]),
+            Err(error) => return Err(error.into()),
+        };
+        let end = seek(file, SeekFrom::Hole(start))?.min(bytes);
+        let (first, end) = (start / page * page, end.next_multiple_of(page));
+        match parts.last_mut() {
+            Some((start, bytes)) if *start + *bytes >= first => *bytes = end - *start,
+            _ => parts.push((first, end - first)),
+        }
+        at = end;
+    }
+    Ok(parts)
 }

@@ -84,11 +84,19 @@ impl Input {
         }
     }
 
+    /// What is known of it without looking.
+    fn known(&self) -> Counts {
+        match self {
+            Self::Process(_) => Counts::default(),
+            Self::Image(image) => image.holes(),
+        }
+    }
+
     /// Byte ranges to be looked at, as start and length, page-aligned.
     fn ranges(&self) -> Vec<(u64, u64)> {
         match self {
             Self::Process(process) => process.ranges(),
-            Self::Image(image) => vec![(0, image.bytes())],
+            Self::Image(image) => image.data().to_vec(),
         }
     }
 
@@ -180,7 +188,8 @@ fn examine_all(
         spawned.into_iter().map(|thread| thread.join().unwrap_or_else(resume_panic)).collect()
     });
     progress.finish_and_clear();
-    let (mut records, mut counts) = (Vec::new(), vec![Counts::default(); inputs.len()]);
+    let (mut records, mut counts) =
+        (Vec::new(), inputs.iter().map(Input::known).collect::<Vec<_>>());
     for share in shares? {
         records.extend_from_slice(&share.records);
         for (sum, share) in counts.iter_mut().zip(&share.counts) {

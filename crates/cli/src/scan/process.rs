@@ -4,7 +4,7 @@
 //! put a zero page there, and wait where a userfaultfd serves the hole. (A page that is discarded
 //! between the look and the read is the one exception, and then reads as zeros.)
 //!
-//! Only private anonymous mappings are read: what merging is about. Where the kernel shows frame
+//! Only private anonymous mappings are read, and what was written of a store's: what merging is about. Where the kernel shows frame
 //! numbers (to root), the frame's flags tell which pages KSM or the zero page share already;
 //! elsewhere `PAGEMAP_SCAN` tells the zero page, and KSM's pages are counted as if they were not.
 
@@ -50,8 +50,9 @@ enum Sharing {
 pub(super) struct Maps {
     /// Readable private anonymous mappings: start and length in bytes.
     pub(super) anonymous: Vec<(u64, u64)>,
-    /// Mapped from a bindery store: merged already, in bytes.
-    pub(super) store_bytes: u64,
+    /// Private mappings of a bindery store: start and length in bytes. Their pages are merged already,
+    /// but for those that were written.
+    pub(super) store: Vec<(u64, u64)>,
     /// Shared memory (memfd, /dev/shm), in bytes: not read.
     pub(super) shared_memory_bytes: u64,
 }
@@ -98,7 +99,7 @@ impl ProcessMemory {
     }
 
     pub(super) fn ranges(&self) -> Vec<(u64, u64)> {
-        self.maps.anonymous.clone()
+        [&self.maps.anonymous[..], &self.maps.store].concat()
     }
 
     /// Fails if the process has ended: then what was read is a part of it at best.
@@ -126,10 +127,15 @@ impl ProcessMemory {
             if entry.is_swapped() {
                 counts.swapped_pages += 1;
             }
-            if !entry.is_present() || entry.is_file() {
+            if !entry.is_present() {
                 continue;
             }
             counts.pages += 1;
+            if entry.is_file() {
+                // Nothing else that is scanned has a file, unless it was merged since.
+                counts.store_pages += 1;
+                continue;
+            }
             let flags = self.known.flags(*entry);
             if zero[at] || flags.is_zero_page() {
                 counts.zero_page_mapped_pages += 1;
@@ -255,7 +261,7 @@ impl Maps {
             let private = permissions.ends_with('p');
             if STORE_NAMES.iter().any(|store| name.starts_with(store)) {
                 // The shim's own view of the whole store is a shared mapping.
-                maps.store_bytes += if private { end - start } else { 0 };
+                maps.store.extend(private.then_some((start, end - start)));
             } else if !private && (name.starts_with("/memfd:") || name.starts_with("/dev/shm/")) {
                 maps.shared_memory_bytes += end - start;
             } else if private && inode == "0" && permissions.starts_with('r') && is_memory(name) {
@@ -346,7 +352,7 @@ mod tests {
                     (0x7f00_0000_0000, 0x4000_0000),
                     (0x7f00_6000_0000, 0x2000),
                 ],
-                store_bytes: 0x5000,
+                store: vec![(0x7f00_7000_0000, 0x3000), (0x7f00_7400_0000, 0x2000)],
                 shared_memory_bytes: 0x4000,
             }
         );

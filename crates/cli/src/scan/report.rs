@@ -21,6 +21,8 @@ struct InputReport {
     input: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
+    /// Pages that are there: those shared already (KSM's, the zero page, a store's), zero, distinct and
+    /// duplicate ones.
     pages: u64,
     /// Shared by KSM already; 0 where that cannot be known.
     ksm_pages: u64,
@@ -71,11 +73,12 @@ impl Report {
         let mut table =
             Table::new(["INPUT", " MEMORY", " SHARED", " ZERO", " DUPLICATE", " DISTINCT"]);
         for input in &self.inputs {
-            let shared = PageCount(input.ksm_pages + input.zero_page_mapped_pages).bytes().0;
+            let shared = input.ksm_pages + input.zero_page_mapped_pages;
+            let shared = PageCount(shared).bytes().0 + input.bindery_merged_bytes;
             table.row([
                 input.input.clone(),
                 human_pages(input.pages),
-                human_bytes(shared + input.bindery_merged_bytes),
+                human_bytes(shared),
                 human_pages(input.zero_pages),
                 human_pages(input.duplicate_pages),
                 human_pages(input.distinct_pages),
@@ -90,13 +93,11 @@ fn human_pages(pages: u64) -> String {
 }
 
 fn describe(input: &Input, tally: &InputTally) -> InputReport {
-    let (name, pid, bindery_merged_bytes) = match input {
-        Input::Process(process) => (
-            format!("{} ({})", process.pid(), process.command()),
-            Some(process.pid()),
-            process.maps().store_bytes,
-        ),
-        Input::Image(image) => (printable(&image.path().display().to_string()), None, 0),
+    let (name, pid) = match input {
+        Input::Process(process) => {
+            (format!("{} ({})", process.pid(), process.command()), Some(process.pid()))
+        }
+        Input::Image(image) => (printable(&image.path().display().to_string()), None),
     };
     let counts = &tally.counts;
     InputReport {
@@ -105,7 +106,7 @@ fn describe(input: &Input, tally: &InputTally) -> InputReport {
         pages: counts.pages,
         ksm_pages: counts.ksm_pages,
         zero_page_mapped_pages: counts.zero_page_mapped_pages,
-        bindery_merged_bytes,
+        bindery_merged_bytes: PageCount(counts.store_pages).bytes().0,
         zero_pages: counts.zero_pages,
         distinct_pages: tally.distinct_pages,
         duplicate_pages: tally.duplicate_pages,
@@ -124,6 +125,16 @@ fn notes(inputs: &[Input]) -> Vec<String> {
         })
     };
     let mut notes = Vec::new();
+    for input in inputs {
+        let Input::Image(image) = input else { continue };
+        if image.hole_bytes() > 0 {
+            notes.push(format!(
+                "{} has {} of holes, which are counted as zero pages and not read",
+                printable(&image.path().display().to_string()),
+                human_bytes(image.hole_bytes())
+            ));
+        }
+    }
     for process in processes() {
         let (pid, maps) = (process.pid(), process.maps());
         if maps.shared_memory_bytes > 0 {

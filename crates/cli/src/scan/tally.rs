@@ -22,6 +22,8 @@ pub(super) struct Counts {
     pub(super) zero_page_mapped_pages: u64,
     /// Not read: shared by KSM.
     pub(super) ksm_pages: u64,
+    /// Not read: mapped from a bindery store.
+    pub(super) store_pages: u64,
     /// Not there: in swap.
     pub(super) swapped_pages: u64,
     /// Unmapped while the scan went on.
@@ -29,12 +31,18 @@ pub(super) struct Counts {
 }
 
 impl Counts {
+    /// Pages that were shared already, of those that are there.
+    pub(super) fn shared_pages(&self) -> u64 {
+        self.ksm_pages + self.zero_page_mapped_pages + self.store_pages
+    }
+
     /// Adds what another thread counted.
     pub(super) fn add(&mut self, other: &Self) {
         self.pages += other.pages;
         self.zero_pages += other.zero_pages;
         self.zero_page_mapped_pages += other.zero_page_mapped_pages;
         self.ksm_pages += other.ksm_pages;
+        self.store_pages += other.store_pages;
         self.swapped_pages += other.swapped_pages;
         self.vanished_pages += other.vanished_pages;
     }
@@ -64,7 +72,7 @@ pub(super) struct Tally {
 pub(super) struct Total {
     /// Pages that are there.
     pub(super) pages: u64,
-    /// Of them, shared already: KSM's, or the kernel's zero page.
+    /// Of them, shared already: KSM's, a bindery store's, or the kernel's zero page.
     pub(super) already_shared_pages: u64,
     /// Only zeros.
     pub(super) zero_pages: u64,
@@ -96,7 +104,7 @@ pub(super) fn tally(mut records: Vec<PageRecord>, counts: Vec<Counts>) -> Tally 
     for input in &inputs {
         let counts = &input.counts;
         total.pages += counts.pages;
-        total.already_shared_pages += counts.ksm_pages + counts.zero_page_mapped_pages;
+        total.already_shared_pages += counts.shared_pages();
         total.zero_pages += counts.zero_pages;
         total.duplicate_pages_inside += input.duplicate_pages;
     }

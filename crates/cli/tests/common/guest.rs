@@ -74,6 +74,12 @@ impl TestGuest {
         self.order("ended?") == "true"
     }
 
+    /// Where the guest's memory begins in its process.
+    #[allow(dead_code, reason = "not every test program asks")]
+    pub(crate) fn address(&mut self) -> u64 {
+        self.order("address?").parse().unwrap()
+    }
+
     fn order(&mut self, order: &str) -> String {
         writeln!(self.orders, "{order}").unwrap();
         self.answer()
@@ -152,6 +158,7 @@ pub(crate) fn live() {
                 });
                 format!("{} pages are wrong", wrong.count())
             }
+            None if order == "address?" => memory.as_ptr().addr().to_string(),
             _ => agent.has_ended().to_string(),
         };
         println!("guest: {answer}");

@@ -63,6 +63,15 @@ pub(crate) fn run_within(limit: Duration, mut command: Command) -> Ended {
     Ended::of(child.wait_with_output().unwrap())
 }
 
+/// Checks that each page which a scan found in an input is in one of its columns.
+pub(crate) fn adds_up(input: &Value) {
+    let field = |name: &str| input[name].as_u64().unwrap();
+    let shared = ["ksm_pages", "zero_page_mapped_pages"].map(field).iter().sum::<u64>();
+    let shared = shared + field("bindery_merged_bytes") / bindery_units::PAGE_BYTES as u64;
+    let read = ["zero_pages", "duplicate_pages", "distinct_pages"].map(field).iter().sum::<u64>();
+    assert_eq!(field("pages"), shared + read, "{input}");
+}
+
 /// A daemon on a socket of its own, killed when dropped.
 pub(crate) struct TestDaemon {
     socket: PathBuf,
