@@ -1,7 +1,7 @@
 //! The log of the commands that run for long: the daemon and the KSM pilot.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -9,6 +9,7 @@ use rustix::fs::OFlags;
 use tracing_subscriber::EnvFilter;
 
 use crate::exit::Failure;
+use crate::screen::takes_escapes;
 
 /// Chooses what is logged: `error`, `warn`, `info` or `debug`.
 const LEVEL_VARIABLE: &str = "BINDERY_LOG";
@@ -26,7 +27,7 @@ pub(crate) fn start(path: Option<&Path>, level: &str) -> Result<(), Failure> {
     let builder = builder.with_env_filter(filter);
     match path {
         Some(path) => builder.with_ansi(false).with_writer(open(path)?).init(),
-        None => builder.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).init(),
+        None => builder.with_ansi(takes_escapes(&io::stderr())).with_writer(io::stderr).init(),
     }
     Ok(())
 }

@@ -24,6 +24,7 @@ mod settings;
 mod status;
 mod target_scan_time;
 mod top;
+mod usage;
 
 use std::process::ExitCode;
 
@@ -34,7 +35,10 @@ use exit::Failure;
 
 fn main() -> ExitCode {
     bindery_sys::handover::survive_file_limit();
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return usage::end(&error, std::env::args_os().skip(1)),
+    };
     match perform(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(arguments.global.json),

@@ -1,8 +1,15 @@
 //! The terminal's alternate screen, drawn anew in place.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use crossterm::{cursor, execute, queue, style, terminal};
+
+/// Returns true if `stream` is a terminal that takes escape sequences: `TERM` names one, and it is not
+/// `dumb`.
+pub(crate) fn takes_escapes(stream: &impl IsTerminal) -> bool {
+    let names_one = |term: &std::ffi::OsString| !term.is_empty() && term != "dumb";
+    stream.is_terminal() && std::env::var_os("TERM").is_some_and(|term| names_one(&term))
+}
 
 /// The alternate screen, in raw mode, for as long as it lives.
 pub(crate) struct Screen(());

@@ -1,7 +1,8 @@
 //! `bindery top`: the guests, live.
 //!
 //! On a terminal the table is drawn anew in place, on the alternate screen, which is left again
-//! whatever ends the command. Elsewhere it is printed once, or as a line of JSON each interval.
+//! whatever ends the command. A terminal that takes no escape sequences (`TERM=dumb`) gets it again each
+//! interval. Elsewhere it is printed once, or as a line of JSON each interval.
 
 use std::cmp::Ordering;
 use std::io::{self, IsTerminal};
@@ -18,7 +19,7 @@ use crate::connect::{ask_guests, ask_status, connect};
 use crate::exit::Failure;
 use crate::guests::{advice, table};
 use crate::output::{human_bytes, human_signed_bytes, print};
-use crate::screen::Screen;
+use crate::screen::{Screen, takes_escapes};
 
 /// What the keys have chosen.
 struct View {
@@ -45,8 +46,14 @@ pub(crate) fn run(global: &Global, arguments: &TopArgs) -> Result<(), Failure> {
         }
     }
     if !io::stdout().is_terminal() {
-        let snapshot = Snapshot::take(&mut client, &view)?;
-        return print(|out| snapshot.lines(&view).try_for_each(|line| writeln!(out, "{line}")));
+        return Snapshot::take(&mut client, &view)?.print(&view);
+    }
+    if !takes_escapes(&io::stdout()) {
+        loop {
+            Snapshot::take(&mut client, &view)?.print(&view)?;
+            print(|out| writeln!(out))?;
+            std::thread::sleep(arguments.interval);
+        }
     }
     show(&mut client, view, arguments.interval)
 }
@@ -85,6 +92,10 @@ impl Snapshot {
         let mut guests = ask_guests(client)?;
         view.sort(&mut guests);
         Ok(Self { status: ask_status(client)?, guests })
+    }
+
+    fn print(&self, view: &View) -> Result<(), Failure> {
+        print(|out| self.lines(view).try_for_each(|line| writeln!(out, "{line}")))
     }
 
     /// What is shown, line by line.

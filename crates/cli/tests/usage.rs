@@ -27,6 +27,97 @@ fn wrong_flags_are_a_usage_error() {
     }
 }
 
+/// The one JSON object that a failed command writes to standard error.
+fn error_of(arguments: &[&str]) -> (Option<i32>, Value) {
+    let ended = run(bindery(arguments));
+    assert_eq!(ended.out, "", "{arguments:?}");
+    let object: Value = serde_json::from_str(&ended.err)
+        .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", ended.err));
+    let error = object["error"].clone();
+    assert_eq!(error["exit_code"].as_i64().map(|code| code as i32), ended.code, "{arguments:?}");
+    assert!(error["message"].is_string(), "{arguments:?}: {error}");
+    (ended.code, error)
+}
+
+/// Every command, and those below it: `pool`, `pool create`, …
+fn commands(above: &[String]) -> Vec<Vec<String>> {
+    let help = run(bindery(above.iter().map(String::as_str).chain(["--help"]))).out;
+    let listed = help.split_once("\nCommands:\n").map_or("", |(_, rest)| rest);
+    let lines = listed.lines().take_while(|line| !line.is_empty());
+    let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names = names.filter_map(|line| line.split_ascii_whitespace().next());
+    let mut found = Vec::new();
+    for name in names.filter(|name| *name != "help") {
+        let command = [above, &[name.to_owned()]].concat();
+        found.extend(commands(&command));
+        found.push(command);
+    }
+    found
+}
+
+#[test]
+fn every_command_says_in_json_what_is_wrong_with_its_line() {
+    let all = commands(&[]);
+    assert!(all.len() > 30 && all.contains(&vec!["pool".into(), "create".into()]), "{all:?}");
+    // All that follows these is another program's.
+    let programs = ["run", "ksm enable"];
+    for command in all.iter().filter(|command| !programs.contains(&command.join(" ").as_str())) {
+        let words = || command.iter().map(String::as_str);
+        let before: Vec<&str> =
+            std::iter::once("--json").chain(words()).chain(["--nonsense"]).collect();
+        let behind: Vec<&str> = words().chain(["--nonsense", "--json"]).collect();
+        for arguments in [before, behind] {
+            let (code, error) = error_of(&arguments);
+            assert_eq!(code, Some(2), "{arguments:?}");
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains("--nonsense") && !message.contains('\n'), "{message}");
+        }
+    }
+    for arguments in
+        [&["--json"][..], &["--json", "pool"], &["--json", "dance"], &["--json", "set", "foo"]]
+    {
+        assert_eq!(error_of(arguments).0, Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn every_failure_is_one_json_object() {
+    const NONE: &str = "/nonexistent/x";
+    let failures: [(&[&str], i32); 26] = [
+        (&["ps"], 3),
+        (&["top"], 3),
+        (&["status"], 3),
+        (&["set", "workers=1"], 3),
+        (&["reload"], 3),
+        (&["unmerge", "web1"], 3),
+        (&["merge", "web1"], 3),
+        (&["unmanage", "web1"], 3),
+        (&["dirty", "web1"], 3),
+        (&["stop"], 3),
+        (&["daemon", "--config", NONE], 4),
+        (&["daemon", "--background", "--config", NONE], 4),
+        (&["daemon", "--set", "workers=0"], 2),
+        (&["run", "--", NONE], 4),
+        (&["scan", NONE], 4),
+        (&["scan", "/dev/null"], 8),
+        (&["man", "/dev/null/x"], 1),
+        (&["ksm", "enable", "--", NONE], 4),
+        (&["ksm", "restore", "--state", "/dev/null"], 8),
+        (&["pool", "stat", "none"], 4),
+        (&["pool", "objects", "none"], 4),
+        (&["pool", "put", "none", "/dev/null"], 4),
+        (&["pool", "get", "none", "0x1"], 4),
+        (&["pool", "delete", "none", "0x1"], 4),
+        (&["pool", "verify", "none"], 4),
+        (&["pool", "destroy", "none"], 4),
+    ];
+    for (arguments, expected) in failures {
+        let arguments = [&["--json", "--socket", "/nonexistent/b.sock"], arguments].concat();
+        let (code, error) = error_of(&arguments);
+        assert_eq!(code, Some(expected), "{arguments:?}: {error}");
+    }
+}
+
 #[test]
 fn every_exit_code_is_explained() {
     let help = run(bindery(["help", "exit-codes"]));

@@ -10,7 +10,7 @@ mod picture;
 mod plot;
 mod report;
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ use crate::args::{DirtyArgs, Global};
 use crate::connect::{ask_guests, connect, misplaced};
 use crate::exit::{Failure, Reason};
 use crate::output::{print, print_json};
-use crate::screen::Screen;
+use crate::screen::{Screen, takes_escapes};
 
 /// How long a guest may take to be scanned: each lane's answer may take a second.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -102,10 +102,10 @@ fn observe(observation: &mut Observation, arguments: &DirtyArgs) -> Result<(), F
     Ok(())
 }
 
-/// Epoch after epoch until `q`: a plot on a terminal, lines elsewhere.
+/// Epoch after epoch until `q`: a plot on a terminal, lines elsewhere and where that takes no escape sequences.
 fn watch(observation: &mut Observation, arguments: &DirtyArgs, json: bool) -> Result<(), Failure> {
     let of_terminal = |error: io::Error| Failure::of_io("the terminal failed", &error);
-    if json || !io::stdout().is_terminal() {
+    if json || !takes_escapes(&io::stdout()) {
         loop {
             thread::sleep(arguments.interval);
             let Some(rate) = observation.next()? else { continue };
