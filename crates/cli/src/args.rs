@@ -107,7 +107,8 @@ Examples:
   bindery top --sort breaks --interval 500ms
 
 Keys: s or arrows choose the column to sort by, r reverses, q quits. When the output is no
-terminal, the table is printed once; with --json, one line for each interval.")]
+terminal, the table is printed once; with --json, one line for each interval. A terminal that takes no
+escape sequences (TERM=dumb) gets the whole table each interval.")]
     Top(TopArgs),
     /// Show the daemon, its domains and what they save
     #[command(after_help = "\
@@ -150,7 +151,9 @@ Examples:
   bindery unmanage web1
 
 Needed before the VMM uses userfaultfd itself: QEMU's post-copy migration (as the destination) and
-background snapshots. The guest cannot be managed again until its VMM is restarted.")]
+background snapshots. Needed, too, before a debugger or dumper looks into the VMM (gdb, gcore, ptrace,
+/proc/PID/mem): without it absent pages cannot be read, nor merged ones written (EIO). The guest cannot
+be managed again until its VMM is restarted.")]
     Unmanage(GuestArgs),
     /// See how fast a guest's memory changes, where, and whether it could be migrated
     #[command(after_help = "\
