@@ -123,7 +123,9 @@ impl Space {
         if !mapping::is_mapped(address, bytes) {
             return Err(ManageError::Unsuitable { address, what: "not mapped".to_owned() });
         }
-        if self.core.regions.read().len() + self.core.offers.len() >= REGIONS_MAX {
+        // One lock at a time: an offer is taken, and its region added, under that of the offers.
+        let managed = self.core.regions.read().len();
+        if managed + self.core.offers.len() >= REGIONS_MAX {
             return Err(ManageError::TooManyRegions);
         }
         self.core.offers.add(address, end, is_plain);
