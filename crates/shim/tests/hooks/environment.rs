@@ -46,7 +46,11 @@ fn what_cannot_be_managed_is_left_to_ksm() {
     if !can_manage() {
         return;
     }
-    for (how, why) in [("unprivileged", "userfaultfd"), ("locked", "mem-lock=off")] {
+    for (how, why) in [
+        ("unprivileged", "userfaultfd"),
+        ("locked", "mem-lock=off"),
+        ("filtered", "CLOSE_RANGE_UNSHARE"),
+    ] {
         let directory = tempfile::tempdir().expect("directory");
         std::fs::set_permissions(
             directory.path(),

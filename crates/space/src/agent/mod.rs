@@ -7,8 +7,8 @@
 //!
 //! # Concurrency
 //! [`Agent::regions_changed`] may be called from any thread, also in the middle of the VMM's
-//! `munmap`: it takes no lock and never waits. The agent's threads block all signals and never touch
-//! guest memory but through a [`Worker`](crate::Worker).
+//! `munmap`: it waits for nobody but who links work into a queue, for some loads. The agent's threads
+//! block all signals and never touch guest memory but through a [`Worker`](crate::Worker).
 //!
 //! # Ends
 //! The agent ends when a daemon refuses the guest before any has taken it, when one asks for everything

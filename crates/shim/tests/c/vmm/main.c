@@ -37,7 +37,7 @@ static const struct {
 	{ "outlive", act_outlive },	  { "outlive-closed", act_outlive_closed },
 	{ "dontfork", act_dontfork },	  { "dontdump", act_dontdump },
 	{ "nothing-at-all", act_nothing }, { "locked", act_left_to_ksm },
-	{ "unprivileged", act_left_to_ksm },
+	{ "unprivileged", act_left_to_ksm }, { "filtered", act_left_to_ksm },
 	{ "device-reads", act_device_reads },
 	{ "device-writes", act_device_writes },
 	{ "written-from-outside", act_written_from_outside },
