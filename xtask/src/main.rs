@@ -8,6 +8,8 @@
 //! cargo xtask sanitize      run the lock-free structures under Miri and ThreadSanitizer
 //! cargo xtask deb           build the programs and a Debian package of them
 //! cargo xtask rivals        build the stores that `bindery bench pool ycsb` compares with
+//! cargo xtask selftests     the kernel's own tests of memory, plain and with Bindery
+//! cargo xtask stressors     stress-ng's speed, plain and with Bindery
 //! cargo xtask record-advisor   record what the kernel's own KSM advisor does
 //! ```
 #![forbid(unsafe_code)]
@@ -21,6 +23,7 @@ mod rivals;
 mod sanitize;
 mod setup;
 mod steps;
+mod strangers;
 mod test;
 
 use anyhow::Result;
@@ -67,6 +70,20 @@ the same package: its files are as old as SOURCE_DATE_EPOCH says, or as the last
     Deb(deb::DebArgs),
     /// Build redb, fjall and RocksDB for `bindery bench pool ycsb`; takes ten minutes the first time
     Rivals,
+    /// Run the kernel's own tests of memory management, plainly and with all their memory offered; needs
+    /// a C compiler and Debian's linux-source (146 MiB), and some tests need root
+    Selftests {
+        /// As the kernel's source calls them; all that compile if none is named
+        names: Vec<String>,
+    },
+    /// Measure stress-ng's stressors of memory, plainly and with all their memory offered; needs a C
+    /// compiler
+    #[command(after_help = "\
+Examples:
+  cargo xtask stressors                          a table of all, in twelve minutes
+  cargo xtask stressors mmap brk --rounds 1
+  cargo xtask stressors vm --eager               merging as fast as it goes")]
+    Stressors(strangers::stressors::StressorArgs),
     /// Record what the kernel's own KSM advisor does, for the tests of its law; needs root and takes
     /// three minutes
     RecordAdvisor(record_advisor::RecordArgs),
@@ -84,6 +101,8 @@ fn main() -> Result<()> {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Deb(arguments) => deb::run(&arguments),
         Task::Rivals => rivals::build(),
+        Task::Selftests { names } => strangers::selftests::run(&names),
+        Task::Stressors(arguments) => strangers::stressors::run(&arguments),
         Task::RecordAdvisor(arguments) => record_advisor::run(&arguments),
         Task::Candidates => record_advisor::candidates::serve(),
     }

@@ -18,6 +18,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use bindery_testkit::guest::{GuestImage, ImageKind, Kit, Qemu};
 
+use crate::strangers::stressors::StressNg;
 use apt::PrivateApt;
 use parts::{OLDEST_RELEASE, Part};
 
@@ -41,6 +42,20 @@ pub(crate) fn libclang() -> Result<PathBuf> {
     let kit = Kit::of_checkout();
     fetch(&kit, &[Part::Libclang])?;
     Ok(kit.part(Part::Libclang.directory()).join("usr/lib/llvm-14/lib"))
+}
+
+/// stress-ng, which the tests do not need.
+pub(crate) fn stress_ng() -> Result<StressNg> {
+    let kit = Kit::of_checkout();
+    fetch(&kit, &[Part::StressNg])?;
+    Ok(StressNg { directory: kit.part(Part::StressNg.directory()) })
+}
+
+/// Where the kernel's own tests lie, which ours do not need.
+pub(crate) fn linux_source() -> Result<PathBuf> {
+    let kit = Kit::of_checkout();
+    fetch(&kit, &[Part::LinuxSource])?;
+    Ok(kit.part(Part::LinuxSource.directory()))
 }
 
 /// Fetches the kernel of a release that mirrors drop some day, if it is missing and can be had.

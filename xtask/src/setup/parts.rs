@@ -1,13 +1,14 @@
 //! The parts of the kit and the packages that each is made of.
 
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use bindery_testkit::guest::{
     BROWSER, COMPLETE_MARK, ImageKind, Kernel, Kit, MOTO, PROMTOOL, PYTHON_PACKAGES, Qemu, SYSTEMD,
 };
 
-use super::apt::PrivateApt;
+use super::apt::{PrivateApt, run};
 use super::python::{self, MOTO_PACKAGES};
 
 const BACKPORTS: &str = "bookworm-backports";
@@ -41,6 +42,10 @@ pub(super) enum Part {
     /// For `cargo xtask rivals` alone.
     Libclang,
     Moto,
+    /// For `cargo xtask stressors` alone.
+    StressNg,
+    /// For `cargo xtask selftests` alone.
+    LinuxSource,
 }
 
 impl Part {
@@ -70,6 +75,8 @@ impl Part {
             Self::Browser => BROWSER,
             Self::Libclang => "libclang",
             Self::Moto => MOTO,
+            Self::StressNg => "stress-ng",
+            Self::LinuxSource => "linux-source",
         }
     }
 
@@ -87,6 +94,8 @@ impl Part {
             Self::Moto => "moto, which behaves as S3 does",
             Self::Browser => "Chromium without a window, which looks at the dashboard",
             Self::Libclang => "libclang, which reads RocksDB's header",
+            Self::StressNg => "stress-ng, which maps and fills memory in every way there is",
+            Self::LinuxSource => "the kernel's tests of memory management, from its source package",
             Self::Userland(ImageKind::Database) => "a guest's userland: Perl, SQLite, Lua, vim",
         }
     }
@@ -138,7 +147,29 @@ impl Part {
             }
             Self::Browser => apt.unpack_closure(&BROWSER_PACKAGES, None, into),
             Self::Libclang => apt.unpack_closure(&LIBCLANG_PACKAGES, None, into),
+            Self::StressNg => apt.unpack_closure(&["stress-ng"], None, into),
+            Self::LinuxSource => {
+                let package = apt.first_dependency("linux-source", Some(BACKPORTS))?;
+                let packages = apt.unpack(&[&package], Some(BACKPORTS), into)?;
+                unpack_tests(&into.join("usr/src").join(format!("{package}.tar.xz")), into)?;
+                Ok(packages)
+            }
             Self::Moto => python::install(apt, &MOTO_PACKAGES, into, PYTHON_PACKAGES),
         }
     }
+}
+
+/// Unpacks the kernel's tests of memory and the headers that they include, and removes all else.
+fn unpack_tests(archive: &Path, into: &Path) -> Result<()> {
+    let mut command = Command::new("tar");
+    command
+        .arg("-C")
+        .arg(into)
+        .arg("-xf")
+        .arg(archive)
+        .args(["--strip-components=1", "--wildcards"]);
+    command.args(["*/tools/testing/selftests/mm", "*/tools/testing/selftests/*.h"]);
+    command.args(["*/tools/include/uapi", "*/mm/gup_test.h"]);
+    run(&mut command)?;
+    std::fs::remove_dir_all(into.join("usr")).context("removing the rest of the source")
 }
