@@ -17,8 +17,8 @@ const KERNEL_MIN: (u32, u32) = (6, 8);
 /// The kernel's default for `vm.max_map_count` (`DEFAULT_MAX_MAP_COUNT`).
 const MAP_COUNT_DEFAULT: u64 = 65_530;
 
-/// Descriptors below which a daemon with a few dozen guests runs short.
-const OPEN_FILES_MIN: u64 = 4096;
+/// Descriptors with which a daemon of a few dozen guests has some 24 GiB of canonical pages.
+const OPEN_FILES_MIN: u64 = 16_384;
 
 /// How one check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -162,9 +162,9 @@ fn open_files(limits: &str) -> Check {
     Check::limited(
         NAME,
         format!("up to {hard}"),
-        "the daemon holds a handful of descriptors for each guest and worker, and turns guests \
-         away when they run out. Raise the hard limit: `ulimit -Hn 65536`, or LimitNOFILE= in a \
-         systemd unit",
+        "the daemon holds a descriptor for every 2 MiB of canonical pages, and a handful for each guest \
+         and worker. When they run out merging pauses (descriptors-short), and guests are turned away. \
+         Raise the hard limit: `ulimit -Hn 1048576`, or LimitNOFILE= in a systemd unit",
     )
 }
 

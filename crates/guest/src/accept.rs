@@ -1,13 +1,12 @@
 //! The handshake: who is this, and is it taken?
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bindery_space::entry::STORE_MAX;
 use bindery_space::wire::channel::{Channel, Received};
 use bindery_space::wire::control::{FromDaemon, FromShim, STORES_MAX, StoreId, VERSION};
-use bindery_sys::lock::Lent;
 use bindery_sys::pidfd::PeerProcess;
 use bindery_sys::socket::{Peer, peer, refuse_descriptors, wait_readable};
 
@@ -43,7 +42,7 @@ pub struct Arrival {
 
 /// What a guest is given when it is taken.
 #[derive(Debug)]
-pub struct Welcome<'a> {
+pub struct Welcome {
     /// What the daemon calls it.
     pub id: u32,
     /// Its name, unique among the daemon's guests.
@@ -52,10 +51,10 @@ pub struct Welcome<'a> {
     pub domain: String,
     /// The domain's secret.
     pub digest_key: [u8; 32],
-    /// The domain's store, opened for reading only. The guest gets a description of its own.
-    pub store: BorrowedFd<'a>,
-    /// How many slots the store can ever have.
+    /// Number of slots that the domain's store can ever have.
     pub slots: u32,
+    /// Number of slots of each of its segments.
+    pub segment_slots: u32,
 }
 
 impl Guest {
@@ -70,9 +69,6 @@ impl Guest {
         let process = PeerProcess::of(&stream).map_err(unknown)?;
         let mut channel = Channel::new(stream);
         let message = match channel.receive(ANSWER_PATIENCE)? {
-            // The descriptors are of whatever it takes for stores. They would keep the memory of daemons
-            // that ended, and one that this daemon has lent would count as being in use. To close them may
-            // take long, for which nobody but this guest has to wait here.
             Received::Message(message, _) => message,
             Received::Closed => return Err(GuestError::Gone),
             Received::Nothing => return Err(stalled("to say who it is", ANSWER_PATIENCE)),
@@ -133,19 +129,17 @@ impl Arrival {
     ///
     /// # Errors
     /// [`GuestError`] if it has gone meanwhile, or if descriptors are short.
-    pub fn welcome(mut self, welcome: Welcome<'_>) -> Result<Arc<Guest>, GuestError> {
+    pub fn welcome(mut self, welcome: Welcome) -> Result<Arc<Guest>, GuestError> {
         let store = self.free_store_id().expect("checked when the guest arrived");
         let message = FromDaemon::Welcome {
             guest: welcome.id,
             digest_key: welcome.digest_key,
             store,
             slots: welcome.slots,
+            segment_slots: welcome.segment_slots,
         };
-        let doing = "lending a guest the store (is RLIMIT_NOFILE too low?)";
-        let (lent, borrowed) = Lent::lend(welcome.store, welcome.id)
-            .map_err(|error| GuestError::Daemon { doing, error })?;
         self.channel
-            .send(&message, &[borrowed.as_fd()], ANSWER_PATIENCE)
+            .send(&message, &[], ANSWER_PATIENCE)
             .map_err(|error| GuestError::of_socket("welcoming a guest", error))?;
         let doing = "watching a guest's connection";
         let watch = self.channel.as_fd().try_clone_to_owned();
@@ -161,7 +155,7 @@ impl Arrival {
         };
         let (channel, process) = (self.channel, self.process);
         let holds_other_stores = !self.stores.is_empty();
-        let parts = Parts { identity, store, holds_other_stores, process, lent, channel, watch };
+        let parts = Parts { identity, store, holds_other_stores, process, channel, watch };
         Ok(Arc::new(Guest::new(parts)))
     }
 

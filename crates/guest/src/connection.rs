@@ -69,7 +69,7 @@ pub trait Connection: Send + Sync {
     /// Whether it has given everything back (`unmanage`): all its pages are private.
     fn has_released(&self) -> bool;
 
-    /// Whether its process has ended, and its children of fork that saw the store as well, so that nothing
-    /// maps what it had mapped. A connection may fail long before.
+    /// Whether its process has ended. A connection may fail long before. Children of fork may map on what
+    /// it had mapped: what that is stays in the files of its segments, whoever has closed them.
     fn has_ended(&self) -> bool;
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bindery_space::wire::channel::Channel;
 use bindery_space::wire::control::{FromDaemon, FromShim, Region, StoreId};
-use bindery_sys::lock::Lent;
 use bindery_sys::pidfd::PeerProcess;
 use bindery_sys::socket::{shutdown, wait_readable};
 use std::os::fd::AsFd;
@@ -28,10 +27,6 @@ pub struct Guest {
     store: StoreId,
     holds_other_stores: bool,
     process: PeerProcess,
-    /// The store, which children of fork may map when the process has ended.
-    lent: Lent,
-    /// They do, and the log has said so.
-    has_heirs: AtomicBool,
     control: Mutex<Control>,
     /// The connection once more, to wait on without the lock.
     watch: OwnedFd,
@@ -52,7 +47,6 @@ pub(crate) struct Parts {
     pub(crate) store: StoreId,
     pub(crate) holds_other_stores: bool,
     pub(crate) process: PeerProcess,
-    pub(crate) lent: Lent,
     pub(crate) channel: Channel<FromDaemon, FromShim>,
     pub(crate) watch: OwnedFd,
 }
@@ -65,8 +59,6 @@ impl Guest {
             store: parts.store,
             holds_other_stores: parts.holds_other_stores,
             process: parts.process,
-            lent: parts.lent,
-            has_heirs: AtomicBool::new(false),
             control: Mutex::new(control),
             watch: parts.watch,
             asked_to_release: AtomicBool::new(false),
@@ -229,19 +221,7 @@ impl Connection for Guest {
 
     fn has_ended(&self) -> bool {
         // If the kernel cannot say, what the process may map stays as it is.
-        if !self.process.has_ended().unwrap_or(false) {
-            return false;
-        }
-        let is_in_use = self.lent.is_in_use().unwrap_or(true);
-        if is_in_use && !self.has_heirs.swap(true, Ordering::Relaxed) {
-            tracing::info!(
-                guest = self.identity.name,
-                pid = self.identity.pid,
-                "the guest's process has ended, and children of fork still see pages that it had \
-                 merged: these stay in the store until the children have ended"
-            );
-        }
-        !is_in_use
+        self.process.has_ended().unwrap_or(false)
     }
 }
 

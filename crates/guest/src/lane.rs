@@ -1,5 +1,7 @@
 //! What a lane does: one method for each request of [`wire::lane`](bindery_space::wire::lane).
 
+use std::os::fd::BorrowedFd;
+
 use bindery_space::wire::control::StoreId;
 use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run};
 use bindery_units::{PageIndex, PageRange};
@@ -54,13 +56,16 @@ pub trait Lane: Send {
     /// [`GuestError`].
     fn fetch(&mut self, pages: &[u32], fetched: &mut Fetched) -> Result<(), GuestError>;
 
-    /// Merges runs with slots of `store`. The outcomes are in the order of the runs' pages.
+    /// Merges runs with slots of `store`, in `segments`: at most
+    /// [`SEGMENTS_MAX`](bindery_space::wire::lane::SEGMENTS_MAX), ascending, and among them all that the runs
+    /// touch. The outcomes are in the order of the runs' pages.
     ///
     /// # Errors
-    /// [`GuestError`].
+    /// [`GuestError`]; [`GuestError::Refused`] and [`GuestError::Failed`] say that nothing was done.
     fn merge(
         &mut self,
         store: StoreId,
+        segments: &[Segment<'_>],
         runs: &[Run],
         outcomes: &mut Vec<u8>,
     ) -> Result<(), GuestError>;
@@ -103,6 +108,9 @@ pub trait Lane: Send {
     /// [`GuestError`].
     fn settle(&mut self) -> Result<bool, GuestError>;
 }
+
+/// A segment of a store: its number, and its file, open for reading alone.
+pub type Segment<'a> = (u32, BorrowedFd<'a>);
 
 /// What an unmerge request did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -37,7 +37,7 @@ pub use connection::{Connection, Identity};
 pub use error::GuestError;
 pub use fetched::Fetched;
 pub use guest::Guest;
-pub use lane::{Gauges, Lane, Resume, Unmerged};
+pub use lane::{Gauges, Lane, Resume, Segment, Unmerged};
 pub use pool::{LaneLease, LanePool};
 pub use regions::{PAGES_MAX, RegionChange, RegionTable};
 pub use socket_lane::{LaneEnds, SocketLane};

@@ -7,14 +7,15 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use bindery_space::wire::control::StoreId;
 use bindery_space::wire::lane::{
     ANSWER_OFFSET, Answer, DIGEST_PAGES_MAX, FETCH_PAGES_MAX, Lost, MERGE_PAGES_MAX,
-    MERGE_RUNS_MAX, MergedSpan, PageDigest, PageSpan, Request, Run, WINDOW_BYTES, op, status,
+    MERGE_RUNS_MAX, MergedSpan, PageDigest, PageSpan, Request, Run, SEGMENTS_MAX, SEGMENTS_OFFSET,
+    WINDOW_BYTES, op, status,
 };
 use bindery_sys::memfd;
 use bindery_sys::socket::{receive, refuse_descriptors, send_now, seqpacket_pair, wait_readable};
@@ -23,7 +24,7 @@ use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::accept::stalled;
-use crate::{ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, Resume, Unmerged, check};
+use crate::{ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, Resume, Segment, Unmerged, check};
 
 /// The most bytes that an answer's array can have.
 const ANSWER_BYTES_MAX: usize = WINDOW_BYTES - ANSWER_OFFSET;
@@ -88,19 +89,24 @@ impl SocketLane {
         request: Request,
         array: &[u8],
     ) -> Result<Answer, GuestError> {
+        self.ask_with(name, request, array, &[])
+    }
+
+    /// Asks with descriptors.
+    fn ask_with(
+        &mut self,
+        name: &'static str,
+        request: Request,
+        array: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Answer, GuestError> {
         // Never settled here: whoever was stalled has to hear of it before the answer is forgotten.
         if self.owes {
             return Err(stalled(name, Duration::ZERO));
         }
-        assert!(array.len() <= ANSWER_OFFSET, "a request's array ends before the answer's");
-        self.array_bytes = self.array_bytes.max(array.len());
-        if !array.is_empty() {
-            self.window
-                .write_all_at(array, 0)
-                .map_err(|error| GuestError::Daemon { doing: "writing to a window", error })?;
-        }
+        self.put_array(array, 0)?;
         self.asked = Instant::now();
-        send_now(&self.socket, request.as_bytes(), &[])
+        send_now(&self.socket, request.as_bytes(), fds)
             .map_err(|error| GuestError::of_socket("writing to a lane", error))?;
         self.owes = true;
         let doing = "waiting for a lane";
@@ -118,6 +124,19 @@ impl SocketLane {
             }
             _ => Err(GuestError::nonsense("an answer of no known status")),
         }
+    }
+
+    /// Writes an array of a request.
+    fn put_array(&mut self, array: &[u8], offset: usize) -> Result<(), GuestError> {
+        let end = offset + array.len();
+        assert!(end <= ANSWER_OFFSET, "a request's arrays end before the answer's");
+        if array.is_empty() {
+            return Ok(());
+        }
+        self.array_bytes = self.array_bytes.max(end);
+        self.window
+            .write_all_at(array, offset as u64)
+            .map_err(|error| GuestError::Daemon { doing: "writing to a window", error })
     }
 
     fn take_answer(&mut self) -> Result<Answer, GuestError> {
@@ -246,15 +265,20 @@ impl Lane for SocketLane {
     fn merge(
         &mut self,
         store: StoreId,
+        segments: &[Segment<'_>],
         runs: &[Run],
         outcomes: &mut Vec<u8>,
     ) -> Result<(), GuestError> {
         let pages = check::pages_of(runs);
         let fits = runs.len() <= MERGE_RUNS_MAX && pages <= MERGE_PAGES_MAX;
         assert!(fits, "a merge request of {} runs, {pages} pages", runs.len());
+        assert!(segments.len() <= SEGMENTS_MAX, "{} segments in a request", segments.len());
+        let (numbers, fds): (Vec<u32>, Vec<BorrowedFd<'_>>) = segments.iter().copied().unzip();
         let (op, store, count) = (op::MERGE, u32::from(store.0), runs.len() as u32);
-        let request = Request { op, store, count, ..Request::default() };
-        let answer = self.ask("to merge", request, runs.as_bytes())?;
+        let request =
+            Request { op, store, count, segments: fds.len() as u32, ..Request::default() };
+        self.put_array(numbers.as_bytes(), SEGMENTS_OFFSET)?;
+        let answer = self.ask_with("to merge", request, runs.as_bytes(), &fds)?;
         self.take_array(0, check::exact_count(&answer, pages)?, outcomes)?;
         check::outcomes(outcomes)
     }

@@ -210,7 +210,7 @@ mod tests {
     use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, Run};
 
     use super::*;
-    use crate::{Fetched, Gauges, Resume, Unmerged};
+    use crate::{Fetched, Gauges, Resume, Segment, Unmerged};
 
     const ALL: PageRange = PageRange { first: PageIndex(0), count: 1000 };
 
@@ -279,7 +279,13 @@ mod tests {
             unreachable!("nobody asks")
         }
 
-        fn merge(&mut self, _: StoreId, _: &[Run], _: &mut Vec<u8>) -> Result<(), GuestError> {
+        fn merge(
+            &mut self,
+            _: StoreId,
+            _: &[Segment<'_>],
+            _: &[Run],
+            _: &mut Vec<u8>,
+        ) -> Result<(), GuestError> {
             unreachable!("nobody asks")
         }
 

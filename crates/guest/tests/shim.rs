@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 use std::fs::File;
-use std::io::{Read, pipe};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -16,10 +15,10 @@ use bindery_space::wire::channel::{Channel, Received};
 use bindery_space::wire::control::{FromDaemon, FromShim, Region, StoreId, VERSION};
 use bindery_space::wire::frame::encode;
 use bindery_space::wire::lane::{
-    ANSWER_OFFSET, Answer, PageDigest, PageSpan, Request, Run, op, outcome, status,
+    ANSWER_OFFSET, Answer, PageDigest, PageSpan, Request, Run, SEGMENTS_MAX, SEGMENTS_OFFSET, op,
+    outcome, status,
 };
-use bindery_sys::memfd;
-use bindery_sys::socket::{receive, send, send_all, stream_pair, wait_readable};
+use bindery_sys::socket::{receive, receive_many, send, send_all, stream_pair};
 use bindery_sys::thread::monotonic_time;
 use bindery_units::{HostAddress, PageIndex, PageRange};
 use zerocopy::IntoBytes;
@@ -53,21 +52,13 @@ fn next(channel: &mut ShimChannel) -> (FromDaemon, Vec<OwnedFd>) {
 fn welcomed(stores: Vec<StoreId>) -> (Arc<Guest>, ShimChannel, (FromDaemon, Vec<OwnedFd>)) {
     let (ours, theirs) = stream_pair().unwrap();
     let mut shim = ShimChannel::new(theirs);
-    let (ends, held): (Vec<_>, Vec<_>) = stores.iter().map(|_| pipe().unwrap()).unzip();
-    let fds: Vec<_> = held.iter().map(AsFd::as_fd).collect();
-    shim.send(&hello(stores), &fds, SOON).unwrap();
-    drop(held);
+    shim.send(&hello(stores), &[], SOON).unwrap();
     let arrival = Guest::accept(ours).unwrap();
-    for mut end in ends {
-        let closed = wait_readable(&end, Duration::ZERO).unwrap();
-        assert!(closed && end.read(&mut [0]).unwrap() == 0, "the daemon keeps an old store");
-    }
     assert_eq!(arrival.name.as_deref(), Some("web"));
     assert_eq!(arrival.peer.pid, std::process::id().cast_signed());
-    let store = memfd::create("store", 1 << 20).unwrap();
     let (id, name, domain) = (7, "web".to_owned(), "all".to_owned());
-    let (digest_key, slots) = ([9; 32], 256);
-    let welcome = Welcome { id, name, domain, digest_key, store: store.as_fd(), slots };
+    let (digest_key, slots, segment_slots) = ([9; 32], 256, 64);
+    let welcome = Welcome { id, name, domain, digest_key, slots, segment_slots };
     let guest = arrival.welcome(welcome).unwrap();
     let answer = next(&mut shim);
     (guest, shim, answer)
@@ -80,7 +71,11 @@ fn serve(
 ) -> JoinHandle<()> {
     thread::spawn(move || {
         let mut request = Request::default();
-        while receive(&ends.socket, request.as_mut_bytes(), &mut Vec::new()).unwrap_or(0) > 0 {
+        let mut fds = Vec::new();
+        while receive_many(&ends.socket, request.as_mut_bytes(), &mut fds)
+            .is_ok_and(|arrived| arrived.bytes > 0)
+        {
+            assert_eq!(std::mem::take(&mut fds).len(), request.segments as usize);
             let Some(answer) = answer(request, &ends.window) else { return };
             if send(&ends.socket, answer.as_bytes(), &[]).is_err() {
                 return;
@@ -96,9 +91,10 @@ fn put<T: IntoBytes + zerocopy::Immutable>(window: &File, array: &[T]) {
 #[test]
 fn a_guest_is_welcomed_and_tells_its_regions() {
     let (guest, mut shim, (message, fds)) = welcomed(vec![StoreId(1), StoreId(3)]);
-    let expected =
-        FromDaemon::Welcome { guest: 7, digest_key: [9; 32], store: StoreId(2), slots: 256 };
-    assert_eq!((message, fds.len()), (expected, 1));
+    let (guest_id, store, slots, segment_slots) = (7, StoreId(2), 256, 64);
+    let digest_key = [9; 32];
+    let expected = FromDaemon::Welcome { guest: guest_id, digest_key, store, slots, segment_slots };
+    assert_eq!((message, fds.len()), (expected, 0));
     assert!(guest.holds_other_stores());
     assert_eq!(guest.identity().command, "vmm\u{fffd}--memory");
 
@@ -252,7 +248,13 @@ fn answers_come_back_as_they_were_given() {
                 put(window, &[1_u8, 0]);
                 window.write_all_at(&[5; 4096], ANSWER_OFFSET as u64 + 4096).unwrap();
             }
-            op::MERGE => put(window, &[outcome::MERGED, outcome::DIFFERENT, outcome::BUSY]),
+            op::MERGE => {
+                let mut numbers = [0_u32; SEGMENTS_MAX];
+                window.read_exact_at(numbers.as_mut_bytes(), SEGMENTS_OFFSET as u64).unwrap();
+                let expected: Vec<u32> = (0..SEGMENTS_MAX as u32).map(|at| 3 * at).collect();
+                assert_eq!(numbers.as_slice(), expected);
+                put(window, &[outcome::MERGED, outcome::DIFFERENT, outcome::BUSY]);
+            }
             _ => answer.status = status::REFUSED,
         }
         if request.op == op::MERGE {
@@ -273,7 +275,9 @@ fn answers_come_back_as_they_were_given() {
     let runs =
         [Run { page: 1, count: 2, slot: 0, zero: 0 }, Run { page: 9, count: 1, slot: 5, zero: 0 }];
     let mut outcomes = Vec::new();
-    lane.merge(StoreId(1), &runs, &mut outcomes).unwrap();
+    let null = File::open("/dev/null").unwrap();
+    let segments: Vec<_> = (0..SEGMENTS_MAX as u32).map(|at| (3 * at, null.as_fd())).collect();
+    lane.merge(StoreId(1), &segments, &runs, &mut outcomes).unwrap();
     assert_eq!(outcomes, [outcome::MERGED, outcome::DIFFERENT, outcome::BUSY]);
     assert!(matches!(lane.mend(range), Err(GuestError::Refused { .. })));
     assert_eq!(lane.gauges().lane_cpu_ns, 500);

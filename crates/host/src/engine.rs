@@ -157,8 +157,8 @@ impl Engine {
             name,
             domain,
             digest_key: grant.digest_key(),
-            store: grant.store(),
             slots: grant.slots(),
+            segment_slots: grant.segment_slots(),
         })?;
         self.merge.add_guest(&grant, Arc::<Guest>::clone(&guest));
         self.lock().connected.insert(id, Arc::clone(&guest));

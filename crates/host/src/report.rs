@@ -107,8 +107,8 @@ pub(crate) const GUEST_STATES: [&str; 7] =
     ["new", "merging", "unmerged", "stalled", "mappings-short", "failing", "disconnected"];
 
 /// Every state that a domain can be in.
-pub(crate) const DOMAIN_STATES: [&str; 5] =
-    ["merging", "storm", "store-full", "index-full", "memory-short"];
+pub(crate) const DOMAIN_STATES: [&str; 6] =
+    ["merging", "storm", "store-full", "index-full", "memory-short", "descriptors-short"];
 
 fn guest_state(state: GuestState) -> State {
     let (name, advice) = match state {
@@ -135,9 +135,8 @@ fn guest_state(state: GuestState) -> State {
         GuestState::Disconnected => (
             "disconnected",
             Some(
-                "its connection has failed; its process, or a child of fork that outlives it, goes \
-                 on with the pages it has. A process is taken back when it connects again; see the \
-                 VMM's log if it does not",
+                "its connection has failed; its process goes on with the pages it has, and is taken \
+                 back when it connects again; see the VMM's log if it does not",
             ),
         ),
     };
@@ -172,6 +171,14 @@ fn domain_state(state: DomainState) -> State {
                  memory, or raise the memory limit of the daemon's cgroup",
             ),
         ),
+        DomainState::DescriptorsShort => (
+            "descriptors-short",
+            Some(
+                "the daemon has no descriptor for more canonical pages (one for every 2 MiB): merging \
+                 pauses and is tried again. Raise its limit on open files: LimitNOFILE= in its unit, or \
+                 `ulimit -Hn`",
+            ),
+        ),
     };
     State { name: name.into(), advice: advice.map(Into::into) }
 }
@@ -198,6 +205,7 @@ mod tests {
             DomainState::StoreFull,
             DomainState::IndexFull,
             DomainState::MemoryShort,
+            DomainState::DescriptorsShort,
         ] {
             assert!(DOMAIN_STATES.contains(&&*domain_state(state).name), "{state:?}");
         }

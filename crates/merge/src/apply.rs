@@ -5,9 +5,15 @@
 //! that it maps the slot now. An answer that does not come leaves them *in flight* until the guest
 //! has reported what it maps (see `resync`).
 
-use bindery_guest::{GuestError, Lane};
-use bindery_space::wire::lane::{Run, outcome};
-use bindery_units::PageIndex;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+use bindery_guest::{GuestError, Lane, Segment};
+use bindery_space::wire::lane::{Run, SEGMENTS_MAX, outcome};
+use bindery_units::{PageIndex, Slot};
 
 use crate::domain::Domain;
 use crate::links::Link;
@@ -16,6 +22,7 @@ use crate::patience::TimedLane;
 use crate::runs::{Merge, cut, cut_zeros, fit, mappings, merges_of};
 use crate::settings::MERGE_PAGES;
 use crate::stable::BACK_OFF_MAX;
+use crate::store::{Store, StoreError};
 use crate::workers::Workers;
 
 /// Gives one guest the zero page for each page that a round has found to be zero.
@@ -99,10 +106,21 @@ impl Applying<'_> {
         while !rest.is_empty() {
             // What was not asked for is in no doubt.
             self.member.lateness.check("to merge").inspect_err(|_| self.put_back(rest, 0))?;
-            let (some, later) = rest.split_at(batch(rest));
+            let (some, later) = rest.split_at(batch(rest, &self.domain.grant.store));
+            let shared = match share(some, &self.domain.grant.store) {
+                Ok(shared) => shared,
+                Err(error) => {
+                    self.domain.note_store_error(&error);
+                    self.put_back(rest, BACK_OFF_MAX);
+                    return Ok(());
+                }
+            };
+            let segments: Vec<Segment<'_>> =
+                shared.iter().map(|(number, file)| (*number, file.as_fd())).collect();
             self.state.doubt.merged = true;
             let silence = self.member.connection.written().silence();
-            if let Err(error) = lane.merge(self.member.store(), some, self.outcomes) {
+            let store = self.member.store();
+            if let Err(error) = lane.merge(store, &segments, some, self.outcomes) {
                 drop(silence);
                 self.unanswered(some, &error);
                 self.put_back(later, 0);
@@ -126,7 +144,7 @@ impl Applying<'_> {
     /// A request has no answer. Unless the shim says that it has done nothing, it may have merged
     /// any of its pages.
     fn unanswered(&mut self, runs: &[Run], error: &GuestError) {
-        if matches!(error, GuestError::Refused { .. }) {
+        if matches!(error, GuestError::Refused { .. } | GuestError::Failed { .. }) {
             self.state.doubt.merged = false;
             return self.put_back(runs, BACK_OFF_MAX);
         }
@@ -248,19 +266,37 @@ impl Applying<'_> {
     }
 }
 
-/// How many of `runs` go into one request: few enough that it is answered in time, and that the
-/// mappings it makes are counted before more are asked for.
-fn batch(runs: &[Run]) -> usize {
-    let mut pages = 0;
+/// How many of `runs` go into one request: few enough that it is answered in time, that the
+/// mappings it makes are counted before more are asked for, and that the segments fit.
+fn batch(runs: &[Run], store: &Store) -> usize {
+    let (mut pages, mut segments) = (0, BTreeSet::new());
     let fits = runs.iter().take_while(|run| {
         pages += run.count as usize;
-        pages <= MERGE_PAGES
+        segments.extend(segments_of(run, store));
+        pages <= MERGE_PAGES && segments.len() <= SEGMENTS_MAX
     });
     fits.count().max(1)
 }
 
+/// The segments that `runs` touch, ascending.
+fn share(runs: &[Run], store: &Store) -> Result<Vec<(u32, Arc<File>)>, StoreError> {
+    let numbers: BTreeSet<u32> = runs.iter().flat_map(|run| segments_of(run, store)).collect();
+    numbers.into_iter().map(|number| Ok((number, store.share(number)?))).collect()
+}
+
+fn segments_of(run: &Run, store: &Store) -> RangeInclusive<u32> {
+    if run.zero != 0 {
+        // None.
+        return RangeInclusive::new(1, 0);
+    }
+    let last = Slot(run.slot + run.count - 1);
+    store.segment_of(Slot(run.slot))..=store.segment_of(last)
+}
+
 const _: () = {
     use bindery_space::wire::lane::{MERGE_PAGES_MAX, MERGE_RUNS_MAX, RUN_PAGES_MAX};
+    // A run alone fits.
+    assert!(RUN_PAGES_MAX as usize <= SEGMENTS_MAX);
     assert!(MERGE_PAGES <= MERGE_PAGES_MAX && MERGE_PAGES <= MERGE_RUNS_MAX);
     assert!(RUN_PAGES_MAX as usize <= MERGE_PAGES);
 };

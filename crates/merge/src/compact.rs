@@ -1,13 +1,13 @@
-//! Blocks of the store that have few slots in use are emptied, so that they can be given back.
+//! Segments of the store that have few slots in use are emptied, so that their files can be closed.
 //!
 //! What is still in use moves: its content is copied to a new slot, every page that maps it is asked to
 //! map the new one (a guest compares the two first, as ever), and the leaf follows. Slots move in
 //! order, so that pages side by side keep slots side by side and no mapping is cut that was not.
 //!
-//! A block is emptied only if all who map it can be asked now. A slot that some page keeps all the same,
+//! A segment is emptied only if all who map it can be asked now. A slot that some page keeps all the same,
 //! for want of mappings, say, stays without a leaf until that page moves or lets go.
 
-use std::{cmp::Reverse, io};
+use std::cmp::Reverse;
 
 use bindery_index::Handle;
 use bindery_space::wire::lane::RUN_PAGES_MAX;
@@ -22,16 +22,16 @@ use crate::plan::slots_in;
 use crate::pressure::DomainState;
 use crate::runs::Merge;
 use crate::slots::Sparse;
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 
-/// A store with fewer vacant slots is left as it is: 4 MiB. Fewer in tests, whose blocks are short.
+/// A store with fewer vacant slots is left as it is: 4 MiB. Fewer in tests, whose segments are short.
 const VACANT_MIN: u32 = if cfg!(test) { 16 } else { 1024 };
 
-/// So is one with fewer than one vacant slot for so many in use, and a block with fewer than one of so
+/// So is one with fewer than one vacant slot for so many in use, and a segment with fewer than one of so
 /// many vacant.
 const VACANT_SHARE: u32 = 8;
 
-/// Pages that are asked to move in one period, at most, unless it is for one block.
+/// Pages that are asked to move in one period, at most, unless it is for one segment.
 const PAGES_MAX: u64 = 1 << 16;
 
 /// A guest is asked to move pages only if at least one of so many of its mappings is to be had: what
@@ -80,8 +80,8 @@ impl Moves {
         if !is_wanted(domain, vacant) || !domain.patience.has_waited() {
             return None;
         }
-        let blocks = choose(domain, movable(domain));
-        let moves = copy(domain, &blocks);
+        let segments = choose(domain, movable(domain));
+        let moves = copy(domain, &segments);
         if moves.is_empty() {
             domain.patience.note(false);
             return None;
@@ -91,11 +91,11 @@ impl Moves {
             domain.slots.take(merge.slot);
             member.state_mut().merges.push(merge);
         }
-        let gain = blocks.iter().map(|block| block.vacant).sum();
+        let gain = segments.iter().map(|segment| segment.vacant).sum();
         Some(Self { moves, vacant, gain })
     }
 
-    /// Guests have been asked: leaves follow, and blocks that are empty go.
+    /// Guests have been asked: leaves follow, and segments that are empty go.
     pub(crate) fn settle(self, domain: &mut Domain) {
         for (old, new) in self.moves {
             // Where nobody moved, the new one goes again.
@@ -120,7 +120,7 @@ impl Moves {
 fn is_wanted(domain: &Domain, vacant: u32) -> bool {
     let used = domain.slots.used();
     match domain.pressure.state() {
-        _ if is_short(domain) => vacant >= domain.grant.store.block_slots() / VACANT_SHARE,
+        _ if is_short(domain) => vacant >= domain.grant.store.segment_slots() / VACANT_SHARE,
         // Guests have enough to do, and slots go by themselves.
         DomainState::Storm => vacant >= VACANT_MIN && vacant > used,
         _ => vacant >= VACANT_MIN && vacant > used / VACANT_SHARE,
@@ -128,21 +128,24 @@ fn is_wanted(domain: &Domain, vacant: u32) -> bool {
 }
 
 fn is_short(domain: &Domain) -> bool {
-    matches!(domain.pressure.state(), DomainState::StoreFull | DomainState::MemoryShort)
+    matches!(
+        domain.pressure.state(),
+        DomainState::StoreFull | DomainState::MemoryShort | DomainState::DescriptorsShort
+    )
 }
 
-/// Blocks that all who map them can be asked to leave.
+/// Segments that all who map them can be asked to leave.
 fn movable(domain: &Domain) -> Vec<Sparse> {
-    let block = domain.grant.store.block_slots();
-    let mut asked = vec![0; domain.slots.blocks()];
+    let mut asked = vec![0; domain.slots.segments()];
+    let number = |slot| domain.grant.store.segment_of(slot) as usize;
     for member in domain.members.values().filter(|member| can_be_asked(member)) {
         for (_, slot) in merged_pages(member) {
-            asked[(slot.0 / block) as usize] += 1;
+            asked[number(slot)] += 1;
         }
     }
     let can_move = |sparse: &Sparse| {
         // Each page that maps a slot has one reference of it: none is missing if so many are there.
-        let all = sparse.references == asked[(sparse.range.first.0 / block) as usize];
+        let all = sparse.references == asked[number(sparse.range.first)];
         all && !domain.copies.touch(sparse.range)
     };
     domain.slots.sparse().filter(can_move).collect()
@@ -163,11 +166,11 @@ fn merged_pages(member: &Member) -> impl Iterator<Item = (PageIndex, Slot)> + '_
     })
 }
 
-/// Of blocks that can be emptied those with the most vacant slots, until half of what makes it worth
+/// Of segments that can be emptied those with the most vacant slots, until half of what makes it worth
 /// while is vacant; where slots or memory are short, as many as there is room for. In order.
 fn choose(domain: &Domain, mut movable: Vec<Sparse>) -> Vec<Sparse> {
     let slots = &domain.slots;
-    let mut vacant: u32 = movable.iter().map(|block| block.vacant).sum();
+    let mut vacant: u32 = movable.iter().map(|segment| segment.vacant).sum();
     if !is_wanted(domain, vacant) {
         return Vec::new();
     }
@@ -175,33 +178,33 @@ fn choose(domain: &Domain, mut movable: Vec<Sparse>) -> Vec<Sparse> {
     let enough = if is_short(domain) { 0 } else { half };
     let mut room = slots.room().min(u32::try_from(pages_to_spare()).unwrap_or(u32::MAX));
     let mut pages = 0;
-    movable.sort_unstable_by_key(|block| (Reverse(block.vacant), block.range.first));
+    movable.sort_unstable_by_key(|segment| (Reverse(segment.vacant), segment.range.first));
     let mut chosen = Vec::new();
-    for block in movable {
-        if vacant <= enough || block.vacant < block.range.count / VACANT_SHARE {
+    for segment in movable {
+        if vacant <= enough || segment.vacant < segment.range.count / VACANT_SHARE {
             break;
         }
         // What was not allocated of it yet is not, either, until all of it is given back.
-        let needs = block.range.count - block.vacant;
-        pages += block.references;
+        let needs = segment.range.count - segment.vacant;
+        pages += segment.references;
         if needs > room || (pages > PAGES_MAX && !chosen.is_empty()) {
             break;
         }
         room -= needs;
-        vacant -= block.vacant;
-        chosen.push(block);
+        vacant -= segment.vacant;
+        chosen.push(segment);
     }
-    chosen.sort_unstable_by_key(|block| block.range.first);
+    chosen.sort_unstable_by_key(|segment| segment.range.first);
     chosen
 }
 
-/// Copies what is in use of `blocks` to new slots. Returns each with its new one, in order: none if there
+/// Copies what is in use of `segments` to new slots. Returns each with its new one, in order: none if there
 /// is no memory for them.
-fn copy(domain: &mut Domain, blocks: &[Sparse]) -> Vec<(Slot, Slot)> {
-    blocks.iter().for_each(|block| domain.slots.seal(block.range));
+fn copy(domain: &mut Domain, segments: &[Sparse]) -> Vec<(Slot, Slot)> {
+    segments.iter().for_each(|segment| domain.slots.seal(segment.range));
     let in_use = |slot: &Slot| domain.slots.references(*slot) > 0;
     let old: Vec<Slot> =
-        blocks.iter().flat_map(|block| block.range.slots()).filter(in_use).collect();
+        segments.iter().flat_map(|segment| segment.range.slots()).filter(in_use).collect();
     let runs = domain.slots.allocate_last(old.len() as u32);
     let new: Vec<Slot> = slots_in(&runs).collect();
     assert!(new.len() == old.len(), "no more is chosen than there is room for");
@@ -212,7 +215,7 @@ fn copy(domain: &mut Domain, blocks: &[Sparse]) -> Vec<(Slot, Slot)> {
     match row.try_for_each(|run| copy_run(&domain.grant.store, run)) {
         Ok(()) => moves,
         Err(error) => {
-            tracing::debug!(%error, "sparse blocks of the store stay as they are");
+            tracing::debug!(%error, "sparse segments of the store stay as they are");
             runs.into_iter().for_each(|run| domain.release(run));
             Vec::new()
         }
@@ -220,7 +223,7 @@ fn copy(domain: &mut Domain, blocks: &[Sparse]) -> Vec<(Slot, Slot)> {
 }
 
 /// Copies slots from wherever they are to consecutive ones, which are written at once.
-fn copy_run(store: &Store, moves: &[(Slot, Slot)]) -> io::Result<()> {
+fn copy_run(store: &Store, moves: &[(Slot, Slot)]) -> Result<(), StoreError> {
     let mut pages = vec![0; moves.len() * PAGE_BYTES];
     let mut rest = &mut pages[..];
     for run in moves.chunk_by(|a, b| a.0.plus(1) == b.0) {
@@ -228,7 +231,7 @@ fn copy_run(store: &Store, moves: &[(Slot, Slot)]) -> io::Result<()> {
         store.read(run[0].0, some)?;
         rest = others;
     }
-    store.write(moves[0].1, &pages)
+    store.write_moved(moves[0].1, &pages)
 }
 
 /// Whose pages map what moves: members, each with the page and its new slot, in order of pages.

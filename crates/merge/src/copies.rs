@@ -72,12 +72,12 @@ impl Copies {
         self.heads.insert((head, row.count, row.first));
     }
 
-    /// Whether `block` has slots of a row, or of a head that has rows.
-    pub(crate) fn touch(&self, block: SlotRange) -> bool {
-        let last = Slot(block.end().0 - 1);
-        let head = self.heads.range((block.first, 0, Slot(0))..=(last, u32::MAX, Slot(u32::MAX)));
-        let row = self.rows.range(block.first..=last);
-        row.count() > 0 || head.count() > 0 || self.row_of(block.first).is_some()
+    /// Whether `segment` has slots of a row, or of a head that has rows.
+    pub(crate) fn touch(&self, segment: SlotRange) -> bool {
+        let (first, last) = (segment.first, Slot(segment.end().0 - 1));
+        let head = self.heads.range((first, 0, Slot(0))..=(last, u32::MAX, Slot(u32::MAX)));
+        let row = self.rows.range(first..=last);
+        row.count() > 0 || head.count() > 0 || self.row_of(first).is_some()
     }
 
     /// Takes a row out.

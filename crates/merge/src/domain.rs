@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use bindery_index::{Guard, Handle, Heads, Index, pin};
@@ -33,12 +32,9 @@ pub enum DomainError {
     /// No secret could be drawn.
     #[error("cannot draw a domain's secret from the kernel's random source: {0}")]
     Secret(getrandom::Error),
-    /// No store could be made.
-    #[error(transparent)]
-    Store(#[from] StoreError),
 }
 
-/// What a domain's guests are given: the secret, and the store.
+/// What a domain's guests are given: the secret, and what they must know of the store.
 #[derive(Debug)]
 pub struct Grant {
     name: String,
@@ -53,7 +49,7 @@ impl Grant {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(DomainError::Secret)?;
         let (slots, index_keys) = (settings.store_slots, settings.index_keys);
-        Ok(Self { name: name.to_owned(), secret, slots, index_keys, store: Store::create(slots)? })
+        Ok(Self { name: name.to_owned(), secret, slots, index_keys, store: Store::create(slots) })
     }
 
     /// The domain's name.
@@ -68,16 +64,16 @@ impl Grant {
         self.secret
     }
 
-    /// The store, for reading.
-    #[must_use]
-    pub fn store(&self) -> BorrowedFd<'_> {
-        self.store.read_only()
-    }
-
-    /// How many slots the store can ever have.
+    /// Number of slots that the store can ever have.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.slots
+    }
+
+    /// Number of slots of each segment of the store.
+    #[must_use]
+    pub fn segment_slots(&self) -> u32 {
+        self.store.segment_slots()
     }
 }
 
@@ -96,8 +92,8 @@ pub(crate) struct Domain {
     pub(crate) slots: Slots,
     pub(crate) copies: Copies,
     pub(crate) members: BTreeMap<u32, Member>,
-    /// Guests whose connection failed. What they map must stay until their processes and what these have
-    /// forked end, or come back and map nothing of it any more.
+    /// Guests whose connection failed. What they map is counted until their processes end, or come back and
+    /// map nothing of it any more.
     pub(crate) departed: Vec<Member>,
     next_member: u32,
     /// Classes made in this round.
@@ -127,7 +123,7 @@ impl Domain {
         Self {
             key: DigestKey::from_secret(&grant.secret),
             index: Index::with_capacity(0, grant.index_keys, Heads),
-            slots: Slots::new(grant.slots, grant.store.block_slots()),
+            slots: Slots::new(grant.slots, grant.store.segment_slots()),
             copies: Copies::default(),
             grant,
             members: BTreeMap::new(),
@@ -197,12 +193,13 @@ impl Domain {
         *locked(&self.shortage)
     }
 
-    /// The subject of troubles with memory for canonical pages.
-    pub(crate) fn memory(&self) -> impl Display {
-        std::fmt::from_fn(|f| write!(f, "memory of domain {}", self.grant.name))
+    /// The subject of troubles with writing to the store.
+    pub(crate) fn writes(&self) -> impl Display {
+        std::fmt::from_fn(|f| write!(f, "store of domain {}", self.grant.name))
     }
 
-    /// Frees the slots that nobody maps any more, and gives their memory back. Between phases only.
+    /// Frees the slots that no guest maps any more, and closes segments of which none is left. Between phases
+    /// only.
     pub(crate) fn sweep(&mut self) {
         let mut slots = std::mem::take(locked_mut(&mut self.unmapped));
         slots.sort_unstable();
@@ -220,18 +217,26 @@ impl Domain {
         self.index.flush(&guard);
     }
 
-    /// Frees slots that have no leaf (any more), and gives back the blocks that are empty then.
+    /// Frees slots that have no leaf (any more), and closes the segments that are empty then.
     pub(crate) fn release(&mut self, run: SlotRange) {
-        for blocks in self.slots.free(run) {
-            match self.grant.store.punch(blocks) {
-                Ok(()) => self.slots.give_back_blocks(blocks),
-                Err(error) => {
-                    if self.troubles.note("stores", &error) {
-                        tracing::warn!(%error, "free slots and their memory are lost until the daemon ends");
-                    }
-                }
-            }
+        for segments in self.slots.free(run) {
+            self.grant.store.drop_segments(segments);
+            self.slots.give_back_segments(segments);
         }
+    }
+
+    /// Closes what segments are written by of which no slot is free any more. Between periods only.
+    pub(crate) fn finish_segments(&self) {
+        let slots = self.grant.store.segment_slots();
+        self.grant.store.finish(|number| self.slots.is_taken(Slot(number * slots)));
+    }
+
+    /// Notes that nothing could be written to the store. The log has one line for it until merging goes on.
+    pub(crate) fn note_store_error(&self, error: &StoreError) {
+        if self.troubles.note(self.writes(), error) {
+            tracing::warn!(domain = self.grant.name, %error, "merging pauses");
+        }
+        self.note_shortage(error.shortage());
     }
 
     /// Keeps the index as small as it may be and as wide as its keys ask for: see the crate's

@@ -4,15 +4,10 @@ use std::collections::BTreeMap;
 
 use bindery_units::{Slot, SlotRange};
 
-/// Where single slots are given back, free runs at least this long are filled before the file grows.
-/// Shorter ones would cut the runs of what is stored there, and wait until their neighbours are free as
-/// well.
-const REUSE_SLOTS_MIN: u32 = 64;
-
 /// Free and used slots of one store. Slots at and above the *frontier* were never used.
 ///
-/// Where slots are given back in blocks, what is left of one that was *begun* has its memory, so it is
-/// filled before another block is begun, but for a run that it has no room for.
+/// Slots are given back in segments. What is left of one that was *begun* has its file, so it is
+/// filled before another segment is begun, but for a run that it has no room for.
 #[derive(Debug)]
 pub(crate) struct Extents {
     /// Free runs below the frontier, by first slot; no two touch.
@@ -20,13 +15,13 @@ pub(crate) struct Extents {
     free_slots: u32,
     frontier: u32,
     limit: u32,
-    block_slots: u32,
+    segment_slots: u32,
 }
 
 impl Extents {
-    /// All of `limit` slots are free, and will be given back in blocks of so many.
-    pub(crate) fn new(limit: u32, block_slots: u32) -> Self {
-        Self { free: BTreeMap::new(), free_slots: 0, frontier: 0, limit, block_slots }
+    /// All of `limit` slots are free, and will be given back in segments of so many.
+    pub(crate) fn new(limit: u32, segment_slots: u32) -> Self {
+        Self { free: BTreeMap::new(), free_slots: 0, frontier: 0, limit, segment_slots }
     }
 
     /// Slots below this have been used.
@@ -39,25 +34,16 @@ impl Extents {
         self.frontier - self.free_slots
     }
 
-    /// Takes `count` slots, in as few runs as it can; fewer slots if the store is full.
-    ///
-    /// Long free runs first, then fresh slots, then what is left. All free runs are taken before fresh
-    /// slots where those are blocks or what is left of one, and when more slots below the frontier are
-    /// free than used: tables grow with the frontier.
+    /// Takes `count` slots, in as few runs as it can; fewer slots if the store is full. Fresh slots come
+    /// last: tables grow with the frontier.
     pub(crate) fn allocate(&mut self, count: u32) -> Vec<SlotRange> {
-        let in_blocks = self.block_slots > 1;
-        let is_sparse = self.free_slots > self.used().max(REUSE_SLOTS_MIN);
-        let least = if in_blocks || is_sparse { 1 } else { REUSE_SLOTS_MIN };
         let mut taken = Vec::new();
-        let mut left = count;
-        left -= self.take_free(left, least, &mut taken);
+        let left = count - self.take_free(count, &mut taken);
         let fresh = left.min(self.limit - self.frontier);
         if fresh > 0 {
             taken.push(SlotRange::new(Slot(self.frontier), fresh));
             self.frontier += fresh;
-            left -= fresh;
         }
-        self.take_free(left, 1, &mut taken);
         taken
     }
 
@@ -74,18 +60,16 @@ impl Extents {
         })
     }
 
-    /// Takes up to `count` slots from free runs of at least `least`, those of blocks that were begun
-    /// first. Returns how many.
-    fn take_free(&mut self, count: u32, least: u32, taken: &mut Vec<SlotRange>) -> u32 {
+    /// Takes up to `count` slots from free runs, those of segments that were begun first. Returns how many.
+    fn take_free(&mut self, count: u32, taken: &mut Vec<SlotRange>) -> u32 {
         let mut left = count;
         if count == 0 {
             return 0;
         }
-        let long_enough = |run: &(&u32, &u32)| *run.1 >= least.min(count);
         let mut runs: Vec<(u32, u32)> =
-            self.free.iter().filter(long_enough).map(|(first, length)| (*first, *length)).collect();
-        // What is left of a block that was begun is its end.
-        runs.sort_by_key(|(first, _)| first.is_multiple_of(self.block_slots));
+            self.free.iter().map(|(first, length)| (*first, *length)).collect();
+        // What is left of a segment that was begun is its end.
+        runs.sort_by_key(|(first, _)| first.is_multiple_of(self.segment_slots));
         for (first, length) in runs {
             if left == 0 {
                 break;
@@ -211,10 +195,10 @@ mod tests {
         #[test]
         fn slots_are_given_once(
             steps in prop::collection::vec((0..5, 0u32..400, any::<usize>()), 1..60),
-            block_slots in prop_oneof![Just(1u32), Just(16)],
+            segment_slots in prop_oneof![Just(2u32), Just(16)],
         ) {
             let limit = 1000;
-            let mut extents = Extents::new(limit, block_slots);
+            let mut extents = Extents::new(limit, segment_slots);
             let mut used = BTreeSet::new();
             for (takes, count, seed) in steps {
                 if takes == 0 {
@@ -263,29 +247,11 @@ mod tests {
     }
 
     #[test]
-    fn scattered_free_slots_do_not_cut_runs() {
-        let mut extents = Extents::new(100_000, 1);
-        extents.allocate(1000);
-        (0..500).for_each(|slot| extents.release(SlotRange::new(Slot(2 * slot), 1)));
-        let runs = extents.allocate(300);
-        assert_eq!(runs, [SlotRange::new(Slot(1000), 300)]);
-    }
-
-    #[test]
-    fn a_sparse_store_is_filled_before_it_grows() {
-        let mut extents = Extents::new(100_000, 1);
-        extents.allocate(1000);
-        (0..249).for_each(|at| extents.release(SlotRange::new(Slot(4 * at), 3)));
-        extents.allocate(700);
-        assert_eq!(extents.frontier(), 1000);
-    }
-
-    #[test]
-    fn a_block_that_was_begun_is_filled_before_another() {
+    fn a_segment_that_was_begun_is_filled_before_another() {
         let run = |first, count| SlotRange::new(Slot(first), count);
         let mut extents = Extents::new(100_000, 16);
         extents.allocate(160);
-        [run(32, 16), run(80, 16)].into_iter().for_each(|block| extents.release(block));
+        [run(32, 16), run(80, 16)].into_iter().for_each(|segment| extents.release(segment));
         assert_eq!(extents.allocate(10), [run(32, 10)]);
         extents.release(run(0, 16));
         assert_eq!(extents.allocate(10), [run(42, 6), run(0, 4)]);

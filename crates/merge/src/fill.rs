@@ -57,7 +57,7 @@ impl Plan {
         let mut missing: Vec<usize> = (0..affordable).collect();
         let mut waiting = self.slots.len()..self.classes.len();
         for _ in 0..PASSES_MAX {
-            if missing.is_empty() || domain.shortage() == Some(Shortage::Memory) {
+            if missing.is_empty() || is_short(domain) {
                 break;
             }
             self.try_sources(domain, workers, missing.clone());
@@ -112,7 +112,7 @@ impl Plan {
     /// Fetches the contents of classes with sources in one guest, and writes those that are as digested.
     fn fill_some(&self, domain: &Domain, classes: &[usize], fetched: &mut Fetched) {
         let Some(member) = domain.members.get(&self.source_of(classes[0])) else { return };
-        if domain.shortage() == Some(Shortage::Memory) {
+        if is_short(domain) {
             return;
         }
         let Some(mut lane) = member.lane() else { return };
@@ -137,10 +137,7 @@ impl Plan {
         for run in good.chunk_by(|a, b| *b == a + 1 && slot(*b).0 == slot(*a).0 + 1) {
             let bytes = fetched.bytes(run[0], run.len());
             if let Err(error) = domain.grant.store.write(slot(run[0]), bytes) {
-                if domain.troubles.note(domain.memory(), &error) {
-                    tracing::warn!(%error, "no memory for canonical pages: merging pauses");
-                }
-                return domain.note_shortage(Shortage::Memory);
+                return domain.note_store_error(&error);
             }
             for at in run {
                 // Relaxed: read after the phase's threads were joined.
@@ -152,7 +149,7 @@ impl Plan {
     /// Makes filled classes canonical and enters the merges of their pages; gives up the others.
     pub(crate) fn commit(self, domain: &mut Domain) {
         let mut empty = Vec::new();
-        let memory_is_short = domain.shortage() == Some(Shortage::Memory);
+        let is_short = is_short(domain);
         for (at, class) in self.classes.iter().enumerate() {
             let slot = self.slots.get(at).copied();
             match slot.filter(|_| self.is_filled(at)) {
@@ -163,7 +160,7 @@ impl Plan {
                 None => {
                     make_candidate(domain, class);
                     empty.extend(slot);
-                    let no_room = slot.is_none() || memory_is_short;
+                    let no_room = slot.is_none() || is_short;
                     give_up(domain, class.later(&self.joins), no_room);
                 }
             }
@@ -173,6 +170,11 @@ impl Plan {
             domain.release(run);
         }
     }
+}
+
+/// Whether nothing more can be written in this period.
+fn is_short(domain: &Domain) -> bool {
+    matches!(domain.shortage(), Some(Shortage::Memory | Shortage::Descriptors))
 }
 
 /// The link of the page that was seen first leads to the leaf as a candidate's, which it is no more.

@@ -9,8 +9,8 @@
 //!
 //! # What holds
 //! - **Domains share nothing** with each other: each has its own secret, index and store.
-//! - **A slot that may be mapped is never written, punched or given out again**, nor is one that I/O
-//!   may still read from a guest that mapped it (`slots`, the block rule). References are
+//! - **A slot's content never changes while any process maps it**, known or not, or I/O reads it: it is
+//!   written once in the life of its segment's file (`store`). References tell which slots are in use. They are
 //!   taken before a guest is asked to map and given back when it has said that it does not
 //!   (`slots`); when it says nothing, they stay (`resync`); when its connection fails, they
 //!   stay until its process has ended.
@@ -76,7 +76,6 @@ pub use pressure::{
 pub use settings::{
     INDEX_KEYS, INDEX_KEYS_MAX, MAPPING_BYTES, PERIOD, REST, STORE_SLOTS, Settings,
 };
-pub use store::StoreError;
 pub use tally::{LinkCounts, PageMap, TALLY_PAGES};
 pub use troubles::{Troubles, guest_of};
 pub use unmerge::{UnmergeError, Unmerging};

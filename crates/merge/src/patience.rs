@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bindery_guest::{
-    ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, LaneLease, Resume, Unmerged,
+    ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, LaneLease, Resume, Segment, Unmerged,
 };
 use bindery_space::wire::control::StoreId;
 use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run};
@@ -150,12 +150,14 @@ impl Lane for TimedLane<'_> {
     fn merge(
         &mut self,
         store: StoreId,
+        segments: &[Segment<'_>],
         runs: &[Run],
         outcomes: &mut Vec<u8>,
     ) -> Result<(), GuestError> {
         let pages = runs.iter().map(|run| run.count as usize).sum();
         let may_take = for_pages(pages, REMAPPED);
-        self.time("to merge", |lane| lane.merge(store, runs, outcomes), |()| may_take)
+        let ask = |lane: &mut dyn Lane| lane.merge(store, segments, runs, outcomes);
+        self.time("to merge", ask, |()| may_take)
     }
 
     fn unmerge(&mut self, range: PageRange) -> Result<Unmerged, GuestError> {

@@ -5,7 +5,7 @@
 //! admit     guests that came, went, or answered late          one thread
 //! observe   losses and writes of each guest                   a task a guest
 //! rehome    pages that nobody else has leave old stores      a task a guest
-//! compact   slots leave blocks that have few of them         one thread a domain, a task a guest
+//! compact   slots leave segments that have few of them       one thread a domain, a task a guest
 //! round:    examine  digests, index                           a task a batch of pages
 //!           zeros    guests get the zero page                  a task a guest
 //!           plan     homes, slots                              one thread a domain
@@ -13,7 +13,7 @@
 //!           commit   leaves become canonical                  one thread a domain
 //!           spread   contents of stretches get copies         one thread a domain
 //!           apply    guests merge                             a task a guest
-//!           sweep    slots that nobody maps are freed         one thread a domain
+//!           sweep    slots that no guest maps are freed       one thread a domain
 //! ```
 //!
 //! Phases are separated by joining the workers. That is what makes the rules simple: references are
@@ -147,9 +147,11 @@ fn end_period(domain: &mut Domain) {
     let merged = domain.merged() + (breaks - domain.breaks_seen);
     let broken = if domain.backs_off { breaks - domain.breaks_seen } else { 0 };
     let shortage = locked_mut(&mut domain.shortage).take();
-    if shortage != Some(Shortage::Memory) && domain.troubles.is_over(domain.memory()) {
-        tracing::info!("there is memory for canonical pages again");
+    let is_short = matches!(shortage, Some(Shortage::Memory | Shortage::Descriptors));
+    if !is_short && domain.troubles.is_over(domain.writes()) {
+        tracing::info!(domain = domain.grant.name(), "merging goes on");
     }
+    domain.finish_segments();
     domain.pressure.end_period(broken, merged, shortage);
     domain.breaks_seen = breaks;
     let keys = domain.index.len();

@@ -154,7 +154,7 @@ mod tests {
         }
         seeds.reverse();
         let classes = classes(&mut seeds, &mut joins);
-        let runs = Extents::new(u32::MAX, 1).allocate(classes.len() as u32);
+        let runs = Extents::new(u32::MAX, 512).allocate(classes.len() as u32);
         let mut merges = vec![Vec::new(); guests.len()];
         for (class, slot) in classes.iter().zip(slots_in(&runs)) {
             for join in &joins[class.joins.0 as usize..class.joins.1 as usize] {

@@ -27,6 +27,8 @@ pub enum Shortage {
     Index,
     /// No memory for canonical pages: the machine's or the daemon's cgroup's.
     Memory,
+    /// No descriptor for another segment of the store.
+    Descriptors,
 }
 
 /// What a domain does.
@@ -44,6 +46,8 @@ pub enum DomainState {
     IndexFull,
     /// There is no memory for the store: merging pauses.
     MemoryShort,
+    /// The daemon has no descriptor for another segment of the store: merging pauses.
+    DescriptorsShort,
 }
 
 /// The pauses of one domain.
@@ -76,6 +80,7 @@ impl Pressure {
                 Shortage::Store => DomainState::StoreFull,
                 Shortage::Index => DomainState::IndexFull,
                 Shortage::Memory => DomainState::MemoryShort,
+                Shortage::Descriptors => DomainState::DescriptorsShort,
             };
         } else if self.pause > 0 {
             // What breaks during a pause was merged before it: it says nothing new.

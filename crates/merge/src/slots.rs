@@ -2,15 +2,14 @@
 //!
 //! # The reference rule
 //! A reference is taken *before* a guest is asked to map a slot, and given back when it has said
-//! that it does not. So a slot without references is mapped by no one, and only then is it freed,
-//! its hole punched, and its number given out again.
+//! that it does not. So a slot without references is mapped by no guest, and only then is it freed.
 //!
-//! # The block rule
-//! A guest's direct I/O may still read a page that the guest maps no more. Where the store's memory
-//! comes in large folios, the kernel makes a hole in one by writing zeros, which is what such I/O would
-//! find; only of a folio that goes as a whole does it let go. So slots are given back in *blocks*, each
-//! as long as the longest folio: one that was freed is *vacant* until all of its block are (`compact`
-//! sees to that). Where folios are single pages, so are blocks.
+//! # The segment rule
+//! What no guest maps that the daemon knows of, somebody else may: a child of a guest, of any kind of
+//! fork, or I/O that began before. So a slot that was written is never written again, nor punched. Slots are given back
+//! in *segments*, each of which is a file: one that was freed is *vacant* until all of its segment are
+//! (`compact` sees to that). Then the file is closed, and the slots' next contents go to another one
+//! (`store`).
 //!
 //! # Concurrency
 //! References are taken and given back by any worker during a phase; slots are allocated and freed
@@ -23,11 +22,14 @@ use bindery_units::{Slot, SlotRange};
 
 use crate::extents::Extents;
 
+/// A store with so many segments keeps one for what is to move.
+const SEGMENTS_TO_SPARE: u32 = 4;
+
 /// Leads to no leaf.
 const NO_LEAF: u32 = u32::MAX;
 
 /// The slots of one store. Eight bytes for each slot below the highest that was not given back, two
-/// for each block.
+/// for each segment.
 #[derive(Debug)]
 pub(crate) struct Slots {
     /// Vacant ones are taken as well.
@@ -35,13 +37,14 @@ pub(crate) struct Slots {
     references: Vec<AtomicU32>,
     /// The leaf of each slot that one leads to.
     leaves: Vec<u32>,
-    /// How many slots of each block are in use.
+    /// How many slots of each segment are in use.
     used_of: Vec<u16>,
     used: u32,
-    block_slots: u32,
+    limit: u32,
+    segment_slots: u32,
 }
 
-/// A block that has slots in use and vacant ones. The rest of it was not allocated yet.
+/// A segment that has slots in use and vacant ones. The rest of it was not allocated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sparse {
     pub(crate) range: SlotRange,
@@ -52,15 +55,16 @@ pub(crate) struct Sparse {
 }
 
 impl Slots {
-    /// A store that can have `limit` slots, which are given back in blocks of so many.
-    pub(crate) fn new(limit: u32, block_slots: u32) -> Self {
+    /// A store that can have `limit` slots, which are given back in segments of so many.
+    pub(crate) fn new(limit: u32, segment_slots: u32) -> Self {
         Self {
-            extents: Extents::new(limit, block_slots),
+            extents: Extents::new(limit, segment_slots),
             references: Vec::new(),
             leaves: Vec::new(),
             used_of: Vec::new(),
             used: 0,
-            block_slots,
+            limit,
+            segment_slots,
         }
     }
 
@@ -69,7 +73,7 @@ impl Slots {
         self.allocate_last(count.min(self.room_but_the_last()))
     }
 
-    /// The same, where even the last block may be taken.
+    /// The same, where even the last segment may be taken.
     pub(crate) fn allocate_last(&mut self, count: u32) -> Vec<SlotRange> {
         let runs = self.extents.allocate(count);
         self.grow();
@@ -94,7 +98,7 @@ impl Slots {
         if frontier > self.references.len() {
             self.references.resize_with(frontier, AtomicU32::default);
             self.leaves.resize(frontier, NO_LEAF);
-            self.used_of.resize(frontier.div_ceil(self.block_slots as usize), 0);
+            self.used_of.resize(frontier.div_ceil(self.segment_slots as usize), 0);
         }
     }
 
@@ -105,28 +109,28 @@ impl Slots {
         }
     }
 
-    /// How many slots of the block of `slot` are in use.
+    /// How many slots of the segment of `slot` are in use.
     fn used_of_mut(&mut self, slot: Slot) -> &mut u16 {
-        &mut self.used_of[(slot.0 / self.block_slots) as usize]
+        &mut self.used_of[(slot.0 / self.segment_slots) as usize]
     }
 
-    /// The parts of `run` that are in one block each.
+    /// The parts of `run` that are in one segment each.
     fn parts(&self, run: SlotRange) -> impl Iterator<Item = SlotRange> + use<> {
-        let (block, end) = (self.block_slots, run.end().0);
+        let (segment, end) = (self.segment_slots, run.end().0);
         let firsts = std::iter::successors(Some(run.first.0), move |first| {
-            Some((first / block + 1) * block).filter(|next| *next < end)
+            Some((first / segment + 1) * segment).filter(|next| *next < end)
         });
         let parts = firsts.map(move |first| {
-            let next = ((first / block + 1) * block).min(end);
+            let next = ((first / segment + 1) * segment).min(end);
             SlotRange::new(Slot(first), next - first)
         });
         parts.filter(|part| part.count > 0)
     }
 
-    /// The block that `slot` is in.
-    pub(crate) fn block_of(&self, slot: Slot) -> SlotRange {
-        let first = slot.0 / self.block_slots * self.block_slots;
-        SlotRange::new(Slot(first), self.block_slots)
+    /// The segment that `slot` is in.
+    pub(crate) fn segment_of(&self, slot: Slot) -> SlotRange {
+        let first = slot.0 / self.segment_slots * self.segment_slots;
+        SlotRange::new(Slot(first), self.segment_slots)
     }
 
     /// Says which leaf leads to `slot`, or that none does (any more).
@@ -181,8 +185,8 @@ impl Slots {
         self.references.get(slot.at()).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Frees slots. Returns the blocks of which none is in use any more: they are to be
-    /// [given back](Self::give_back_blocks) when their memory is.
+    /// Frees slots. Returns the segments of which none is in use any more: they are to be
+    /// [given back](Self::give_back_segments) when their files are closed.
     ///
     /// # Panics
     /// If one has references.
@@ -198,19 +202,19 @@ impl Slots {
             let used = self.used_of_mut(part.first);
             *used -= part.count as u16;
             if *used == 0 {
-                let block = self.block_of(part.first);
+                let segment = self.segment_of(part.first);
                 match empty.last_mut() {
-                    Some(last) if last.end() == block.first => last.count += block.count,
-                    _ => empty.push(block),
+                    Some(last) if last.end() == segment.first => last.count += segment.count,
+                    _ => empty.push(segment),
                 }
             }
         }
         empty
     }
 
-    /// Has slots of blocks allocated again of which none is in use, and none holds memory.
-    pub(crate) fn give_back_blocks(&mut self, blocks: SlotRange) {
-        self.extents.release_taken(blocks);
+    /// Has slots of segments allocated again of which none is in use, and none has a file.
+    pub(crate) fn give_back_segments(&mut self, segments: SlotRange) {
+        self.extents.release_taken(segments);
         self.shrink();
     }
 
@@ -218,7 +222,7 @@ impl Slots {
         let frontier = self.extents.frontier() as usize;
         self.references.truncate(frontier);
         self.leaves.truncate(frontier);
-        self.used_of.truncate(frontier.div_ceil(self.block_slots as usize));
+        self.used_of.truncate(frontier.div_ceil(self.segment_slots as usize));
         if self.references.capacity() > 4 * frontier + 1024 {
             self.references.shrink_to(2 * frontier);
             self.leaves.shrink_to(2 * frontier);
@@ -242,33 +246,43 @@ impl Slots {
         self.extents.used() - self.used
     }
 
-    /// How many slots can be allocated, the last block's included.
+    /// How many slots can be allocated, the last segment's included.
     pub(crate) fn room(&self) -> u32 {
         self.extents.room()
     }
 
-    /// In a full store what is to move must have somewhere to go: one block is kept for that.
+    /// In a full store what is to move must have somewhere to go: one segment is kept for that, but of a store
+    /// that has very few.
     fn room_but_the_last(&self) -> u32 {
-        let kept = if self.block_slots > 1 { self.block_slots } else { 0 };
+        let has_many = self.limit >= SEGMENTS_TO_SPARE * self.segment_slots;
+        let kept = if has_many { self.segment_slots } else { 0 };
         self.room().saturating_sub(kept)
     }
 
-    /// The blocks that have slots in use and vacant ones, but for the one that the frontier is in.
+    /// The segments that have slots in use and vacant ones, but for the one that the frontier is in.
     pub(crate) fn sparse(&self) -> impl Iterator<Item = Sparse> + '_ {
-        let block = self.block_slots;
-        let whole = (self.extents.frontier() / block) as usize;
+        let segment = self.segment_slots;
+        let whole = (self.extents.frontier() / segment) as usize;
         let in_use = self.used_of.iter().take(whole).enumerate().filter(|(_, used)| **used > 0);
         let sparse = in_use.map(move |(at, used)| {
-            let range = SlotRange::new(Slot(at as u32 * block), block);
+            let range = SlotRange::new(Slot(at as u32 * segment), segment);
             let used = u32::from(*used);
-            let vacant = block - used - self.extents.free_slots_in(range);
+            let vacant = segment - used - self.extents.free_slots_in(range);
             Sparse { range, used, vacant, references: self.references_in(range) }
         });
         sparse.filter(|sparse| sparse.vacant > 0)
     }
 
-    /// How many blocks the tables have room for.
-    pub(crate) fn blocks(&self) -> usize {
+    /// Whether no slot of the segment that begins with `first` can be allocated before all of it is given
+    /// back.
+    pub(crate) fn is_taken(&self, first: Slot) -> bool {
+        let segment = self.segment_of(first);
+        let is_whole = segment.end().0 <= self.extents.frontier();
+        is_whole && self.extents.free_slots_in(segment) == 0
+    }
+
+    /// How many segments the tables have room for.
+    pub(crate) fn segments(&self) -> usize {
         self.used_of.len()
     }
 
@@ -276,9 +290,9 @@ impl Slots {
         range.slots().map(|slot| u64::from(self.references(slot))).sum()
     }
 
-    /// Has no slot of `block` allocated until all of it is given back.
-    pub(crate) fn seal(&mut self, block: SlotRange) {
-        self.extents.take(block);
+    /// Has no slot of `segment` allocated until all of it is given back.
+    pub(crate) fn seal(&mut self, segment: SlotRange) {
+        self.extents.take(segment);
     }
 
     /// Memory held, in bytes.
@@ -305,14 +319,14 @@ mod tests {
     const LIMIT: u32 = 400;
 
     proptest! {
-        /// A block is given back when the last of its slots is freed, and not before; until then none
+        /// A segment is given back when the last of its slots is freed, and not before; until then none
         /// of what was freed is given out again.
         #[test]
-        fn blocks_are_given_back_whole(
+        fn segments_are_given_back_whole(
             steps in prop::collection::vec((0..4, 1u32..90, any::<usize>()), 1..80),
-            block_slots in prop_oneof![Just(1u32), Just(16)],
+            segment_slots in prop_oneof![Just(2u32), Just(16)],
         ) {
-            let mut slots = Slots::new(LIMIT, block_slots);
+            let mut slots = Slots::new(LIMIT, segment_slots);
             let (mut used, mut vacant) = (BTreeSet::new(), BTreeSet::new());
             for (kind, count, seed) in steps {
                 let nth = |set: &BTreeSet<u32>| set.iter().nth(seed % set.len().max(1)).copied();
@@ -323,10 +337,10 @@ mod tests {
                         }
                     }
                 } else if kind == 1 && let Some(slot) = nth(&used) {
-                    let block = slots.block_of(Slot(slot));
-                    let below = block.end().0.min(slots.frontier().0);
-                    slots.seal(block);
-                    vacant.extend((block.first.0..below).filter(|slot| !used.contains(slot)));
+                    let segment = slots.segment_of(Slot(slot));
+                    let below = segment.end().0.min(slots.frontier().0);
+                    slots.seal(segment);
+                    vacant.extend((segment.first.0..below).filter(|slot| !used.contains(slot)));
                 } else if let Some(first) = nth(&used) {
                     let run = (first..first + count).take_while(|slot| used.contains(slot));
                     let run = SlotRange::new(Slot(first), run.count() as u32);
@@ -335,14 +349,14 @@ mod tests {
                         vacant.insert(slot);
                     }
                     let empty = slots.free(run);
-                    empty.iter().for_each(|blocks| slots.give_back_blocks(*blocks));
+                    empty.iter().for_each(|segments| slots.give_back_segments(*segments));
                     let given: Vec<u32> =
                         empty.iter().flat_map(|run| run.first.0..run.end().0).collect();
                     prop_assert!(given.is_sorted());
-                    let touched = (run.first.0 / block_slots)..=((run.end().0 - 1) / block_slots);
-                    let block = |block: u32| block * block_slots..(block + 1) * block_slots;
-                    let empty = touched.filter(|at| !block(*at).any(|slot| used.contains(&slot)));
-                    let expected: Vec<u32> = empty.flat_map(block).collect();
+                    let touched = (run.first.0 / segment_slots)..=((run.end().0 - 1) / segment_slots);
+                    let segment = |at: u32| at * segment_slots..(at + 1) * segment_slots;
+                    let empty = touched.filter(|at| !segment(*at).any(|slot| used.contains(&slot)));
+                    let expected: Vec<u32> = empty.flat_map(segment).collect();
                     prop_assert_eq!(&given, &expected);
                     vacant.retain(|slot| !given.contains(slot));
                 }
@@ -359,7 +373,7 @@ mod tests {
 
     #[test]
     fn references_are_counted() {
-        let mut slots = Slots::new(10, 1);
+        let mut slots = Slots::new(10, 2);
         assert_eq!(slots.allocate(4), [SlotRange::new(Slot(0), 4)]);
         slots.take(Slot(2));
         assert!(slots.take_claimed(Slot(2)) && !slots.take_claimed(Slot(3)));
@@ -368,21 +382,21 @@ mod tests {
         let all = SlotRange::new(Slot(0), 4);
         assert_eq!(slots.free(all), [all]);
         assert_eq!((slots.used(), slots.vacant(), slots.room()), (0, 4, 6));
-        slots.give_back_blocks(all);
+        slots.give_back_segments(all);
         assert_eq!((slots.vacant(), slots.room()), (0, 10));
     }
 
     #[test]
     #[should_panic(expected = "while it is mapped")]
     fn a_mapped_slot_is_never_freed() {
-        let mut slots = Slots::new(10, 1);
+        let mut slots = Slots::new(10, 2);
         slots.allocate(4);
         slots.take(Slot(1));
         let _ = slots.free(SlotRange::new(Slot(0), 2));
     }
 
     #[test]
-    fn the_last_block_is_for_what_moves() {
+    fn the_last_segment_is_for_what_moves() {
         let mut slots = Slots::new(64, 16);
         assert_eq!(slots.allocate(100), [SlotRange::new(Slot(0), 48)]);
         assert_eq!((slots.allocate(1), slots.allocate_run(1)), (vec![], None));

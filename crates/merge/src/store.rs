@@ -1,233 +1,397 @@
-//! The canonical store: one file that holds the one copy of each content that pages share.
+//! The canonical store: the one copy of each content that pages share, in *segments*.
 //!
-//! Where the daemon may mount, the file is on a tmpfs of its own, which has its memory in large folios:
-//! writing, mapping and reading a slot cost the kernel a fraction of what they do in a memfd. Otherwise,
-//! and where the store is to be small, it is a memfd.
+//! A segment is so many slots, and a file of its own, made when its first slot is written. The daemon
+//! alone writes to it, each slot at most once in the file's life, and it never punches or cuts it. When none of a
+//! segment's slots is in use any more, the daemon closes the file, and the next content of these slots goes to
+//! another one. So what a slot holds never changes while any process maps it, known or not, nor while I/O
+//! reads it: the kernel frees the file with its last user. See decision 0017.
 //!
-//! The daemon alone writes to it, and only to slots that nobody maps; shims hold a description
-//! that cannot write, and every one of them compares a page with the slot before it maps it. A
-//! hole is punched only when nobody maps the slot: where somebody did, it would read zeros.
+//! Where the daemon may mount, the files are on a tmpfs of their own, which has its memory in large folios:
+//! writing, mapping and reading a slot cost the kernel a fraction of what they do in a memfd. Otherwise
+//! they are memfds.
+//!
+//! Shims get descriptors that cannot write, and every one of them compares a page with the slot before
+//! it maps it.
+//!
+//! # Concurrency
+//! Any worker may write, read and share within a phase. Segments are dropped between phases only.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use bindery_sys::{memfd, tmpfs};
+use bindery_sys::memfd;
+use bindery_sys::process::{is_out_of_descriptors, open_files_max};
+use bindery_sys::tmpfs::PrivateTmpfs;
 use bindery_units::{PAGE_BYTES, Slot, SlotRange};
 
-/// Why there is no store.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot make a store of {slots} pages: {error}; is RLIMIT_NOFILE or RLIMIT_FSIZE too low?")]
-pub struct StoreError {
-    slots: u32,
-    #[source]
-    error: io::Error,
-}
+use crate::domain::locked;
+use crate::pressure::Shortage;
 
 /// What shows in `/proc/PID/maps`.
 const NAME: &str = bindery_space::wire::control::STORE_NAME;
 
-/// As many slots as the longest folio has pages.
-const BLOCK_SLOTS: u32 = 512;
+/// A segment has as many slots as the longest folio has pages, fewer in small stores.
+const SEGMENT_SLOTS_MAX: u32 = 512;
+const SEGMENT_SLOTS_MIN: u32 = 16;
 
-/// In tests of the engine, whose guests have few pages, and whose stores are memfds.
-const BLOCK_SLOTS_OF_TESTS: u32 = 16;
+/// Segments that a store has at least, where they are not the smallest.
+const SEGMENTS_MIN: u32 = 64;
 
-/// Smaller stores have single pages: blocks would be too much of them.
-const LARGE_SLOTS_MIN: u32 = 64 * if cfg!(test) { BLOCK_SLOTS_OF_TESTS } else { BLOCK_SLOTS };
+/// The store leaves one in so many of the descriptors that this process may have to the rest of it: guests,
+/// their lanes, operators. What moves to empty segments may take half of those.
+const DESCRIPTORS_SHARE: u64 = 8;
 
-/// The file of a domain's canonical pages.
+/// Why nothing was written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    /// This process has no descriptor left for a segment.
+    #[error(
+        "the store needs a descriptor for every {} KiB, and no more are left: raise the daemon's limit on \
+         open files (LimitNOFILE= in its unit, or `ulimit -Hn`)",
+        SEGMENT_SLOTS_MAX as usize * PAGE_BYTES / 1024
+    )]
+    Descriptors,
+    /// The machine's memory or the cgroup's is short, or a limit was met.
+    #[error("no memory for canonical pages: {0}; free some, or raise the limits of the daemon")]
+    Memory(#[source] io::Error),
+}
+
+impl From<io::Error> for StoreError {
+    fn from(error: io::Error) -> Self {
+        if is_out_of_descriptors(&error) { Self::Descriptors } else { Self::Memory(error) }
+    }
+}
+
+impl StoreError {
+    pub(crate) fn shortage(&self) -> Shortage {
+        match self {
+            Self::Descriptors => Shortage::Descriptors,
+            Self::Memory(_) => Shortage::Memory,
+        }
+    }
+}
+
+/// The canonical pages of a domain.
 #[derive(Debug)]
 pub(crate) struct Store {
-    file: File,
-    read_only: File,
-    block_slots: u32,
+    /// Where files come from; memfds if nowhere.
+    tmpfs: Option<PrivateTmpfs>,
+    slots: u32,
+    segment_slots: u32,
+    segments: Mutex<Segments>,
+    /// Memory of all segments, as of their last writes.
+    allocated_bytes: AtomicU64,
+    /// For tests of the engine, which share a process: as if there were no descriptors left.
+    #[cfg(test)]
+    pub(crate) has_no_descriptors: std::sync::atomic::AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Segments {
+    all: BTreeMap<u32, Arc<Segment>>,
+    /// Those that may be written to.
+    open: BTreeSet<u32>,
+}
+
+#[derive(Debug)]
+struct Segment {
+    state: Mutex<SegmentState>,
+}
+
+/// A segment is written through one descriptor and given away by another, which is all that is left once no
+/// slot of it will be written any more.
+#[derive(Debug)]
+struct SegmentState {
+    writer: Option<Arc<File>>,
+    reader: Option<Arc<File>>,
+    /// A bit for each slot that was written.
+    written: Box<[u64]>,
+    allocated_bytes: u64,
+}
+
+/// Number of slots of each segment of a store of `slots`.
+fn segment_slots(slots: u32) -> u32 {
+    // In tests of the engine guests have few pages.
+    let most = if cfg!(test) { SEGMENT_SLOTS_MIN } else { SEGMENT_SLOTS_MAX };
+    let wanted = (slots / SEGMENTS_MIN).clamp(SEGMENT_SLOTS_MIN, most);
+    1 << wanted.ilog2()
 }
 
 impl Store {
-    /// A store with room for `slots` pages, none of them allocated.
-    pub(crate) fn create(slots: u32) -> Result<Self, StoreError> {
-        let store = if slots < LARGE_SLOTS_MIN {
-            Self::create_memfd(slots, 1)
-        } else if cfg!(test) {
-            Self::create_memfd(slots, BLOCK_SLOTS_OF_TESTS)
-        } else {
-            Self::create_large(slots).or_else(|error| {
-                tracing::info!(
-                    %error,
-                    "the store gets its memory in single pages, which makes merging some 15% dearer: \
-                     large folios take Linux 6.14 and CAP_SYS_ADMIN"
-                );
-                Self::create_memfd(slots, 1)
-            })
-        };
-        store.map_err(|error| StoreError { slots, error })
+    /// A store with room for `slots` pages, without any segment.
+    pub(crate) fn create(slots: u32) -> Self {
+        let segment_slots = segment_slots(slots);
+        if cfg!(test) {
+            return Self::of(None, slots, segment_slots);
+        }
+        let mounted = PrivateTmpfs::mount(Slot(segment_slots).offset_bytes());
+        let tmpfs = mounted.inspect_err(|error| {
+            tracing::info!(
+                %error,
+                "the store gets its memory in single pages, which makes merging some 15% dearer: \
+                 large folios take Linux 6.14 and CAP_SYS_ADMIN"
+            );
+        });
+        Self::of(tmpfs.ok(), slots, segment_slots)
     }
 
-    fn create_large(slots: u32) -> io::Result<Self> {
-        Self::of(tmpfs::create(NAME, Slot(slots).offset_bytes())?, BLOCK_SLOTS)
+    fn of(tmpfs: Option<PrivateTmpfs>, slots: u32, segment_slots: u32) -> Self {
+        Self {
+            tmpfs,
+            slots,
+            segment_slots,
+            segments: Mutex::default(),
+            allocated_bytes: AtomicU64::new(0),
+            #[cfg(test)]
+            has_no_descriptors: false.into(),
+        }
     }
 
-    fn create_memfd(slots: u32, block_slots: u32) -> io::Result<Self> {
-        Self::of(memfd::create(NAME, Slot(slots).offset_bytes())?, block_slots)
+    /// Number of slots of each segment. The first one's number is a multiple of it.
+    pub(crate) fn segment_slots(&self) -> u32 {
+        self.segment_slots
     }
 
-    fn of(file: File, block_slots: u32) -> io::Result<Self> {
-        memfd::forbid_reopening_for_write(&file)?;
-        let read_only = memfd::reopen_read_only(&file)?;
-        Ok(Self { file, read_only, block_slots })
+    /// The number of the segment that has `slot`.
+    pub(crate) fn segment_of(&self, slot: Slot) -> u32 {
+        slot.0 / self.segment_slots
     }
 
-    /// How many slots must be given back together, beginning at a multiple of as many.
-    pub(crate) fn block_slots(&self) -> u32 {
-        self.block_slots
-    }
-
-    /// What shims are given.
-    pub(crate) fn read_only(&self) -> BorrowedFd<'_> {
-        self.read_only.as_fd()
-    }
-
-    /// Writes whole pages, the first to `slot`, which nobody may map. Allocates memory.
+    /// Writes whole pages, the first to `slot`. None of these slots was written before in the life of its
+    /// segment. Allocates memory.
     ///
     /// # Errors
-    /// `StorageFull` or `OutOfMemory` when memory is short (the machine's or the cgroup's).
-    pub(crate) fn write(&self, slot: Slot, pages: &[u8]) -> io::Result<()> {
-        assert!(pages.len().is_multiple_of(PAGE_BYTES), "whole pages, not {} bytes", pages.len());
-        self.file.write_all_at(pages, slot.offset_bytes())
+    /// [`StoreError`]; some of the pages may have been written, and all may be written again.
+    ///
+    /// # Panics
+    /// If a slot was written already.
+    pub(crate) fn write(&self, slot: Slot, pages: &[u8]) -> Result<(), StoreError> {
+        self.write_within(DESCRIPTORS_SHARE, slot, pages)
     }
 
-    /// Writes what is in `slot` to every slot of `row`, which nobody may map. Allocates memory.
+    /// [`write`](Self::write), for what moves to empty other segments: even the last descriptors but for a few
+    /// may be taken.
+    pub(crate) fn write_moved(&self, slot: Slot, pages: &[u8]) -> Result<(), StoreError> {
+        self.write_within(2 * DESCRIPTORS_SHARE, slot, pages)
+    }
+
+    fn write_within(&self, share: u64, slot: Slot, pages: &[u8]) -> Result<(), StoreError> {
+        assert!(pages.len().is_multiple_of(PAGE_BYTES), "whole pages, not {} bytes", pages.len());
+        let mut rest = pages;
+        for part in self.parts(SlotRange::new(slot, (pages.len() / PAGE_BYTES) as u32)) {
+            let (some, later) = rest.split_at(part.count as usize * PAGE_BYTES);
+            self.segment(share, part.first)?.write(
+                self.place(part),
+                some,
+                &self.allocated_bytes,
+            )?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Writes what is in `slot` to every slot of `row`, as [`write`](Self::write) does.
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub(crate) fn copy(&self, slot: Slot, row: SlotRange) -> io::Result<()> {
+    pub(crate) fn copy(&self, slot: Slot, row: SlotRange) -> Result<(), StoreError> {
         let mut page = [0; PAGE_BYTES];
         self.read(slot, &mut page)?;
         self.write(row.first, &page.repeat(row.count as usize))
     }
 
-    /// Reads whole pages, the first from `slot`.
+    /// Reads whole pages, the first from `slot`. All of them were written.
     ///
     /// # Errors
     /// The kernel's.
     pub(crate) fn read(&self, slot: Slot, pages: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(pages, slot.offset_bytes())
+        let mut rest = pages;
+        for part in self.parts(SlotRange::new(slot, (rest.len() / PAGE_BYTES) as u32)) {
+            let (some, later) = rest.split_at_mut(part.count as usize * PAGE_BYTES);
+            let segment = self.existing(self.segment_of(part.first));
+            segment.any_file().read_exact_at(some, self.place(part).first.offset_bytes())?;
+            rest = later;
+        }
+        Ok(())
     }
 
-    /// Gives the memory of blocks back, which nobody may map. The file stays as long as it is: cutting it
-    /// would take the private copies that guests have of pages beyond its end (strays) as well.
+    /// A descriptor of a segment for reading, to be given to shims.
     ///
     /// # Errors
-    /// The kernel's; the memory is then kept.
-    pub(crate) fn punch(&self, blocks: SlotRange) -> io::Result<()> {
-        memfd::punch(&self.file, blocks.first.offset_bytes(), Slot(blocks.count).offset_bytes())
+    /// [`StoreError::Descriptors`], mostly.
+    ///
+    /// # Panics
+    /// If no slot of it was written.
+    pub(crate) fn share(&self, number: u32) -> Result<Arc<File>, StoreError> {
+        self.existing(number).reader()
     }
 
-    /// Memory that the store holds, in bytes.
+    /// Closes what segments are written by, of those that no slot is to be written of any more. Between
+    /// phases only.
+    pub(crate) fn finish(&self, is_done: impl Fn(u32) -> bool) {
+        let Segments { all, open } = &mut *locked(&self.segments);
+        open.retain(|number| !is_done(*number) || all[number].finish().is_err());
+    }
+
+    /// Closes whole segments, of which nobody that the daemon knows maps a slot. Whoever maps one all the same
+    /// keeps what it has.
+    pub(crate) fn drop_segments(&self, slots: SlotRange) {
+        let Segments { all, open } = &mut *locked(&self.segments);
+        for part in self.parts(slots) {
+            let number = self.segment_of(part.first);
+            open.remove(&number);
+            if let Some(segment) = all.remove(&number) {
+                let bytes = segment.state().allocated_bytes;
+                self.allocated_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Memory of all segments, in bytes.
     pub(crate) fn allocated_bytes(&self) -> u64 {
-        // fstat(2) of an open file does not fail; a figure for a table is no reason to stop.
-        memfd::allocated_bytes(&self.file).unwrap_or(0)
+        self.allocated_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The segment of `slot`; a new one if there is none.
+    fn segment(&self, share: u64, slot: Slot) -> Result<Arc<Segment>, StoreError> {
+        assert!(slot.0 < self.slots, "{slot:?} is beyond the store's end");
+        let number = self.segment_of(slot);
+        let mut segments = locked(&self.segments);
+        if let Some(segment) = segments.all.get(&number) {
+            return Ok(Arc::clone(segment));
+        }
+        let file = self.create_file(share)?;
+        let segment = Arc::new(Segment::of(file, self.segment_slots));
+        segments.all.insert(number, Arc::clone(&segment));
+        segments.open.insert(number);
+        Ok(segment)
+    }
+
+    fn existing(&self, number: u32) -> Arc<Segment> {
+        let segments = locked(&self.segments);
+        let segment = segments.all.get(&number);
+        Arc::clone(segment.expect("a slot in use was written, and its segment stays"))
+    }
+
+    fn create_file(&self, share: u64) -> Result<File, StoreError> {
+        let file = match &self.tmpfs {
+            Some(tmpfs) => tmpfs.create(NAME)?,
+            None => memfd::create(NAME, Slot(self.segment_slots).offset_bytes())?,
+        };
+        // The kernel gives the lowest number that is free: so many are in use.
+        let in_use = file.as_raw_fd().unsigned_abs();
+        if self.open_files_max().is_some_and(|most| u64::from(in_use) >= most - most / share) {
+            return Err(StoreError::Descriptors);
+        }
+        memfd::forbid_reopening_for_write(&file)?;
+        Ok(file)
+    }
+
+    #[cfg_attr(
+        not(test),
+        expect(clippy::unused_self, reason = "tests have a limit of the store's own")
+    )]
+    fn open_files_max(&self) -> Option<u64> {
+        #[cfg(test)]
+        if self.has_no_descriptors.load(Ordering::Relaxed) {
+            return Some(0);
+        }
+        open_files_max()
+    }
+
+    /// The parts of `slots` that are in one segment each.
+    fn parts(&self, slots: SlotRange) -> impl Iterator<Item = SlotRange> + use<> {
+        let (segment_slots, end) = (self.segment_slots, slots.end().0);
+        let mut first = slots.first.0;
+        std::iter::from_fn(move || {
+            let count = (segment_slots - first % segment_slots).min(end - first);
+            first += count;
+            (count > 0).then(|| SlotRange::new(Slot(first - count), count))
+        })
+    }
+
+    /// Where slots of one segment are in its file.
+    fn place(&self, part: SlotRange) -> SlotRange {
+        SlotRange::new(Slot(part.first.0 % self.segment_slots), part.count)
+    }
+}
+
+impl Segment {
+    fn of(file: File, slots: u32) -> Self {
+        let state = SegmentState {
+            writer: Some(Arc::new(file)),
+            reader: None,
+            written: vec![0; slots.div_ceil(u64::BITS) as usize].into(),
+            allocated_bytes: 0,
+        };
+        Self { state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, SegmentState> {
+        locked(&self.state)
+    }
+
+    /// Writes pages to slots that were not written, given as they are in the file, and counts what memory
+    /// that took.
+    fn write(&self, slots: SlotRange, pages: &[u8], total_bytes: &AtomicU64) -> io::Result<()> {
+        let writer = {
+            let state = self.state();
+            let is_new = slots.slots().all(|slot| !state.is_written(slot));
+            assert!(is_new, "a slot is written once in the life of its segment: {slots:?}");
+            Arc::clone(state.writer.as_ref().expect("a segment that is finished has no new slots"))
+        };
+        let result = writer.write_all_at(pages, slots.first.offset_bytes());
+        let mut state = self.state();
+        if result.is_ok() {
+            slots.slots().for_each(|slot| state.note_written(slot));
+        }
+        // fstat(2) of an open file does not fail; a figure for a table is no reason to stop. What was counted
+        // is never more than what is: only writes of this process add to it, and none takes from it.
+        let bytes = memfd::allocated_bytes(&writer).unwrap_or(0).max(state.allocated_bytes);
+        total_bytes.fetch_add(bytes - state.allocated_bytes, Ordering::Relaxed);
+        state.allocated_bytes = bytes;
+        result
+    }
+
+    fn any_file(&self) -> Arc<File> {
+        let state = self.state();
+        let file = state.reader.as_ref().or(state.writer.as_ref());
+        Arc::clone(file.expect("a segment has one of its descriptors"))
+    }
+
+    fn reader(&self) -> Result<Arc<File>, StoreError> {
+        let mut state = self.state();
+        if let Some(reader) = &state.reader {
+            return Ok(Arc::clone(reader));
+        }
+        let writer = state.writer.as_ref().expect("a segment has one of its descriptors");
+        let reader = Arc::new(memfd::reopen_read_only(&**writer)?);
+        state.reader = Some(Arc::clone(&reader));
+        Ok(reader)
+    }
+
+    /// No slot of it will be written any more.
+    fn finish(&self) -> Result<(), StoreError> {
+        self.reader()?;
+        self.state().writer = None;
+        Ok(())
+    }
+}
+
+impl SegmentState {
+    fn is_written(&self, slot: Slot) -> bool {
+        self.written[slot.at() / 64] >> (slot.at() % 64) & 1 != 0
+    }
+
+    fn note_written(&mut self, slot: Slot) {
+        self.written[slot.at() / 64] |= 1 << (slot.at() % 64);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Read as _;
-
-    /// A store of large folios, if this process may have one.
-    fn large() -> Option<Store> {
-        let skip = |error| eprintln!("SKIPPED: no store of large folios: {error}");
-        Store::create_large(1 << 20).map_err(skip).ok()
-    }
-
-    #[test]
-    fn a_store_of_single_pages_holds_what_was_written_and_nothing_else() {
-        holds_what_was_written_and_nothing_else(&Store::create_memfd(1 << 20, 1).unwrap());
-    }
-
-    #[test]
-    fn a_store_of_large_folios_holds_what_was_written_and_nothing_else() {
-        large().iter().for_each(holds_what_was_written_and_nothing_else);
-    }
-
-    fn holds_what_was_written_and_nothing_else(store: &Store) {
-        assert_eq!(store.allocated_bytes(), 0);
-        let pages = [[1_u8; PAGE_BYTES], [2; PAGE_BYTES], [3; PAGE_BYTES]];
-        store.write(Slot(64), &pages[2]).unwrap();
-        store.write(Slot(70_000), pages.as_flattened()).unwrap();
-        let mut two = [0; 2 * PAGE_BYTES];
-        store.read(Slot(70_000), &mut two).unwrap();
-        store.write(Slot(70_003), &two).unwrap();
-        store.copy(Slot(70_004), SlotRange::new(Slot(70_005), 2)).unwrap();
-        let pages = [pages[0], pages[1], pages[2], pages[0], pages[1], pages[1], pages[1]];
-        let shared = File::from(store.read_only().try_clone_to_owned().unwrap());
-        let mut page = [0; PAGE_BYTES];
-        for (at, expected) in pages.iter().enumerate() {
-            shared.read_exact_at(&mut page, Slot(70_000 + at as u32).offset_bytes()).unwrap();
-            assert_eq!(&page, expected);
-        }
-        assert_eq!(store.allocated_bytes(), 8 * PAGE_BYTES as u64);
-        let block = 70_000 / store.block_slots * store.block_slots;
-        store.punch(SlotRange::new(Slot(block), store.block_slots.max(7))).unwrap();
-        assert_eq!(store.allocated_bytes(), PAGE_BYTES as u64);
-        shared.read_exact_at(&mut page, Slot(70_001).offset_bytes()).unwrap();
-        assert_eq!(page, [0; PAGE_BYTES]);
-        shared.read_exact_at(&mut page, Slot(64).offset_bytes()).unwrap();
-        assert_eq!(page, [3; PAGE_BYTES]);
-    }
-
-    /// What the block rule is for: I/O that began before a slot was freed finds what was there.
-    #[test]
-    fn whoever_reads_a_page_yet_finds_what_was_there() {
-        for store in [Some(Store::create_memfd(1 << 20, 1).unwrap()), large()].into_iter().flatten()
-        {
-            store.write(Slot(0), &[7; 64 * PAGE_BYTES]).unwrap();
-            let mut slots = crate::slots::Slots::new(1 << 20, store.block_slots);
-            slots.allocate(64);
-            // Pages in a pipe are held as those under direct I/O are.
-            let (reader, writer) = std::io::pipe().unwrap();
-            let mut from = Slot(5).offset_bytes();
-            let flags = rustix::pipe::SpliceFlags::empty();
-            let spliced = rustix::pipe::splice(
-                &store.file,
-                Some(&mut from),
-                &writer,
-                None,
-                PAGE_BYTES,
-                flags,
-            );
-            assert_eq!(spliced.unwrap(), PAGE_BYTES);
-            for slot in [5, 6, 7] {
-                let freed = slots.free(SlotRange::new(Slot(slot), 1));
-                freed.into_iter().for_each(|blocks| store.punch(blocks).unwrap());
-            }
-            let mut page = [0; PAGE_BYTES];
-            (&reader).read_exact(&mut page).unwrap();
-            assert!(page == [7; PAGE_BYTES], "{} slots a block", store.block_slots);
-        }
-    }
-
-    #[test]
-    fn what_shims_hold_cannot_write() {
-        for store in [Some(Store::create_memfd(16, 1).unwrap()), large()].into_iter().flatten() {
-            cannot_write(&store);
-        }
-    }
-
-    fn cannot_write(store: &Store) {
-        let shared = File::from(store.read_only().try_clone_to_owned().unwrap());
-        assert!(shared.write_all_at(b"x", 0).is_err());
-        assert!(memfd::punch(&shared, 0, 4096).is_err());
-        assert!(shared.set_len(0).is_err());
-        assert!(memfd::reopen_read_only(&store.file).unwrap().write_all_at(b"x", 0).is_err());
-    }
-
-    #[test]
-    fn a_store_beyond_its_end_is_an_error() {
-        let store = Store::create(16).unwrap();
-        assert!(store.write(Slot(16), &[0; PAGE_BYTES]).is_err());
-    }
-}
+mod tests;

@@ -74,8 +74,9 @@ impl Daemon {
         let engine = Engine::new(Settings { index_keys: 1 << 17, ..Settings::default() });
         let grant = engine.domain("test").unwrap();
         let (name, domain) = ("self".to_owned(), "test".to_owned());
-        let (digest_key, slots, store) = (grant.digest_key(), grant.slots(), grant.store());
-        let welcome = Welcome { id: 1, name, domain, digest_key, store, slots };
+        let (digest_key, slots) = (grant.digest_key(), grant.slots());
+        let segment_slots = grant.segment_slots();
+        let welcome = Welcome { id: 1, name, domain, digest_key, slots, segment_slots };
         let guest = arrival.welcome(welcome).unwrap();
         engine.add_guest(&grant, guest.clone());
         let start = Instant::now();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bindery_space::{
-    Space,
+    Segments, Space,
     wire::{
         control::StoreId,
         lane::{Run, outcome},
@@ -36,11 +36,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for slot in 0..PAGES {
         store.write_all_at(&content(slot), u64::from(slot) * PAGE_BYTES as u64)?;
     }
-    space.attach_store(STORE, memfd::reopen_read_only(&store)?.into(), PAGES)?;
+    space.attach_store(STORE, PAGES, PAGES)?;
+    let segments = space.pin(STORE, [(0, memfd::reopen_read_only(&store)?.into())])?;
     println!("{:>9} {:>4} {:>12} {:>14}", "runs", "of", "merge µs/pg", "break µs p50");
     for (name, step) in [("apart", 2), ("adjacent", 1)] {
         for run_pages in RUN_PAGES {
-            let (merge_us, break_us) = measure(&space, run_pages, step)?;
+            let (merge_us, break_us) = measure(&space, &segments, run_pages, step)?;
             println!("{name:>9} {run_pages:>4} {merge_us:>12.2} {break_us:>14.1}");
         }
     }
@@ -52,7 +53,12 @@ fn content(slot: u32) -> [u8; PAGE_BYTES] {
 }
 
 /// CPU time to merge a page, and the median of first writes, when every `step`th run is merged.
-fn measure(space: &Arc<Space>, run_pages: u32, step: usize) -> Result<(f64, f64), Box<dyn Error>> {
+fn measure(
+    space: &Arc<Space>,
+    segments: &Segments,
+    run_pages: u32,
+    step: usize,
+) -> Result<(f64, f64), Box<dyn Error>> {
     let memory = Mapping::anonymous(PAGES as usize * PAGE_BYTES)?;
     let region = space.manage(memory.address(), memory.bytes())?;
     // Slots in the opposite order, so that runs do not join.
@@ -76,7 +82,7 @@ fn measure(space: &Arc<Space>, run_pages: u32, step: usize) -> Result<(f64, f64)
     let mut worker = space.worker()?;
     let mut outcomes = Vec::new();
     let before = thread::cpu_time();
-    runs.chunks(64).for_each(|runs| worker.merge(STORE, runs, &mut outcomes));
+    runs.chunks(64).for_each(|runs| worker.merge(segments, runs, &mut outcomes));
     let merging = thread::cpu_time() - before;
     assert!(outcomes.iter().all(|&outcome| outcome == outcome::MERGED));
 

@@ -6,7 +6,7 @@
 //! these can tell. [`entry`] has the states of a page and the transitions between them.
 //!
 //! ```text
-//!             guest RAM                            canonical store (a file, read-only)
+//!             guest RAM                            canonical store (files, read-only)
 //!  ...[anon][anon][store ][anon][store store]...   [slot][slot][slot][slot]...
 //!      \________/    \_________________|_____________/
 //!      userfaultfd 1: absent pages     userfaultfd 2: writes to mappings of the store,
@@ -21,7 +21,8 @@
 //! written when the VMM maps or unmaps managed memory. The handlers never wait for a holder.
 //!
 //! # Forks, other users
-//! A child of fork has no managed memory: it sees ordinary copies. A second userfaultfd on the same
+//! A child of fork has no managed memory: it sees ordinary copies. What it has of the store it keeps for
+//! as long as it maps it: a slot's content never changes. A second userfaultfd on the same
 //! memory (QEMU's post-copy and background snapshot) is refused by the kernel, so whoever wants one
 //! calls [`Space::release_range`] first.
 
@@ -41,6 +42,7 @@ mod mend;
 mod merge;
 mod offers;
 mod readable;
+mod refuge;
 mod region;
 mod regions;
 mod release;
@@ -70,6 +72,7 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
 pub use manage::ManageError;
 pub use release::ReleaseError;
 pub use restore::Unmerged;
+pub use store::{PinError, Segments};
 pub use worker::{Sought, Worker};
 
 use crate::{
@@ -115,8 +118,6 @@ struct Core {
     breaks: AtomicU32,
     /// Whether the machine had uncorrected memory errors: see [`readable`].
     memory_errors: AtomicBool,
-    /// Merged pages keep their slots: see [`Space::keep_slots`].
-    slots_stay: AtomicBool,
 }
 
 /// Why memory of this process cannot be managed at all.
@@ -149,16 +150,18 @@ pub enum StartError {
 pub enum AttachError {
     /// It is larger than an entry can tell slots apart, or its name is taken or out of range.
     #[error(
-        "store {store} with {slots} slots does not fit: at most {SLOTS_MAX} slots, names 1 to {STORE_MAX}, each once"
+        "store {store} with {slots} slots, {segment_slots} in a segment, does not fit: at most {SLOTS_MAX} slots, names 1 to {STORE_MAX}, each once"
     )]
     Nonsense {
         /// Its name.
         store: u8,
         /// Its size.
         slots: u32,
+        /// The size of its segments.
+        segment_slots: u32,
     },
-    /// It cannot be mapped.
-    #[error("the store cannot be mapped: {0}")]
+    /// There are no addresses or no memory for it.
+    #[error("there is no room for the store: {0}")]
     Map(#[source] io::Error),
 }
 
@@ -193,7 +196,6 @@ impl Space {
             zeros: Mapping::anonymous(PAGE_BYTES).map_err(StartError::Resources)?,
             breaks: AtomicU32::new(0),
             memory_errors: AtomicBool::new(false),
-            slots_stay: AtomicBool::new(false),
         });
         let handlers = handlers::start(&core).map_err(StartError::Resources)?;
         Ok(Arc::new(Self { core, handlers }))
@@ -292,17 +294,24 @@ impl Space {
         }
     }
 
-    /// Makes a store known: pages can be merged with its slots.
+    /// Makes a store known: pages can be merged with slots of its segments, once these are
+    /// [pinned](Self::pin).
     ///
     /// # Errors
     /// [`AttachError`].
-    pub fn attach_store(&self, id: StoreId, file: OwnedFd, slots: u32) -> Result<(), AttachError> {
-        let nonsense = AttachError::Nonsense { store: id.0, slots };
-        if id.0 == 0 || id.0 > STORE_MAX || slots > SLOTS_MAX {
+    pub fn attach_store(
+        &self,
+        id: StoreId,
+        slots: u32,
+        segment_slots: u32,
+    ) -> Result<(), AttachError> {
+        let nonsense = AttachError::Nonsense { store: id.0, slots, segment_slots };
+        let is_named = (1..=STORE_MAX).contains(&id.0);
+        if !is_named || slots > SLOTS_MAX || !(1..=SLOTS_MAX).contains(&segment_slots) {
             return Err(nonsense);
         }
-        let file = table::adopt(file).map_err(AttachError::Map)?;
-        let view = Arc::new(StoreView::map(id, file, slots).map_err(AttachError::Map)?);
+        let view = StoreView::new(id, slots, segment_slots).map_err(AttachError::Map)?;
+        let view = Arc::new(view);
         loop {
             let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
             let place = &mut stores[id.0 as usize];
@@ -322,16 +331,26 @@ impl Space {
         }
     }
 
-    /// The stores that pages are merged with, with descriptors of theirs for a thread that has our table.
-    /// Others are forgotten.
+    /// Has segments of a store at hand, each given by its number and a descriptor of its file for
+    /// reading, ascending. The descriptors are closed when what this returns is dropped.
     ///
     /// # Errors
-    /// When descriptors run out.
-    pub fn stores_in_use(&self) -> io::Result<Vec<(StoreId, OwnedFd)>> {
+    /// [`PinError`].
+    pub fn pin(
+        &self,
+        store: StoreId,
+        segments: impl IntoIterator<Item = (u32, OwnedFd)>,
+    ) -> Result<Segments, PinError> {
+        let view = self.core.store(store).ok_or(PinError::Nonsense)?;
+        Segments::pin(view, &self.core.budget, segments)
+    }
+
+    /// The stores that pages are merged with. Others are forgotten.
+    #[must_use]
+    pub fn stores_in_use(&self) -> Vec<StoreId> {
         let mut stores = self.core.stores.write().unwrap_or_else(PoisonError::into_inner);
         stores.iter_mut().for_each(store::forget_unused);
-        let in_use = stores.iter().flatten();
-        in_use.map(|store| Ok((store.id, store.clone_file()?))).collect()
+        stores.iter().flatten().map(|store| store.id).collect()
     }
 
     /// A lane's hands: a staging area and spare pages of its own.
@@ -354,14 +373,6 @@ impl Space {
         // A write to a merged page was left waiting meanwhile, as for a holder: let it come again.
         let regions = self.regions();
         table::run(|| regions.iter().for_each(|r| self.core.wake(r.address, r.pages.count)));
-    }
-
-    /// Has pages that are merged keep the slots that they have, or not any more, whatever
-    /// [`Worker::merge`] is asked for: a child of fork may have them mapped as well. To be begun while the
-    /// space is paused.
-    pub fn keep_slots(&self, stay: bool) {
-        // Relaxed: who holds pages after the pause has taken the same lock as who ended it.
-        self.core.slots_stay.store(stay, Ordering::Relaxed);
     }
 
     /// CPU time of the two fault handlers so far, in nanoseconds.

@@ -20,9 +20,7 @@
 //! moving a registered mapping into place would cost every run.
 
 use std::{
-    io,
     os::fd::AsFd,
-    sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
 };
@@ -34,8 +32,9 @@ use crate::{
     Core,
     copies::{Copies, find_copies},
     entry::{Entry, Kind},
+    refuge::Refuge,
     region::Region,
-    store::StoreView,
+    store::{Segments, StoreView},
     transfer::{PageSet, Staging, WINDOW_PAGES, WRITTEN, find_pages},
     wire::lane::{RUN_PAGES_MAX, outcome},
 };
@@ -50,7 +49,7 @@ const _: () = assert!(RUN_PAGES_MAX <= WINDOW_PAGES);
 pub(crate) enum Target<'a> {
     Zero,
     /// One slot for each page.
-    Slots(&'a StoreView, &'a [Slot]),
+    Slots(&'a Segments, &'a [Slot]),
 }
 
 /// Pages at work: consecutive ones of one region, held, and what became of each.
@@ -78,9 +77,10 @@ impl Core {
             return 0;
         }
         outcomes.fill(outcome::BUSY);
-        if let Target::Slots(_, slots) = target {
+        if let Target::Slots(segments, slots) = target {
             assert_eq!(slots.len(), outcomes.len(), "one slot for each page");
-            self.budget.settle(MAPPINGS_PER_RUN * runs_of(slots, 0, pages.count).count() as u32);
+            let runs = segments.view.runs_of(slots, 0, pages.count).count() as u32;
+            self.budget.settle(MAPPINGS_PER_RUN * runs);
         }
         let start = region.address(pages.first);
         let hold = self.hold(start, start.plus_pages(pages.count));
@@ -88,8 +88,8 @@ impl Core {
         let mut window = Window { core: self, region, pages, outcomes };
         let (fresh, merged) = window.sort(target);
         window.merge_fresh(fresh, target, staging);
-        if let Target::Slots(store, slots) = target {
-            window.rehome(merged, store, slots);
+        if let Target::Slots(segments, slots) = target {
+            window.rehome(merged, segments, slots);
         }
         drop(hold);
         transit.elapsed().as_nanos() as u64
@@ -121,17 +121,17 @@ impl Window<'_> {
             let entry = self.region.entry(self.page(page));
             match (entry.kind(), target) {
                 (Kind::Private, _) => fresh.insert(page),
-                (Kind::Merged, Target::Slots(store, slots)) => {
-                    if entry == Entry::new(Kind::Merged, store.id, slots[page as usize]) {
+                (Kind::Merged, Target::Slots(segments, slots)) => {
+                    if entry == Entry::new(Kind::Merged, segments.view.id, slots[page as usize]) {
                         self.outcomes[page as usize] = outcome::ALREADY;
-                    } else if !self.core.slots_stay.load(Ordering::Relaxed) {
+                    } else {
                         merged.insert(page);
                     }
                 }
                 (Kind::Stray | Kind::StrayLost | Kind::Bound, _) => {
                     self.outcomes[page as usize] = outcome::NEVER;
                 }
-                // Lost and not yet reported, merged and now asked to be zero, or to stay: later.
+                // Lost and not yet reported, or merged and now asked to be zero: later.
                 _ => {}
             }
         }
@@ -155,7 +155,7 @@ impl Window<'_> {
         self.finish(staged.without(equal), outcome::DIFFERENT);
         let placed = match target {
             Target::Zero => self.place_zero_pages(equal),
-            Target::Slots(store, slots) => self.place_slots(equal, store, slots),
+            Target::Slots(segments, slots) => self.place_slots(equal, segments, slots),
         };
         // Whoever watches the guest has not heard of it, and no scan will find it any more.
         for (first, count) in placed.and(written).spans() {
@@ -172,7 +172,7 @@ impl Window<'_> {
     fn compare(&self, staged: PageSet, target: Target<'_>, staging: &Staging) -> PageSet {
         let readable = match target {
             Target::Zero => staged,
-            Target::Slots(store, slots) => self.readable(staged, store, slots),
+            Target::Slots(segments, slots) => self.readable(staged, segments, slots),
         };
         let mut equal = PageSet::default();
         for page in readable.pages() {
@@ -182,8 +182,8 @@ impl Window<'_> {
             let same = unsafe {
                 match target {
                     Target::Zero => bindery_page::is_zero_at(bytes),
-                    Target::Slots(store, slots) => {
-                        bindery_page::equal_at(bytes, store.page(slots[page as usize]))
+                    Target::Slots(segments, slots) => {
+                        bindery_page::equal_at(bytes, segments.view.page(slots[page as usize]))
                     }
                 }
             };
@@ -195,10 +195,11 @@ impl Window<'_> {
     }
 
     /// Those of `pages` whose slots can be read.
-    fn readable(&self, pages: PageSet, store: &StoreView, slots: &[Slot]) -> PageSet {
+    fn readable(&self, pages: PageSet, segments: &Segments, slots: &[Slot]) -> PageSet {
+        let view = &segments.view;
         let mut readable = PageSet::default();
-        for (first, count) in pages.spans().flat_map(|(at, count)| runs_of(slots, at, count)) {
-            let found = self.core.readable_slots(store, slots[first as usize], count);
+        for (first, count) in pages.spans().flat_map(|(at, count)| view.runs_of(slots, at, count)) {
+            let found = self.core.readable_slots(view, slots[first as usize], count);
             readable = readable.or(PageSet(found.0 << first));
         }
         readable
@@ -232,74 +233,100 @@ impl Window<'_> {
     }
 
     /// Maps the slots of `pages`, which are absent in the guest, in their places.
-    fn place_slots(&mut self, pages: PageSet, store: &StoreView, slots: &[Slot]) -> PageSet {
+    fn place_slots(&mut self, pages: PageSet, segments: &Segments, slots: &[Slot]) -> PageSet {
+        let view = &segments.view;
         let mut mapped = PageSet::default();
-        for (first, count) in pages.spans().flat_map(|(at, count)| runs_of(slots, at, count)) {
-            if self.map_run(first, count, store, slots[first as usize]) {
+        for (first, count) in pages.spans().flat_map(|(at, count)| view.runs_of(slots, at, count)) {
+            if self.map_run(first, count, segments, slots[first as usize]) {
                 mapped = mapped.with_span(first, count);
             } else {
                 self.core.close_gap(self.address(first), count);
                 self.finish(PageSet::default().with_span(first, count), outcome::NO_MAPPINGS);
             }
         }
-        self.protect(mapped, store, slots);
+        self.protect(mapped, view, slots);
         mapped
     }
 
     /// Gives merged pages other slots with the same bytes: of a new store, or at a better place.
-    fn rehome(&mut self, pages: PageSet, store: &StoreView, slots: &[Slot]) {
+    fn rehome(&mut self, pages: PageSet, segments: &Segments, slots: &[Slot]) {
+        let view = &segments.view;
         let mut equal = PageSet::default();
         // A slot that the guest has in its page table can be read elsewhere as well.
         let readable =
-            self.core.readable(self.address(0), pages).and(self.readable(pages, store, slots));
+            self.core.readable(self.address(0), pages).and(self.readable(pages, segments, slots));
         for page in readable.pages() {
             let entry = self.region.entry(self.page(page));
             let old = self.core.store_of(entry);
             // SAFETY: both are slots: 4096 readable bytes that do not change while they are mapped.
             let same = unsafe {
-                bindery_page::equal_at(old.page(entry.slot()), store.page(slots[page as usize]))
+                bindery_page::equal_at(old.page(entry.slot()), view.page(slots[page as usize]))
             };
             if same {
                 equal.insert(page);
             }
         }
         self.finish(pages.without(equal), outcome::DIFFERENT);
+        if !equal.is_empty() {
+            self.map_elsewhere(equal, segments, slots);
+        }
+    }
+
+    /// Maps other slots, with the same bytes, in place of those of merged pages.
+    fn map_elsewhere(&mut self, equal: PageSet, segments: &Segments, slots: &[Slot]) {
+        let view = &segments.view;
+        // Had before there can be a hole in the guest's memory, in which it would be put.
+        let Ok(mut refuge) = Refuge::new(equal.end()) else {
+            return self.finish(equal, outcome::NO_MAPPINGS);
+        };
         let mut mapped = PageSet::default();
-        for (first, count) in equal.spans().flat_map(|(at, count)| runs_of(slots, at, count)) {
-            if self.map_run(first, count, store, slots[first as usize]) {
+        for (first, count) in equal.spans().flat_map(|(at, count)| view.runs_of(slots, at, count)) {
+            if self.map_run(first, count, segments, slots[first as usize]) {
                 mapped = mapped.with_span(first, count);
             } else {
-                (first..first + count).for_each(|page| self.map_again(page));
+                (first..first + count).for_each(|page| self.make_private(page, &mut refuge));
                 self.finish(PageSet::default().with_span(first, count), outcome::NO_MAPPINGS);
             }
         }
-        self.protect(mapped, store, slots);
+        self.protect(mapped, view, slots);
     }
 
-    /// Maps a merged page's slot once more, if a failed mapping of another left nothing there.
-    fn map_again(&mut self, page: u32) {
+    /// Brings a merged page's content back as private memory, if a failed mapping of another slot left
+    /// nothing there: of its own slot there is a view, and no file any more.
+    fn make_private(&self, page: u32, refuge: &mut Refuge) {
         let address = self.address(page);
         if mapping::is_mapped(address, PAGE_BYTES) {
             return;
         }
         let entry = self.region.entry(self.page(page));
         let old = self.core.store_of(entry);
-        // The page's content is there and nowhere else, so there is nothing to do but to try again.
-        // SAFETY: the page is held, and the slot's bytes are what it held.
-        while unsafe { map(address, PAGE_BYTES, &old, entry.slot()) }.is_err() {
-            thread::sleep(Duration::from_millis(1));
-        }
+        // SAFETY: the window is held, nothing is mapped there, and a page is merged with the slot.
+        unsafe { refuge.move_copy(page, old.page(entry.slot()), address) };
         self.core.budget.made(MAPPINGS_PER_RUN);
-        self.protect_span(page, 1, &old, |_| entry.slot());
+        // SAFETY: the advice was the VMM's own, for this range. Without it a child of fork gets a copy.
+        let _ = unsafe { self.region.advise_mapping(address, PAGE_BYTES) };
+        // SAFETY: the page is present; who finds it absent later is served by the handler.
+        let registered = unsafe {
+            self.core.guest_faults.register(address, PAGE_BYTES, mode::MISSING | mode::WP)
+        };
+        // Private memory that cannot be watched is as good as a stray.
+        let kind = if registered.is_ok() { Kind::Unmerged } else { Kind::StrayLost };
+        self.region.set_entry(self.page(page), entry.with_kind(kind));
+        self.core.leave_store(entry);
     }
 
     /// Maps consecutive slots over pages of the window. Whether it could be done; if not, the pages
     /// are as they were, or nothing is mapped there.
-    fn map_run(&self, first: u32, count: u32, store: &StoreView, slot: Slot) -> bool {
+    fn map_run(&self, first: u32, count: u32, segments: &Segments, slot: Slot) -> bool {
         let (address, bytes) = (self.address(first), count as usize * PAGE_BYTES);
+        let (file, offset) = segments.place_of(slot);
         // SAFETY: the window is held, and the slots' bytes are what its pages held.
         let mapped = self.core.budget.allows(MAPPINGS_PER_RUN)
-            && unsafe { map(address, bytes, store, slot) }.is_ok();
+            && file
+                .with(|file| unsafe {
+                    mapping::replace_with_file(address, bytes, file.as_fd(), offset)
+                })
+                .is_ok();
         if mapped {
             self.core.budget.made(MAPPINGS_PER_RUN);
         }
@@ -364,7 +391,7 @@ impl Window<'_> {
 
     fn settle(&mut self, page: u32, store: &StoreView, entry: Entry) {
         let before = self.region.entry(self.page(page));
-        store.add_mapped(1);
+        store.add_mapped(entry.slot());
         self.region.set_entry(self.page(page), entry);
         self.core.leave_store(before);
         self.outcomes[page as usize] = outcome::MERGED;
@@ -396,30 +423,6 @@ impl Window<'_> {
             && registered.is_ok()
             && self.core.store_faults.write_protect(address, bytes, true).is_ok()
     }
-}
-
-/// The pages from `first` on, cut where their slots are not consecutive, as (first, count).
-fn runs_of(slots: &[Slot], first: u32, count: u32) -> impl Iterator<Item = (u32, u32)> {
-    let runs = slots[first as usize..][..count as usize].chunk_by(|a, b| a.plus(1) == *b);
-    runs.scan(first, |next, run| {
-        let at = *next;
-        *next += run.len() as u32;
-        Some((at, run.len() as u32))
-    })
-}
-
-/// Maps consecutive slots of a store, privately, in place of what is at `address`.
-///
-/// # Safety
-/// The range is the caller's to replace.
-///
-/// # Errors
-/// As [`mapping::replace_with_file`].
-unsafe fn map(address: HostAddress, bytes: usize, store: &StoreView, slot: Slot) -> io::Result<()> {
-    // SAFETY: the caller's contract.
-    store.file().with(|file| unsafe {
-        mapping::replace_with_file(address, bytes, file.as_fd(), slot.offset_bytes())
-    })
 }
 
 impl Core {

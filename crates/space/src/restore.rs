@@ -90,7 +90,7 @@ impl Core {
             // Private memory that cannot be watched: as good as a stray.
             Err(_) => Kind::StrayLost,
         };
-        store.remove_mapped(pages.count);
+        store.remove_mapped(entry.slot(), pages.count);
         for (offset, page) in (0..).zip(pages.pages()) {
             region.set_entry(page, entry.plus(offset).with_kind(kind));
         }

@@ -4,7 +4,7 @@ mod common;
 use std::{
     fs::File,
     ops::Range,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{FileExt, MetadataExt},
     slice,
     time::{Duration, Instant},
 };
@@ -17,7 +17,7 @@ use bindery_space::wire::{
 use bindery_space::{Sought, Worker};
 use bindery_sys::{
     mapping::{self, Mapping},
-    maps,
+    maps, memfd,
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange, Slot};
 use common::{Bench, STORE, merged};
@@ -135,7 +135,7 @@ fn runs_that_follow_one_another_are_merged_each_with_its_slots() {
     bench.fill(20, 999);
     bench.fill(75, 999);
     let mut outcomes = Vec::new();
-    worker.merge(STORE, &runs, &mut outcomes);
+    worker.merge(&bench.segments(), &runs, &mut outcomes);
     let mut at = 0;
     for run in &runs {
         for page in run.page - bench.page(0).0..run.page - bench.page(0).0 + run.count {
@@ -158,7 +158,7 @@ fn runs_that_follow_one_another_are_merged_each_with_its_slots() {
     assert!(bench.holds(9, 192) && bench.holds(10, 7) && bench.holds(11, 190));
     outcomes.clear();
     assert_eq!(await_loss(&mut worker).len(), 1);
-    worker.merge(STORE, &runs[..20], &mut outcomes);
+    worker.merge(&bench.segments(), &runs[..20], &mut outcomes);
     let again = |page| if page == 10 { outcome::DIFFERENT } else { outcome::ALREADY };
     assert_eq!(outcomes, (0..20).map(again).collect::<Vec<u8>>());
 }
@@ -171,7 +171,7 @@ fn zero_pages_become_the_kernels_in_place() {
     bench.fill(7, 1);
     let mut outcomes = Vec::new();
     let run = Run { page: bench.page(0).0, count: 64, slot: 0, zero: 1 };
-    worker.merge(STORE, &[run], &mut outcomes);
+    worker.merge(&bench.segments(), &[run], &mut outcomes);
     assert!(
         (0..64)
             .all(|page| outcomes[page]
@@ -243,7 +243,7 @@ fn a_survey_finds_what_is_there_written_or_not_but_neither_zero_nor_merged() {
     (10..15).for_each(|page| bench.fill_slot(Slot(page), 1 + u64::from(page)));
     let mut outcomes = Vec::new();
     let zeros = Run { page: bench.page(0).0, count: 5, slot: 0, zero: 1 };
-    worker.merge(STORE, &[zeros], &mut outcomes);
+    worker.merge(&bench.segments(), &[zeros], &mut outcomes);
     assert_eq!(bench.merge(&mut worker, 10, 5, Slot(10)), merged(5));
     let mut found = Vec::new();
     // Everything has been told; then one page is written.
@@ -416,22 +416,69 @@ fn an_old_store_is_forgotten_with_its_last_page() {
         bench.fill_slot(Slot(page), 7);
     }
     assert_eq!(bench.merge(&mut worker, 0, 2, Slot(0)), merged(2));
-    let next = bindery_sys::memfd::create("next-store", PAGE_BYTES as u64).expect("memfd");
-    let view = next.try_clone().expect("descriptor");
-    bench.space.attach_store(StoreId(2), view.into(), 1).expect("attach");
+    bench.space.attach_store(StoreId(2), 1, 1).expect("attach");
 
     let mut known = |written: u32| {
         bench.fill(written, 8);
         assert_eq!(await_loss(&mut worker).len(), 1);
         // Stores are forgotten when losses are asked for.
         assert!(!worker.lost(&mut Vec::new(), 100));
-        let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
-        // Other tests of this process have stores of the same name.
-        let inode = |file: &File| format!(" {} ", file.metadata().expect("memfd").ino());
-        [&bench.store, &next].map(|store| maps.lines().any(|line| line.contains(&inode(store))))
+        (is_mapped(&bench.store), bench.space.stores_in_use())
     };
-    assert_eq!(known(0), [true, true], "a page is still merged with the old one");
-    assert_eq!(known(1), [false, true], "nobody knows the old one, and the current one stays");
+    assert_eq!(known(0), (true, vec![STORE]), "a page is still merged with the old one");
+    assert_eq!(known(1), (false, vec![]), "nobody knows the old one");
+}
+
+/// Whether this process maps a file. Other tests of it have stores of the same name.
+fn is_mapped(file: &File) -> bool {
+    let inode = format!(" {} ", file.metadata().expect("memfd").ino());
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    maps.lines().any(|line| line.contains(&inode))
+}
+
+#[test]
+fn runs_cross_segments_which_go_one_by_one() {
+    const SLOTS: u32 = 16;
+    let Some(bench) = Bench::new(64, 64) else { return };
+    let (space, id) = (&bench.space, StoreId(2));
+    space.attach_store(id, 3 * SLOTS, SLOTS).expect("attach");
+    let files: Vec<File> = (0..3)
+        .map(|_| memfd::create("segment", u64::from(SLOTS) * PAGE_BYTES as u64).expect("memfd"))
+        .collect();
+    for slot in 0..3 * SLOTS {
+        bench.fill(slot, u64::from(slot) + 1);
+        let bytes = (u64::from(slot) + 1).to_ne_bytes().repeat(PAGE_BYTES / 8);
+        let file = &files[(slot / SLOTS) as usize];
+        file.write_all_at(&bytes, Slot(slot % SLOTS).offset_bytes()).expect("segment");
+    }
+    let pin = |numbers: std::ops::Range<u32>| {
+        let reopened = |number: u32| {
+            let file = memfd::reopen_read_only(&files[number as usize]).expect("reopen");
+            (number, file.into())
+        };
+        space.pin(id, numbers.map(reopened)).expect("pin")
+    };
+    let mut worker = space.worker().expect("worker");
+    let run = |first, count| Run { page: bench.page(first).0, count, slot: first, zero: 0 };
+    let mut outcomes = Vec::new();
+    worker.merge(&pin(0..1), &[run(10, 10)], &mut outcomes);
+    assert_eq!(outcomes, [outcome::NEVER; 10], "half of it is in a segment that did not come");
+    outcomes.clear();
+    worker.merge(&pin(0..3), &[run(0, 48)], &mut outcomes);
+    assert_eq!(outcomes, merged(48));
+    assert_eq!(space.stores_in_use(), [id]);
+    // One write brings neighbours back, across segments.
+    bench.fill(16, 99);
+    let holds = |page: u32| bench.holds(page, if page == 16 { 99 } else { u64::from(page) + 1 });
+    assert!((0..48).all(holds));
+    worker.unmerge(PageRange::new(bench.page(0), 32), 100);
+    let mut lost = Vec::new();
+    for _ in 0..3 {
+        while worker.lost(&mut lost, 100) {}
+    }
+    let mapped = [0, 1, 2].map(|number: usize| is_mapped(&files[number]));
+    assert_eq!(mapped, [false, false, true], "{} were lost", lost.len());
+    assert!((0..48).all(holds));
 }
 
 /// What pages of merged runs are anonymous again after one write each to `written`, in this order.
@@ -510,7 +557,7 @@ fn what_comes_back_is_in_children_of_fork_and_in_dumps_where_its_memory_is() {
     assert_eq!(bench.merge(&mut worker, 0, 16, Slot(0)), merged(16));
     let run = Run { page: region.pages.first.0, count: 16, slot: 0, zero: 0 };
     let mut outcomes = Vec::new();
-    worker.merge(STORE, &[run], &mut outcomes);
+    worker.merge(&bench.segments(), &[run], &mut outcomes);
     assert_eq!(outcomes, merged(16));
     for page in [1, 4, 7, 10] {
         for start in [other.address(), bench.address(0)] {

@@ -30,7 +30,7 @@ use bindery_space::wire::lane::{Run, outcome};
 use bindery_sys::{mapping, memfd};
 use bindery_testkit::machine::SwapGuard;
 use bindery_units::{PAGE_BYTES, PageRange, Slot};
-use common::{Bench, STORE};
+use common::Bench;
 
 const PAGES: u32 = 2048;
 /// The last pages hold counters that are added to without any lock.
@@ -251,7 +251,7 @@ impl Torture {
     fn merge_zero(&self, worker: &mut bindery_space::Worker, first: u32, count: u32) {
         let mut outcomes = Vec::new();
         let run = Run { page: self.bench.page(first).0, count, slot: 0, zero: 1 };
-        worker.merge(STORE, &[run], &mut outcomes);
+        worker.merge(&self.bench.segments(), &[run], &mut outcomes);
     }
 
     fn merge(&self, worker: &mut bindery_space::Worker, first: u32, count: u32) {
@@ -277,7 +277,7 @@ impl Torture {
             run
         });
         let mut outcomes = Vec::new();
-        worker.merge(STORE, &runs.collect::<Vec<Run>>(), &mut outcomes);
+        worker.merge(&self.bench.segments(), &runs.collect::<Vec<Run>>(), &mut outcomes);
         let mut unused = Vec::new();
         for ((page, outcome), slot) in (first..).zip(outcomes).zip(slots) {
             if outcome == outcome::MERGED {

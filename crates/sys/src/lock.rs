@@ -1,5 +1,5 @@
 //! Lock files: at most one process at a time, and the name of the one that is there. Locks on ranges of
-//! a file, which are shared or exclude others. Files that were lent, and whether they are in use.
+//! a file, which are shared or exclude others.
 //!
 //! A lock file's lock is flock(2)'s on a file that stays where it is: a lock file that is removed on
 //! the way out lets two processes hold "the" lock, one on the removed file and one on its successor.
@@ -15,10 +15,8 @@ use rustix::io::Errno;
 use crate::process::Origin;
 
 mod holders;
-mod lent;
 mod range;
 
-pub use self::lent::Lent;
 pub use self::range::{RangeLock, RangeLocks};
 
 /// Locks one file for as long as it lives.

@@ -41,6 +41,9 @@ fn raw_mmap(
 /// What one entry of the second level of page tables maps, in bytes, with pages of 4 KiB.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// How addresses are kept from others.
+const RESERVE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 impl Mapping {
@@ -140,11 +143,22 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Addresses that nothing is mapped at, from a multiple of [`HUGE_PAGE_BYTES`] on: to be filled with
+    /// [`replace_with_view`], and emptied with [`reserve_again`].
+    ///
+    /// # Errors
+    /// As mmap(2).
+    ///
+    /// # Panics
+    /// If `bytes` is not a multiple of the page size.
+    pub fn reserved(bytes: usize) -> io::Result<Self> {
+        Self::aligned(bytes, libc::PROT_NONE, RESERVE, -1)
+    }
+
     /// Maps at a multiple of [`HUGE_PAGE_BYTES`].
     fn aligned(bytes: usize, protection: i32, flags: i32, file: i32) -> io::Result<Self> {
         assert!(bytes.is_multiple_of(PAGE_BYTES), "{bytes} bytes are not whole pages");
-        let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let room = raw_mmap(0, bytes + HUGE_PAGE_BYTES, libc::PROT_NONE, reserve, -1, 0)?;
+        let room = raw_mmap(0, bytes + HUGE_PAGE_BYTES, libc::PROT_NONE, RESERVE, -1, 0)?;
         // What of the room is not taken is unmapped again, in any case.
         let room = Self::of(room, bytes + HUGE_PAGE_BYTES);
         let start = room.address.0.next_multiple_of(HUGE_PAGE_BYTES);
@@ -252,6 +266,57 @@ pub unsafe fn replace_with_file(
 ) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
     raw_mmap(start.0, bytes, READ_WRITE, flags, file.as_raw_fd(), offset_bytes).map(drop)
+}
+
+/// Puts a shared, read-only mapping of a file from its beginning in place of what is at `start`.
+///
+/// # Safety
+/// The range must be the caller's to replace.
+///
+/// # Errors
+/// As [`replace_with_file`].
+pub unsafe fn replace_with_view(
+    start: HostAddress,
+    bytes: usize,
+    file: BorrowedFd<'_>,
+) -> io::Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    raw_mmap(start.0, bytes, libc::PROT_READ, flags, file.as_raw_fd(), 0).map(drop)
+}
+
+/// Keeps a range from children that this process forks, and out of core dumps.
+///
+/// # Safety
+/// The range must be the caller's.
+///
+/// # Errors
+/// As madvise(2).
+pub unsafe fn keep_to_itself(start: HostAddress, bytes: usize) -> io::Result<()> {
+    // SAFETY: this advice changes no content; the range is the caller's.
+    unsafe {
+        advise(start, bytes, libc::MADV_DONTFORK)?;
+        advise(start, bytes, libc::MADV_DONTDUMP)
+    }
+}
+
+/// Empties a range of [reserved](Mapping::reserved) addresses.
+///
+/// # Safety
+/// The range must be the caller's, and nobody may read it any more.
+///
+/// # Errors
+/// As [`replace_with_file`]: what was mapped there then is, or nothing is.
+pub unsafe fn reserve_again(start: HostAddress, bytes: usize) -> io::Result<()> {
+    raw_mmap(start.0, bytes, libc::PROT_NONE, RESERVE | libc::MAP_FIXED, -1, 0).map(drop)
+}
+
+/// Reserves a range that a call which failed has left unmapped.
+///
+/// # Errors
+/// As mmap(2); `EEXIST` if somebody has mapped something there meanwhile.
+pub fn reserve_hole(start: HostAddress, bytes: usize) -> io::Result<()> {
+    let flags = RESERVE | libc::MAP_FIXED_NOREPLACE;
+    raw_mmap(start.0, bytes, libc::PROT_NONE, flags, -1, 0).map(drop)
 }
 
 /// Puts fresh, absent, anonymous memory in place of what is at `start`.

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate, fcntl_add_seals, fcntl_get_seals,
-    fstat, ftruncate, memfd_create,
+    FallocateFlags, FileType, MemfdFlags, SealFlags, Stat, fallocate, fcntl_add_seals,
+    fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
 };
 
 /// Makes a memfd of `bytes` zeros, none of them allocated. `name` is for `/proc/PID/maps`.
@@ -31,6 +31,31 @@ pub fn is_fixed(file: impl AsFd, bytes: u64) -> bool {
     let seals = SealFlags::SHRINK | SealFlags::GROW;
     fcntl_get_seals(&file).is_ok_and(|has| has.contains(seals))
         && fstat(file).is_ok_and(|Stat { st_size, .. }| st_size.cast_unsigned() == bytes)
+}
+
+/// What is known of a file of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryFile {
+    /// Device and inode, as of [`identity`].
+    pub identity: (u64, u64),
+    /// Length, in bytes.
+    pub bytes: u64,
+}
+
+/// Looks at a file that somebody else says is memory: a memfd, or a regular file on a tmpfs, of pages of
+/// 4 KiB. `None` if it is not.
+///
+/// # Errors
+/// As fstat(2) and fstatfs(2).
+pub fn look_at(file: impl AsFd) -> io::Result<Option<MemoryFile>> {
+    let stat = fstat(&file)?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    // Of the type, the low 32 bits are the magic number, whatever its sign: see statfs(2).
+    if !is_file || fstatfs(&file)?.f_type as u32 != libc::TMPFS_MAGIC as u32 {
+        return Ok(None);
+    }
+    let bytes = stat.st_size.cast_unsigned();
+    Ok(Some(MemoryFile { identity: (stat.st_dev, stat.st_ino), bytes }))
 }
 
 /// Takes the right to write from everybody who opens the file anew (by `/proc/PID/fd`), its owner
@@ -118,6 +143,20 @@ mod tests {
         let again = reopen_read_only(&file).unwrap();
         assert_eq!(identity(&file).unwrap(), identity(&again).unwrap());
         assert_ne!(identity(&file).unwrap(), identity(&other).unwrap());
+    }
+
+    #[test]
+    fn files_of_memory_are_told_from_others() {
+        let file = create("test", MIB).unwrap();
+        let seen = look_at(&file).unwrap().unwrap();
+        assert_eq!((seen.identity, seen.bytes), (identity(&file).unwrap(), MIB));
+        let (reader, _writer) = std::io::pipe().unwrap();
+        assert_eq!(look_at(&reader).unwrap(), None);
+        for path in ["/proc/self/exe", "/dev/zero", "/dev/shm", "/proc/self/maps"] {
+            // One that is not there is none, either.
+            let Ok(other) = File::open(path) else { continue };
+            assert_eq!(look_at(&other).unwrap(), None, "{path}");
+        }
     }
 
     #[test]

@@ -60,6 +60,18 @@ pub fn raise_file_limits() -> io::Result<()> {
     Ok(())
 }
 
+/// Number of files that this process may have open, by its soft limit. `None` if there is no limit.
+#[must_use]
+pub fn open_files_max() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
+/// Returns true if the error says that this process, or the machine, has no descriptor left.
+#[must_use]
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+}
+
 /// Whether the program at `path` has file capabilities (capabilities(7)): the kernel then has the
 /// dynamic linker distrust its environment, as for a setuid program.
 ///

@@ -23,8 +23,11 @@ use rustix::net::{
     sendmsg, socket_with, socketpair,
 };
 
-/// The most descriptors that one message may carry.
+/// The most descriptors that one message may carry, but for those that [`receive_many`] takes.
 pub const FDS_MAX: usize = 8;
+
+/// The most descriptors that the kernel lets one message carry: `SCM_MAX_FD` (net/scm.h).
+pub const FDS_MAX_OF_KERNEL: usize = 253;
 
 /// The most descriptors that [`wait_any_readable`] takes: it may run where nothing may be
 /// allocated.
@@ -97,7 +100,7 @@ pub fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// socket that is full; otherwise the kernel's.
 ///
 /// # Panics
-/// With more than [`FDS_MAX`] descriptors, or with descriptors and no byte to carry them.
+/// With more than [`FDS_MAX_OF_KERNEL`] descriptors, or with descriptors and no byte to carry them.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     transmit(socket.as_fd(), bytes, fds, SendFlags::NOSIGNAL)
 }
@@ -151,14 +154,15 @@ fn transmit(
     fds: &[BorrowedFd<'_>],
     flags: SendFlags,
 ) -> io::Result<usize> {
-    assert!(fds.len() <= FDS_MAX, "a message carries at most {FDS_MAX} descriptors");
+    const MOST: usize = FDS_MAX_OF_KERNEL;
+    assert!(fds.len() <= MOST, "a message carries at most {MOST} descriptors");
     assert!(fds.is_empty() || !bytes.is_empty(), "descriptors travel with a byte");
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     repeat(|| {
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             let pushed = control.push(SendAncillaryMessage::ScmRights(fds));
-            assert!(pushed, "the space was measured for {FDS_MAX} descriptors");
+            assert!(pushed, "the space was measured for {MOST} descriptors");
         }
         sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)
     })
@@ -173,25 +177,60 @@ fn transmit(
 /// `WouldBlock` on a non-blocking socket with nothing to read; otherwise the kernel's.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let message = repeat(|| {
-        recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
-    })?;
+    let (received, arrived) = receive_into(socket.as_fd(), bytes, &mut space)?;
     // The space rounds up to whole words and may hold one descriptor more: count them.
+    if arrived.lost_descriptors || received.len() > FDS_MAX {
+        return Err(invalid("descriptors were lost: the peer sent too many, or RLIMIT_NOFILE"));
+    }
+    fds.extend(received);
+    Ok(arrived.bytes)
+}
+
+/// One message, as [`receive_many`] took it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Number of bytes; 0 is the end of the connection.
+    pub bytes: usize,
+    /// True if not all descriptors of the message came: there was no room in our table of open files.
+    pub lost_descriptors: bool,
+}
+
+/// [`receive`], for messages with as many descriptors as the kernel lets them have. What is short in this
+/// process is no error of the peer's, so it is no error here.
+///
+/// # Errors
+/// Those of [`receive`], lost descriptors apart.
+pub fn receive_many(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<Arrived> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX_OF_KERNEL))];
+    let (received, arrived) = receive_into(socket.as_fd(), bytes, &mut space)?;
+    fds.extend(received);
+    Ok(arrived)
+}
+
+fn receive_into(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    space: &mut [MaybeUninit<u8>],
+) -> io::Result<(Vec<OwnedFd>, Arrived)> {
+    let mut control = RecvAncillaryBuffer::new(space);
+    let message = repeat(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
     let mut received = Vec::new();
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = part {
             received.extend(rights);
         }
     }
-    if message.flags.contains(ReturnFlags::CTRUNC) || received.len() > FDS_MAX {
-        return Err(invalid("descriptors were lost: the peer sent too many, or RLIMIT_NOFILE"));
-    }
     if message.flags.contains(ReturnFlags::TRUNC) {
         return Err(invalid("the peer's message is longer than any that is agreed on"));
     }
-    fds.append(&mut received);
-    Ok(message.bytes)
+    let lost_descriptors = message.flags.contains(ReturnFlags::CTRUNC);
+    Ok((received, Arrived { bytes: message.bytes, lost_descriptors }))
 }
 
 /// What a stream has, into the start of `bytes`, without taking it: bytes and descriptors are still

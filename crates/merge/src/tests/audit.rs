@@ -74,10 +74,10 @@ fn audit_references(domain: &Domain) {
         held.contains(&stored),
         "the store holds {stored}: what is in use, or vacant: {held:?}"
     );
-    let blocks: BTreeSet<Slot> =
-        used.iter().map(|slot| domain.slots.block_of(*slot).first).collect();
-    let most = blocks.len() * domain.grant.store.block_slots() as usize;
-    assert!(*held.end() <= most, "what is vacant is in blocks that are in use: {held:?}, {most}");
+    let segments: BTreeSet<Slot> =
+        used.iter().map(|slot| domain.slots.segment_of(*slot).first).collect();
+    let most = segments.len() * domain.grant.store.segment_slots() as usize;
+    assert!(*held.end() <= most, "what is vacant is in segments that are in use: {held:?}, {most}");
 }
 
 /// Every leaf belongs to one candidate or to one slot that is no copy, and says so. A slot

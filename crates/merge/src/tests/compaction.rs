@@ -1,4 +1,4 @@
-//! A store whose blocks have few slots in use left.
+//! A store whose segments have few slots in use left.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn slots(scene: &Scene) -> (u32, u32) {
 }
 
 #[test]
-fn what_is_left_moves_together_and_its_blocks_go() {
+fn what_is_left_moves_together_and_its_segments_go() {
     let (mut scene, guests) = sparse();
     scene.periods(1);
     let (used, vacant) = slots(&scene);
@@ -121,8 +121,8 @@ fn a_store_that_is_full_of_vacant_slots_goes_on() {
     scene.periods(3);
     assert_eq!(scene.domain("a").state, DomainState::StoreFull);
     let (used, vacant) = slots(&scene);
-    assert_eq!((used, vacant), (SLOTS - 16, 0), "one block is kept for what is to move");
-    // One slot in eight goes: nothing is empty, and what is left fills its blocks well.
+    assert_eq!((used, vacant), (SLOTS - 16, 0), "one segment is kept for what is to move");
+    // One slot in eight goes: nothing is empty, and what is left fills its segments well.
     for guest in &guests {
         (0..SLOTS).filter(|page| page % 8 == 0).for_each(|page| guest.process().discard(page));
     }

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bindery_guest::{
     Connection, Fetched, Gauges, GuestError, Identity, Lane, LaneLease, LanePool, RegionChange,
-    RegionTable, Resume, Unmerged, Written,
+    RegionTable, Resume, Segment, Unmerged, Written,
 };
 use bindery_page::DigestKey;
 use bindery_space::wire::control::{Region, StoreId};
-use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run};
+use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run, SEGMENTS_MAX};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 
-use super::process::{Line, Page, Process, bytes_of};
+use super::process::{Line, Page, Process, Views, bytes_of};
 use crate::Grant;
 
 /// A connection of a process.
@@ -43,7 +43,7 @@ impl ModelGuest {
             key: DigestKey::from_secret(&grant.digest_key()),
             seed,
             ended: false,
-            has_child: false,
+            heirs: Vec::new(),
             unrest: 0,
             contents: 40,
             busy: false,
@@ -77,7 +77,8 @@ impl ModelGuest {
         let in_use: Vec<StoreId> = inner.stores_in_use();
         inner.stores.retain(|store, _| in_use.contains(store));
         let store = (1..).map(StoreId).find(|store| !in_use.contains(store)).unwrap();
-        inner.stores.insert(store, grant.store().try_clone_to_owned().unwrap().into());
+        let segment_slots = grant.segment_slots();
+        inner.stores.insert(store, Views { segment_slots, files: BTreeMap::new() });
         // A shim reports what it lost to the daemon that asks next, or not at all if the store is
         // no longer in use: entries of the model are kept, the engine has to see through them.
         let identity = Identity {
@@ -291,10 +292,6 @@ impl Lane for ModelLane {
 
     fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError> {
         self.ask("lost", |process| {
-            if process.has_child {
-                lost.clear();
-                return false;
-            }
             let some = process.lost.len().min(30);
             *lost = process.lost.drain(..some).collect();
             !process.lost.is_empty()
@@ -335,10 +332,13 @@ impl Lane for ModelLane {
     fn merge(
         &mut self,
         store: StoreId,
+        segments: &[Segment<'_>],
         runs: &[Run],
         outcomes: &mut Vec<u8>,
     ) -> Result<(), GuestError> {
+        assert!(segments.len() <= SEGMENTS_MAX && segments.is_sorted_by(|a, b| a.0 < b.0));
         self.ask("merge", |process| {
+            process.take_segments(store, segments);
             outcomes.clear();
             for run in runs {
                 process.mappings += if run.zero == 0 { 2 } else { 0 };
@@ -381,22 +381,16 @@ impl Lane for ModelLane {
     ) -> Result<Resume, GuestError> {
         self.ask("report", |process| {
             merged.clear();
-            if process.has_child {
-                return Err(GuestError::Failed {
-                    request: "report",
-                    error: std::io::ErrorKind::ResourceBusy.into(),
-                });
-            }
             for (page, state) in process.pages.range(range.first.0..range.end().0) {
                 let Page::Merged(store, slot, _) = state else { continue };
                 if merged.len() == 60 {
-                    return Ok(Some(PageIndex(*page)));
+                    return Some(PageIndex(*page));
                 }
                 let (store, slot) = (u32::from(store.0), slot.0);
                 merged.push(MergedSpan { page: *page, count: 1, slot, store });
             }
-            Ok(None)
-        })?
+            None
+        })
     }
 
     fn mend(&mut self, _range: PageRange) -> Result<u32, GuestError> {

@@ -2,14 +2,16 @@
 //!
 //! Between any two requests its "threads" write and discard pages at random. It compares bytes
 //! before it maps a slot, as a shim does, and it checks at every look that a slot which it maps still
-//! holds what its page held: that is what must never fail.
+//! holds what its page held, and so does whatever a child of it has inherited: that is what must never
+//! fail.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use bindery_guest::Resume;
+use bindery_guest::{Resume, Segment};
 use bindery_page::DigestKey;
 use bindery_space::wire::control::StoreId;
 use bindery_space::wire::lane::{Lost, PageSpan, outcome};
@@ -35,6 +37,19 @@ pub(crate) enum Page {
     Merged(StoreId, Slot, Content),
 }
 
+/// The segments of a store that the process has had.
+pub(crate) struct Views {
+    pub(crate) segment_slots: u32,
+    pub(crate) files: BTreeMap<u32, Arc<File>>,
+}
+
+/// A page as a child of the process maps it: in the file of its segment, whatever becomes of that.
+pub(crate) struct Inherited {
+    file: Arc<File>,
+    place: Slot,
+    content: Content,
+}
+
 /// The process: it outlives connections.
 pub(crate) struct Process {
     pub(crate) pid: i32,
@@ -42,12 +57,12 @@ pub(crate) struct Process {
     pub(crate) pages: BTreeMap<u32, Page>,
     pub(crate) written: BTreeSet<u32>,
     pub(crate) lost: VecDeque<Lost>,
-    pub(crate) stores: BTreeMap<StoreId, File>,
+    pub(crate) stores: BTreeMap<StoreId, Views>,
+    /// What children of the process saw when they were born, of which nobody knows.
+    pub(crate) heirs: Vec<Inherited>,
     pub(crate) key: DigestKey,
     pub(crate) seed: u64,
     pub(crate) ended: bool,
-    /// A child of fork may see what was lost: it is not told of, nor what is merged.
-    pub(crate) has_child: bool,
     /// Random writes and discards for each request, out of 256 pages looked at.
     pub(crate) unrest: u32,
     pub(crate) contents: u64,
@@ -74,10 +89,48 @@ impl Process {
     }
 
     pub(crate) fn slot_bytes(&self, store: StoreId, slot: Slot) -> [u8; PAGE_BYTES] {
-        let mut bytes = [0; PAGE_BYTES];
-        let file = &self.stores[&store];
-        file.read_exact_at(&mut bytes, slot.offset_bytes()).expect("a slot of the store");
-        bytes
+        let (file, place) = self.place_of(store, slot);
+        read_slot(file, place)
+    }
+
+    fn place_of(&self, store: StoreId, slot: Slot) -> (&Arc<File>, Slot) {
+        let Views { segment_slots, files } = &self.stores[&store];
+        (&files[&(slot.0 / segment_slots)], Slot(slot.0 % segment_slots))
+    }
+
+    /// Takes in the segments of a request, as a shim does: another file only where it maps nothing of the old
+    /// one.
+    pub(crate) fn take_segments(&mut self, store: StoreId, segments: &[Segment<'_>]) {
+        for (number, file) in segments {
+            let file = File::from(file.try_clone_to_owned().expect("a descriptor"));
+            let views = self.stores.get_mut(&store).expect("the store was named in a Welcome");
+            let of = |slot: &Slot| slot.0 / views.segment_slots == *number;
+            let is_used = self
+                .pages
+                .values()
+                .any(|page| matches!(page, Page::Merged(id, slot, _) if *id == store && of(slot)));
+            let is_same = views.files.get(number).is_some_and(|old| {
+                let identity = |file: &File| bindery_sys::memfd::identity(file).expect("fstat");
+                identity(old) == identity(&file)
+            });
+            assert!(is_same || !is_used, "another file for segment {number}, which is mapped");
+            if !is_same {
+                views.files.insert(*number, Arc::new(file));
+            }
+        }
+    }
+
+    /// The process has a child that maps what is merged now, and of which nobody hears.
+    pub(crate) fn fork(&mut self) {
+        let merged = self.pages.values().filter_map(|page| match page {
+            Page::Merged(store, slot, content) => {
+                let (file, place) = self.place_of(*store, *slot);
+                Some(Inherited { file: Arc::clone(file), place, content: *content })
+            }
+            _ => None,
+        });
+        let merged: Vec<Inherited> = merged.collect();
+        self.heirs.extend(merged);
     }
 
     /// What a guest reads at `page`. Panics if that is not what it wrote.
@@ -105,6 +158,10 @@ impl Process {
     pub(crate) fn check(&self) {
         for page in self.pages.keys() {
             let _ = self.read(*page);
+        }
+        for Inherited { file, place, content } in &self.heirs {
+            let is_unchanged = read_slot(file, *place) == bytes_of(*content);
+            assert!(is_unchanged, "what a child maps of {place:?} has changed");
         }
     }
 
@@ -231,6 +288,12 @@ impl Process {
         stores.dedup();
         stores
     }
+}
+
+fn read_slot(file: &File, place: Slot) -> [u8; PAGE_BYTES] {
+    let mut bytes = [0; PAGE_BYTES];
+    file.read_exact_at(&mut bytes, place.offset_bytes()).expect("a slot of the segment");
+    bytes
 }
 
 /// How a connection is.

@@ -34,6 +34,7 @@ enum Step {
     Unmerge { guest: usize },
     Merge { guest: usize },
     Workers { workers: usize },
+    Fork { guest: usize },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -62,6 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => guest().prop_map(|guest| Step::Unmerge { guest }),
         1 => guest().prop_map(|guest| Step::Merge { guest }),
         1 => (1usize..4).prop_map(|workers| Step::Workers { workers }),
+        2 => guest().prop_map(|guest| Step::Fork { guest }),
     ]
 }
 
@@ -159,6 +161,7 @@ impl World {
                     if merge { self.engine.merge(id) } else { self.engine.unmerge(id).map(drop) };
             }
             Step::Workers { workers } => self.engine.set_workers(workers),
+            Step::Fork { guest } => self.guests[guest].process().fork(),
             Step::Stall { .. } | Step::Resume { .. } => {}
         }
     }
@@ -215,6 +218,8 @@ proptest! {
         for grant in grants {
             prop_assert_eq!(grant.store.allocated_bytes(), 0);
         }
+        // Nobody but the children, of which nobody knew.
+        world.guests.iter().chain(&world.old).for_each(|guest| guest.process().check());
     }
 
     /// The same with stores and indices that are too small for what there is to share.

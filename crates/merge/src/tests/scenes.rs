@@ -10,8 +10,9 @@ use super::audit::{assert_converged, audit};
 use super::model::ModelGuest;
 use super::process::{Line, Page};
 use crate::domain::Grant;
-use crate::pressure::{DomainState, STORM_BREAKS_MIN};
+use crate::pressure::{DomainState, FULL_PAUSE, STORM_BREAKS_MIN};
 use crate::settings::{MAPPING_BYTES, MEND_BREAKS, ROUND_PAGES};
+use crate::stable::BACK_OFF_MAX;
 use crate::status::{DomainStatus, GuestState, GuestStatus};
 use crate::{Engine, Settings};
 
@@ -172,7 +173,7 @@ fn a_store_is_filled_though_some_of_what_was_presumed_is_wrong() {
     scene.guest("a", 512, |page| u64::from(if page % 4 == 3 { 5000 + page } else { 1 + page }));
     scene.periods(3);
     let domain = scene.domain("a");
-    assert_eq!((domain.pages_shared, domain.state), (100, DomainState::StoreFull));
+    assert_eq!((domain.pages_shared, domain.state), (84, DomainState::StoreFull));
 }
 
 #[test]
@@ -492,28 +493,48 @@ fn what_a_lost_guest_maps_stays_until_its_process_ends() {
 }
 
 #[test]
-fn what_a_child_may_see_stays_when_its_parent_comes_back_with_nothing_merged() {
-    let mut scene = Scene::new(Settings::default());
-    let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
+fn what_a_child_sees_stays_though_nobody_knows_of_it() {
+    let mut scene = Scene::new(Settings { backs_off: false, ..Settings::default() });
+    let (one, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
     let (other, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     scene.periods(3);
-    lost.process().has_child = true;
-    (0..100).for_each(|page| lost.process().write(page, 1000 + u64::from(page)));
-    (0..100).for_each(|page| other.process().write(page, 2000 + u64::from(page)));
-    scene.periods(1);
-    lost.set_line(Line::Closed);
-    // Before its end was noticed.
-    let back = ModelGuest::connect_silently(9, &grant, &lost.process);
-    assert!(!back.holds_other_stores());
-    scene.engine.add_guest(&grant, back.clone());
-    scene.guests.push(Arc::clone(&back));
-    scene.periods(2);
-    back.announce();
-    scene.periods(2);
-    assert_eq!(grant.store.allocated_bytes(), 100 * 4096);
-    back.process().has_child = false;
+    one.process().fork();
+    // Its parent and everybody else get other contents, over and over, in slots of the same numbers.
+    for round in 1..10 {
+        for guest in [&one, &other] {
+            let mut process = guest.process();
+            (0..100).for_each(|page| process.write(page, 1000 * round + u64::from(page)));
+        }
+        scene.periods(4);
+        assert_eq!((one.merged().len(), other.merged().len()), (100, 100), "round {round}");
+        assert!(one.merged().values().all(|slot| slot.0 < 300), "numbers are used again");
+        one.process().check();
+    }
+    [&one, &other].into_iter().for_each(|guest| guest.process().end());
     scene.periods(2);
     assert_eq!(grant.store.allocated_bytes(), 0);
+    one.process().check();
+}
+
+#[test]
+fn without_descriptors_merging_pauses_and_goes_on_once_there_are_some() {
+    let mut scene = Scene::new(Settings::default());
+    let (one, grant) = scene.guest("a", 40, |page| u64::from(page + 1));
+    scene.guest("a", 40, |page| u64::from(page + 1));
+    scene.periods(3);
+    assert_eq!(one.merged().len(), 40);
+    let short = &grant.store.has_no_descriptors;
+    short.store(true, Ordering::Relaxed);
+    // Eight slots are left of the last segment.
+    scene.guest("a", 100, |page| 500 + u64::from(page));
+    scene.guest("a", 100, |page| 500 + u64::from(page));
+    scene.periods(4);
+    assert_eq!(scene.domain("a").state, DomainState::DescriptorsShort);
+    assert!((40..=48).contains(&scene.domain("a").pages_shared));
+    short.store(false, Ordering::Relaxed);
+    scene.periods(FULL_PAUSE + u32::from(BACK_OFF_MAX) + 4);
+    assert_eq!(scene.domain("a").state, DomainState::Merging);
+    assert_converged(&scene.guests);
 }
 
 #[test]
@@ -682,8 +703,8 @@ fn regions_that_go_take_their_references_with_them() {
     two.remove_region(200, 400);
     scene.periods(2);
     assert_eq!((one.merged().len(), two.merged().len()), (100, 200));
-    let whole_blocks = 200_u64.next_multiple_of(u64::from(grant.store.block_slots()));
-    assert_eq!(grant.store.allocated_bytes(), whole_blocks * 4096);
+    let whole_segments = 200_u64.next_multiple_of(u64::from(grant.store.segment_slots()));
+    assert_eq!(grant.store.allocated_bytes(), whole_segments * 4096);
 }
 
 #[test]

@@ -13,8 +13,9 @@ fn copies(action: &str) {
     let mut vmm = Vmm::start(directory, &["anonymous", action]);
     assert_eq!(vmm.line(), "ready");
     let guest = peer.accept();
-    merge_all(&guest);
-    let merging = std::thread::spawn(move || merge_until_gone(&guest));
+    let segment = peer.segment();
+    merge_all(&guest, &segment);
+    let merging = std::thread::spawn(move || merge_until_gone(&guest, &segment));
     let ended = vmm.go();
     assert_eq!(ended.said, "ok", "log: {}", ended.log);
     let (merged, _) = merging.join().expect("the merging thread");

@@ -37,7 +37,7 @@ fn act(backing: &str, action: &str) {
     let mut vmm = Vmm::start(directory, &[backing, action]);
     assert_eq!(vmm.line(), "ready");
     let guest = peer.accept();
-    merge_all(&guest);
+    merge_all(&guest, &peer.segment());
     let ended = vmm.go();
     assert_eq!(ended.said, "ok", "log: {}", ended.log);
     let said_aside = ended.log.contains("stepped aside");
@@ -171,8 +171,9 @@ fn everything_at_once() {
     let mut vmm = Vmm::start(directory, &["anonymous", "storm"]);
     assert_eq!(vmm.line(), "ready");
     let guest = peer.accept();
-    merge_all(&guest);
-    let merging = std::thread::spawn(move || merge_until_gone(&guest));
+    merge_all(&guest, &peer.segment());
+    let segment = peer.segment();
+    let merging = std::thread::spawn(move || merge_until_gone(&guest, &segment));
     let ended = vmm.go();
     assert_eq!(ended.said, "ok", "log: {}", ended.log);
     let (merged, told) = merging.join().expect("the merging thread");

@@ -37,6 +37,11 @@ impl Peer {
         Self { listener: socket::listen(path, 1).expect("listen"), store }
     }
 
+    /// The only segment of the store, for reading.
+    pub(crate) fn segment(&self) -> File {
+        memfd::reopen_read_only(&self.store).expect("reopen")
+    }
+
     /// The next guest that calls, not taken yet.
     pub(crate) fn arrival(&self) -> Arrival {
         assert!(socket::wait_readable(&self.listener, SOON).expect("wait"), "a guest calls");
@@ -51,14 +56,13 @@ impl Peer {
     /// The next guest that calls.
     pub(crate) fn accept(&self) -> Arc<Guest> {
         let arrival = self.arrival();
-        let view = memfd::reopen_read_only(&self.store).expect("reopen");
         let welcome = Welcome {
             id: 1,
             name: arrival.name.clone().expect("BINDERY_NAME"),
             domain: "test".into(),
             digest_key: [1; 32],
-            store: view.as_fd(),
             slots: KINDS,
+            segment_slots: KINDS,
         };
         arrival.welcome(welcome).expect("a guest")
     }
@@ -81,10 +85,10 @@ pub(crate) fn wait_until(guest: &Guest, wanted: impl Fn(&[Region]) -> bool) {
 
 /// Merges whatever the guest has, as soon as it was written, until it ends. Returns how many pages it
 /// merged and how many it was told of as lost.
-pub(crate) fn merge_until_gone(guest: &Guest) -> (usize, usize) {
+pub(crate) fn merge_until_gone(guest: &Guest, store: &File) -> (usize, usize) {
     let (mut merged, mut told) = (0, 0);
     loop {
-        match merge_round(guest) {
+        match merge_round(guest, store) {
             Ok((more_merged, more_told)) => {
                 merged += more_merged;
                 told += more_told;
@@ -97,7 +101,7 @@ pub(crate) fn merge_until_gone(guest: &Guest) -> (usize, usize) {
     }
 }
 
-fn merge_round(guest: &Guest) -> Result<(usize, usize), GuestError> {
+fn merge_round(guest: &Guest, store: &File) -> Result<(usize, usize), GuestError> {
     guest.changes()?;
     let mut lane = guest.lane()?;
     let (mut merged, mut told) = (0, 0);
@@ -121,7 +125,7 @@ fn merge_round(guest: &Guest) -> Result<(usize, usize), GuestError> {
                 .map(|(page, bytes)| run_for(page, bytes[0].into()))
                 .collect();
             let mut outcomes = Vec::new();
-            lane.merge(guest.store(), &runs, &mut outcomes)?;
+            lane.merge(guest.store(), &[(0, store.as_fd())], &runs, &mut outcomes)?;
             merged += outcomes.iter().filter(|&&page| page == outcome::MERGED).count();
         }
     }
@@ -137,7 +141,7 @@ fn run_for(page: u32, word: u32) -> Run {
 }
 
 /// Merges every page that the little VMM filled.
-pub(crate) fn merge_all(guest: &Guest) {
+pub(crate) fn merge_all(guest: &Guest, store: &File) {
     let region = region(guest);
     let mut lane = guest.lane().expect("a lane");
     let mut written: Vec<PageSpan> = Vec::new();
@@ -147,7 +151,8 @@ pub(crate) fn merge_all(guest: &Guest) {
     let run = |first| Run { page: region.pages.first.0 + first, count: KINDS, slot: 0, zero: 0 };
     let runs: Vec<Run> = (0..FILLED).step_by(KINDS as usize).map(run).collect();
     let mut outcomes = Vec::new();
-    lane.merge(guest.store(), &runs, &mut outcomes).expect("merge");
+    let segments = [(0, store.as_fd())];
+    lane.merge(guest.store(), &segments, &runs, &mut outcomes).expect("merge");
     let merged = outcomes.iter().filter(|&&page| page == outcome::MERGED).count();
     assert_eq!(merged, FILLED as usize, "{outcomes:?}");
 }

@@ -1,6 +1,6 @@
 //! A lane: one thread of the guest's process that does what the daemon asks.
 //!
-//! A request is checked ([`request`](super::request)), its array copied out of the window and checked
+//! A request is checked ([`request`](super::request)), its arrays copied out of the window and checked
 //! again, the work done with a [`Worker`], the answer's array written to the window and its header
 //! sent. Arrays are read and written by system calls: a peer that scribbles on them gets its own
 //! scribbles. Pages are written to a mapping, which costs a third of pwritev(2). That must never be a
@@ -20,18 +20,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_page::DigestKey;
 use bindery_sys::mapping::{self, Mapping};
+use bindery_sys::socket::Arrived;
 use bindery_sys::{memfd, socket, thread};
-use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
+use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::children::Children;
 use super::request::{Task, are_runs};
 use crate::wire::control::StoreId;
 use crate::wire::lane::{
     ANSWER_OFFSET, Answer, FETCH_PAGES_MAX, Lost, MergedSpan, PageDigest, PageSpan, Request, Run,
-    WINDOW_BYTES, outcome, status,
+    SEGMENTS_MAX, SEGMENTS_OFFSET, WINDOW_BYTES, outcome, status,
 };
-use crate::{Sought, Space, Worker};
+use crate::{PinError, Segments, Sought, Space, Worker};
 
 /// Pages made private in answer to one `UNMERGE`: tens of milliseconds at worst.
 const UNMERGE_PAGES: u32 = 4096;
@@ -47,7 +47,6 @@ const fn room_for<T>() -> usize {
 /// What a lane is made of.
 pub(super) struct Parts {
     pub(super) space: Arc<Space>,
-    pub(super) children: Arc<Children>,
     pub(super) key: DigestKey,
     pub(super) socket: Arc<OwnedFd>,
     pub(super) window: File,
@@ -60,6 +59,7 @@ pub(super) struct Parts {
 struct Arrays {
     pages: Vec<u32>,
     runs: Vec<Run>,
+    segments: Vec<u32>,
     spans: Vec<PageSpan>,
     lost: Vec<Lost>,
     digests: Vec<PageDigest>,
@@ -103,17 +103,12 @@ impl Lane {
         loop {
             let mut request = Request::default();
             let mut fds = Vec::new();
-            let bytes = socket::receive(&self.parts.socket, request.as_mut_bytes(), &mut fds)?;
-            if bytes == 0 || self.is_stopping() {
+            let arrived =
+                socket::receive_many(&self.parts.socket, request.as_mut_bytes(), &mut fds)?;
+            if arrived.bytes == 0 || self.is_stopping() {
                 return Ok(());
             }
-            if bytes != size_of::<Request>() || !fds.is_empty() {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    format!("a request of {bytes} bytes and {} descriptors", fds.len()),
-                ));
-            }
-            let answer = match self.perform(&request) {
+            let answer = match self.take(&request, arrived, fds)? {
                 Outcome::Done(answer) => answer,
                 Outcome::Refused => Answer { status: status::REFUSED, ..Answer::default() },
                 Outcome::Failed(error) => {
@@ -154,7 +149,27 @@ impl Lane {
         }
     }
 
-    fn perform(&mut self, request: &Request) -> Outcome {
+    /// Does what a request asks for, if as many descriptors came with it as it says.
+    fn take(
+        &mut self,
+        request: &Request,
+        arrived: Arrived,
+        fds: Vec<OwnedFd>,
+    ) -> io::Result<Outcome> {
+        let (named, came) = (request.segments as usize, fds.len());
+        let is_whole = arrived.bytes == size_of::<Request>();
+        if is_whole && arrived.lost_descriptors && came < named && named <= SEGMENTS_MAX {
+            // Not the daemon's fault: this process has no room for them.
+            return Ok(Outcome::Failed(io::Error::from_raw_os_error(libc::EMFILE)));
+        }
+        if is_whole && came == named && !arrived.lost_descriptors {
+            return Ok(self.perform(request, fds));
+        }
+        let what = format!("a request of {} bytes and {came} descriptors", arrived.bytes);
+        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+    }
+
+    fn perform(&mut self, request: &Request, fds: Vec<OwnedFd>) -> Outcome {
         let Some(task) = Task::of(request) else { return Outcome::Refused };
         let done = match task {
             Task::Scan(range) => return self.scan(range, Sought::Written),
@@ -162,11 +177,14 @@ impl Lane {
             Task::Lost => self.lost(),
             Task::Digest { pages } => self.digest(pages),
             Task::Fetch { pages } => return self.fetch(pages),
-            Task::Merge { store, runs } => match self.read_runs(runs) {
-                Ok(true) => self.merge(store),
-                Ok(false) => return Outcome::Refused,
-                Err(error) => Err(error),
-            },
+            Task::Merge { store, runs, segments } => {
+                debug_assert_eq!(segments, fds.len(), "as many came as the request names");
+                match self.read_runs(runs) {
+                    Ok(true) => return self.merge(store, fds),
+                    Ok(false) => return Outcome::Refused,
+                    Err(error) => Err(error),
+                }
+            }
             Task::Unmerge(range) => return self.unmerge(range),
             Task::Report(range) => return self.report(range),
             Task::Mend(range) => Ok(array_of(self.worker.mend(range) as usize, None)),
@@ -190,11 +208,7 @@ impl Lane {
         let lost = &mut self.arrays.lost;
         lost.clear();
         lost.reserve(room_for::<Lost>());
-        let (children, worker) = (&self.parts.children, &mut self.worker);
-        worker.tend();
-        // A child of fork may still see what was lost: the slots stay taken until it is gone.
-        let more =
-            children.unless_any(|| worker.take_lost(lost, room_for::<Lost>())).unwrap_or(false);
+        let more = self.worker.lost(lost, room_for::<Lost>());
         write_array(&self.parts.window, 0, lost)?;
         Ok(Answer { more: more.into(), ..array_of(lost.len(), None) })
     }
@@ -249,7 +263,25 @@ impl Lane {
         Ok(are_runs(&self.arrays.runs))
     }
 
-    fn merge(&mut self, store: StoreId) -> io::Result<Answer> {
+    /// Merges the runs that were read, with segments that came along.
+    fn merge(&mut self, store: StoreId, fds: Vec<OwnedFd>) -> Outcome {
+        let numbers = &mut self.arrays.segments;
+        if let Err(error) = read_array_at(&self.parts.window, SEGMENTS_OFFSET, fds.len(), numbers) {
+            return Outcome::Broken(error);
+        }
+        let segments = match self.parts.space.pin(store, numbers.iter().copied().zip(fds)) {
+            Ok(segments) => segments,
+            Err(PinError::Nonsense) => return Outcome::Refused,
+            Err(PinError::Map(error)) => return Outcome::Failed(error),
+        };
+        let are_here = |run: &Run| run.zero != 0 || segments.have(Slot(run.slot), run.count);
+        if !self.arrays.runs.iter().all(are_here) {
+            return Outcome::Refused;
+        }
+        self.merge_with(&segments).map_or_else(Outcome::Broken, Outcome::Done)
+    }
+
+    fn merge_with(&mut self, segments: &Segments) -> io::Result<Answer> {
         let outcomes = &mut self.arrays.outcomes;
         outcomes.clear();
         for runs in self.arrays.runs.chunks(MERGE_RUNS) {
@@ -258,7 +290,7 @@ impl Lane {
                 let pages: u32 = runs.iter().map(|run| run.count).sum();
                 outcomes.resize(outcomes.len() + pages as usize, outcome::BUSY);
             } else {
-                self.worker.merge(store, runs, outcomes);
+                self.worker.merge(segments, runs, outcomes);
             }
         }
         write_array(&self.parts.window, 0, outcomes)?;
@@ -277,11 +309,6 @@ impl Lane {
         let merged = &mut self.arrays.merged;
         merged.clear();
         let resume = self.worker.report(range, merged, room_for::<MergedSpan>());
-        // The daemon gives back what is not reported, and a child of fork may see it: also one that was
-        // born while we looked, of a page that was merged until then.
-        if self.parts.children.any() {
-            return Outcome::Failed(io::Error::from_raw_os_error(libc::EBUSY));
-        }
         match write_array(&self.parts.window, 0, merged) {
             Ok(()) => Outcome::Done(array_of(merged.len(), resume)),
             Err(error) => Outcome::Broken(error),
@@ -314,9 +341,22 @@ fn read_array<T>(window: &File, elements: usize, into: &mut Vec<T>) -> io::Resul
 where
     T: FromZeros + FromBytes + IntoBytes + Immutable + Clone,
 {
+    read_array_at(window, 0, elements, into)
+}
+
+/// The same for one that begins elsewhere.
+fn read_array_at<T>(
+    window: &File,
+    offset: usize,
+    elements: usize,
+    into: &mut Vec<T>,
+) -> io::Result<()>
+where
+    T: FromZeros + FromBytes + IntoBytes + Immutable + Clone,
+{
     into.clear();
     into.resize(elements, T::new_zeroed());
-    window.read_exact_at(into.as_mut_slice().as_mut_bytes(), 0)
+    window.read_exact_at(into.as_mut_slice().as_mut_bytes(), offset as u64)
 }
 
 /// Copies (part of) an answer's array into the window.

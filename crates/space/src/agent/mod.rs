@@ -17,7 +17,6 @@
 //! only a daemon can merge anew or unmerge: when the next one refuses it, it asks again.
 
 mod announce;
-mod children;
 pub mod config;
 mod lane;
 pub mod log;
@@ -36,7 +35,6 @@ pub use self::config::AgentConfig;
 use bindery_sys::table::Bell;
 use bindery_sys::{socket, table};
 
-use self::children::Children;
 use self::refusals::Refusals;
 use self::session::{Ended, Session, SessionError};
 use crate::{ManageError, Space};
@@ -67,7 +65,6 @@ struct Shared {
     stopping: AtomicBool,
     ended: AtomicBool,
     refusals: Mutex<Refusals>,
-    children: Arc<Children>,
 }
 
 impl Agent {
@@ -77,7 +74,6 @@ impl Agent {
     /// When threads or descriptors are short.
     pub fn start(space: Arc<Space>, config: AgentConfig) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            children: Arc::new(Children::of(Arc::clone(&space))),
             space,
             config: config.bounded(),
             // Keyed from the kernel's random source.
@@ -112,21 +108,14 @@ impl Agent {
 
     /// Call before `fork`, in the thread that forks: waits until no page is in transit, and keeps it
     /// so until [`after_fork_in_parent`](Self::after_fork_in_parent). The child may call nothing of
-    /// its copy of the agent or the space: its memory is its own, unmanaged.
+    /// its copy of the agent or the space: its memory is its own, unmanaged. What it still has merged
+    /// stays what it is.
     pub fn before_fork(&self) {
         self.shared.space.pause();
-        if !self.shared.children.prepare() {
-            log::say(format_args!(
-                "no descriptor is left to watch a child of fork by (raise RLIMIT_NOFILE): the child \
-                 must not use this guest's memory"
-            ));
-        }
     }
 
-    /// Call after `fork`, in the parent. Until the child ends or calls exec, what it may still see
-    /// merged keeps its slot, and the daemon takes it for merged.
+    /// Call after `fork`, in the parent.
     pub fn after_fork_in_parent(&self) {
-        self.shared.children.forked();
         self.shared.space.resume();
     }
 

@@ -9,7 +9,7 @@ use crate::entry::{SLOTS_MAX, STORE_MAX};
 use crate::wire::control::StoreId;
 use crate::wire::lane::{
     DIGEST_PAGES_MAX, FETCH_PAGES_MAX, MERGE_PAGES_MAX, MERGE_RUNS_MAX, RUN_PAGES_MAX, Request,
-    Run, op,
+    Run, SEGMENTS_MAX, op,
 };
 
 /// A request that makes sense by itself; arrays, as long as said here, follow in the window.
@@ -20,7 +20,7 @@ pub(super) enum Task {
     Lost,
     Digest { pages: usize },
     Fetch { pages: usize },
-    Merge { store: StoreId, runs: usize },
+    Merge { store: StoreId, runs: usize, segments: usize },
     Unmerge(PageRange),
     Report(PageRange),
     Mend(PageRange),
@@ -29,7 +29,8 @@ pub(super) enum Task {
 impl Task {
     /// The request's task; `None` if it makes no sense.
     pub(super) fn of(request: &Request) -> Option<Self> {
-        if request.unused != [0; 12] || (request.store != 0 && request.op != op::MERGE) {
+        let of_merges_alone = [request.store, request.segments] != [0; 2];
+        if request.unused != [0; 11] || (of_merges_alone && request.op != op::MERGE) {
             return None;
         }
         let array = |max: usize| {
@@ -44,7 +45,9 @@ impl Task {
             op::FETCH => array(FETCH_PAGES_MAX).map(|pages| Self::Fetch { pages }),
             op::MERGE => {
                 let store = u8::try_from(request.store).ok().filter(|store| *store <= STORE_MAX)?;
-                array(MERGE_RUNS_MAX).map(|runs| Self::Merge { store: StoreId(store), runs })
+                let segments = request.segments as usize;
+                let runs = array(MERGE_RUNS_MAX).filter(|_| segments <= SEGMENTS_MAX)?;
+                Some(Self::Merge { store: StoreId(store), runs, segments })
             }
             op::UNMERGE => range(request).map(Self::Unmerge),
             op::REPORT => range(request).map(Self::Report),
@@ -94,9 +97,10 @@ mod tests {
         /// Whatever is accepted is within the bounds that the rest of the lane relies on.
         #[test]
         fn accepted_requests_are_within_bounds(
-            op in edge(), store in edge(), first in edge(), count in edge(), unused in 0u32..2,
+            op in edge(), store in edge(), first in edge(), count in edge(), segments in edge(),
+            unused in 0u32..2,
         ) {
-            let mut request = request(op, store, first, count);
+            let mut request = Request { segments, ..request(op, store, first, count) };
             request.unused[7] = unused;
             match Task::of(&request) {
                 None => {}
@@ -113,8 +117,9 @@ mod tests {
                 Some(Task::Lost) => prop_assert_eq!(count, 0),
                 Some(Task::Digest { pages }) => prop_assert!(pages <= DIGEST_PAGES_MAX),
                 Some(Task::Fetch { pages }) => prop_assert!(pages <= FETCH_PAGES_MAX),
-                Some(Task::Merge { store, runs }) => {
+                Some(Task::Merge { store, runs, segments }) => {
                     prop_assert!(runs <= MERGE_RUNS_MAX && store.0 <= STORE_MAX);
+                    prop_assert!(segments <= SEGMENTS_MAX);
                 }
             }
         }
@@ -143,8 +148,10 @@ mod tests {
         assert_eq!(Task::of(&request(op::LOST, 0, 0, 0)), Some(Task::Lost));
         assert_eq!(Task::of(&request(op::DIGEST, 0, 0, 3)), Some(Task::Digest { pages: 3 }));
         assert_eq!(Task::of(&request(op::FETCH, 0, 0, 3)), Some(Task::Fetch { pages: 3 }));
-        let merge = Task::Merge { store: StoreId(2), runs: 4 };
-        assert_eq!(Task::of(&request(op::MERGE, 2, 0, 4)), Some(merge));
+        let merge = Task::Merge { store: StoreId(2), runs: 4, segments: 3 };
+        let asked = Request { segments: 3, ..request(op::MERGE, 2, 0, 4) };
+        assert_eq!(Task::of(&asked), Some(merge));
+        assert_eq!(Task::of(&Request { op: op::LOST, store: 0, count: 0, ..asked }), None);
         assert_eq!(Task::of(&request(op::UNMERGE, 0, 5, 9)), Some(Task::Unmerge(some)));
         assert_eq!(Task::of(&request(op::REPORT, 0, 5, 9)), Some(Task::Report(some)));
         assert_eq!(Task::of(&request(op::MEND, 0, 5, 9)), Some(Task::Mend(some)));

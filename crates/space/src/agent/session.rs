@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -18,15 +18,12 @@ use super::announce::changes;
 use super::lane::{Lane, Parts};
 use super::{Shared, log};
 use crate::wire::channel::{Channel, ChannelError};
-use crate::wire::control::{FromDaemon, FromShim, MAGIC, Region, StoreId, VERSION};
+use crate::wire::control::{FromDaemon, FromShim, MAGIC, Region, VERSION};
 use crate::wire::frame::FrameError;
 use crate::{AttachError, ReleaseError};
 
 /// How long the daemon may leave a message of ours unread.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How often to look whether children have ended that something waits for.
-const CHILD_INTERVAL: Duration = Duration::from_millis(200);
 
 /// An announcement is followed by a rest of so many times as long: a program that maps and unmaps
 /// without end keeps the control thread busy for a fraction of the time only.
@@ -85,14 +82,10 @@ pub(super) struct Session<'a> {
     key: Option<DigestKey>,
     /// The regions that the daemon knows of.
     told: Vec<Region>,
-    /// It has not heard of all that are gone since.
-    withheld: bool,
     /// Regions may have come or gone since it was told.
     stale: bool,
     /// When it may be told again.
     next_announcement: Instant,
-    /// The daemon has asked for everything back.
-    asked_back: bool,
     lanes: Lanes,
 }
 
@@ -105,26 +98,22 @@ impl<'a> Session<'a> {
         let stream = socket::connect(&shared.config.socket)?;
         socket::send_all(&stream, &MAGIC, &[], PATIENCE)?;
         let mut channel = Channel::new(stream);
-        let stores = shared.space.stores_in_use()?;
-        let fds: Vec<BorrowedFd<'_>> = stores.iter().map(|(_, file)| file.as_fd()).collect();
         let hello = FromShim::Hello {
             version: VERSION,
             instance: shared.instance,
             name: shared.config.name.clone(),
             domain: shared.config.domain.clone(),
             command: shared.config.command.clone(),
-            stores: stores.iter().map(|(id, _)| *id).collect(),
+            stores: shared.space.stores_in_use(),
         };
-        channel.send(&hello, &fds, PATIENCE)?;
+        channel.send(&hello, &[], PATIENCE)?;
         Ok(Self {
             shared,
             channel,
             key: None,
             told: Vec::new(),
-            withheld: false,
             stale: false,
             next_announcement: Instant::now(),
-            asked_back: false,
             lanes: Lanes::default(),
         })
     }
@@ -142,9 +131,6 @@ impl<'a> Session<'a> {
         loop {
             let mut ready = [false; 2];
             let waited = [self.channel.as_fd(), self.shared.wake.event().as_fd()];
-            if self.asked_back && !self.shared.children.any() {
-                return Ok(self.release());
-            }
             socket::wait_any_readable(&waited, &mut ready, self.patience())?;
             if ready[1] {
                 self.shared.wake.clear();
@@ -154,7 +140,7 @@ impl<'a> Session<'a> {
                 self.stale = true;
             }
             if self.is_welcome() {
-                self.stale |= self.take_offers() || self.withheld;
+                self.stale |= self.take_offers();
                 if self.stale && Instant::now() >= self.next_announcement {
                     self.announce()?;
                 }
@@ -175,11 +161,10 @@ impl<'a> Session<'a> {
     /// Returns how long to wait for a message or a wake.
     fn patience(&self) -> Option<Duration> {
         let now = Instant::now();
-        let children = (self.withheld || self.asked_back).then_some(CHILD_INTERVAL);
         let offers = self.shared.space.next_offer().filter(|_| self.is_welcome());
         let announcement = self.stale.then_some(self.next_announcement);
         let times = [offers, announcement].into_iter().flatten();
-        times.map(|time| time.saturating_duration_since(now)).chain(children).min()
+        times.map(|time| time.saturating_duration_since(now)).min()
     }
 
     /// Takes what was offered and has rested. What cannot be taken is left to KSM. Returns true if
@@ -199,22 +184,16 @@ impl<'a> Session<'a> {
         fds: Vec<OwnedFd>,
     ) -> Result<Option<Ended>, SessionError> {
         match (message, self.key.as_ref()) {
-            (FromDaemon::Welcome { digest_key, store, slots, .. }, None) => {
-                let [file] = exactly(fds);
-                self.welcome(&digest_key, store, file, slots)?;
+            (FromDaemon::Welcome { digest_key, store, slots, segment_slots, .. }, None) => {
+                self.shared.space.attach_store(store, slots, segment_slots)?;
+                self.key = Some(DigestKey::from_secret(&digest_key));
+                self.announce()?;
             }
             (FromDaemon::OpenLane, Some(key)) => {
                 let [socket, window] = exactly(fds);
                 self.lanes.open(self.shared, key.clone(), socket, window)?;
             }
-            (FromDaemon::Release, Some(_)) => {
-                self.asked_back = true;
-                if self.shared.children.any() {
-                    log::say(format_args!(
-                        "a child of fork still sees merged pages: this guest steps aside when that has ended or executed another program"
-                    ));
-                }
-            }
+            (FromDaemon::Release, Some(_)) => return Ok(Some(self.release())),
             (FromDaemon::Refused { reason }, None) => return Ok(Some(Ended::Refused { reason })),
             (FromDaemon::Welcome { .. }, Some(_)) => {
                 return Err(SessionError::Unexpected("Welcome twice"));
@@ -229,33 +208,13 @@ impl<'a> Session<'a> {
         Ok(None)
     }
 
-    fn welcome(
-        &mut self,
-        digest_key: &[u8; 32],
-        store: StoreId,
-        file: OwnedFd,
-        slots: u32,
-    ) -> Result<(), SessionError> {
-        self.shared.space.attach_store(store, file, slots)?;
-        self.key = Some(DigestKey::from_secret(digest_key));
-        self.announce()
-    }
-
-    /// Tells the daemon which regions came and went since it was told last; those that went not while
-    /// a child of fork may still see them.
+    /// Tells the daemon which regions came and went since it was told last.
     fn announce(&mut self) -> Result<(), SessionError> {
         let begun = Instant::now();
-        let mut current = self.shared.space.regions();
+        let current = self.shared.space.regions();
         let changes = changes(&self.told, &current);
-        self.withheld = !changes.removed.is_empty() && self.shared.children.any();
-        if self.withheld {
-            // Those that were cut are told of whole.
-            current = [&self.told[..], &changes.added].concat();
-            current.sort_unstable_by_key(|region| region.pages.first);
-        } else {
-            for range in changes.removed {
-                self.channel.send(&FromShim::RegionRemoved(range), &[], PATIENCE)?;
-            }
+        for range in changes.removed {
+            self.channel.send(&FromShim::RegionRemoved(range), &[], PATIENCE)?;
         }
         for region in changes.added {
             self.channel.send(&FromShim::RegionAdded(region), &[], PATIENCE)?;
@@ -272,10 +231,6 @@ impl<'a> Session<'a> {
         self.lanes.end();
         if let Err(error) = self.shared.give_everything_back() {
             return Ended::Kept(error);
-        }
-        // Born meanwhile.
-        while self.shared.children.any() && !self.shared.is_stopping() {
-            std::thread::sleep(CHILD_INTERVAL);
         }
         self.shared.note_end();
         let told = self
@@ -330,7 +285,6 @@ impl Lanes {
         let socket = Arc::new(socket);
         let parts = Parts {
             space: Arc::clone(&shared.space),
-            children: Arc::clone(&shared.children),
             key,
             socket: Arc::clone(&socket),
             window: File::from(window),

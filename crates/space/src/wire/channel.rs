@@ -138,9 +138,14 @@ mod tests {
         assert!(matches!(daemon.receive(Duration::ZERO).unwrap(), Received::Nothing));
 
         let (reader, writer) = std::io::pipe().unwrap();
-        let welcome =
-            FromDaemon::Welcome { guest: 1, digest_key: [3; 32], store: StoreId(1), slots: 9 };
-        daemon.send(&welcome, &[reader.as_fd()], SOON).unwrap();
+        let welcome = FromDaemon::Welcome {
+            guest: 1,
+            digest_key: [3; 32],
+            store: StoreId(1),
+            slots: 9,
+            segment_slots: 4,
+        };
+        daemon.send(&welcome, &[], SOON).unwrap();
         daemon.send(&FromDaemon::OpenLane, &[reader.as_fd(), writer.as_fd()], SOON).unwrap();
         daemon.send(&FromDaemon::Release, &[], SOON).unwrap();
         for expected in [welcome, FromDaemon::OpenLane, FromDaemon::Release] {

@@ -7,8 +7,8 @@
 //!
 //! ```text
 //! shim                                  daemon
-//!  | MAGIC, Hello (+ store fds held)  ->  |
-//!  |  <- Welcome (+ store fd) | Refused   |
+//!  | MAGIC, Hello                     ->  |
+//!  |  <- Welcome | Refused                |
 //!  | RegionAdded …                    ->  |
 //!  |  <- OpenLane (+ socket, window)      |   as often as the daemon has work for more
 //!  |  <- Release                          |   `bindery unmanage`: undo everything, step aside
@@ -25,12 +25,12 @@ use serde::{Deserialize, Serialize};
 pub const MAGIC: [u8; 4] = *b"BNDY";
 
 /// The protocol's version. Both sides must have the same one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The longest frame either side accepts, in bytes.
 pub const FRAME_BYTES_MAX: u32 = 64 * 1024;
 
-/// The most store descriptors that a `Hello` may carry: stores of daemons that ended.
+/// The most stores that a `Hello` may name: those of daemons that ended.
 pub const STORES_MAX: usize = 8;
 
 /// Page indices of a guest are below this: 4 TiB, now and earlier, as none is used again. Bounds what a
@@ -74,7 +74,7 @@ pub struct Region {
 /// From the shim to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromShim {
-    /// The first message. Carries one descriptor for each of `stores`, in order.
+    /// The first message.
     Hello {
         /// [`VERSION`] of the shim.
         version: u32,
@@ -100,7 +100,7 @@ pub enum FromShim {
 /// From the daemon to the shim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromDaemon {
-    /// The guest is taken. Carries one descriptor: the domain's store, read-only.
+    /// The guest is taken. The store's segments come with the requests that name slots of them.
     Welcome {
         /// What the daemon calls the guest.
         guest: u32,
@@ -109,8 +109,10 @@ pub enum FromDaemon {
         /// How the shim is to call the store in [`lane`](super::lane) messages. Differs from all
         /// that the shim named in its `Hello`.
         store: StoreId,
-        /// How many slots the store's file can ever have.
+        /// Number of slots that the store can ever have.
         slots: u32,
+        /// Number of slots of each of its segments, the last one's perhaps beyond `slots`.
+        segment_slots: u32,
     },
     /// The guest is not taken; why, for the VMM's log. A shim that no daemon took before does not try
     /// again. One that is to try again soon, because something is short, is hung up on instead.

@@ -1,7 +1,8 @@
 //! Lanes: the daemon asks, a thread of the guest's process works and answers.
 //!
 //! One request is outstanding at a time. A request is one 64-byte [`Request`] on the lane's
-//! `SOCK_SEQPACKET` socket, with its array (if any) at the start of the window; an answer is one
+//! `SOCK_SEQPACKET` socket, with its array (if any) at the start of the window, and for a `MERGE` one
+//! descriptor for each segment of the store that its runs touch; an answer is one
 //! 64-byte [`Answer`], with its array at [`ANSWER_OFFSET`]. The window is a memfd of
 //! [`WINDOW_BYTES`] made by the daemon and sealed at that length: a shim maps it, and refuses another.
 //!
@@ -12,8 +13,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The shared window of a lane, in bytes.
 pub const WINDOW_BYTES: usize = 1 << 20;
 
-/// Where the answer's array begins in the window. The request's array is before it.
-pub const ANSWER_OFFSET: usize = 128 * 1024;
+/// Where the numbers of the segments of a `Merge` request begin in the window, `u32` each.
+pub const SEGMENTS_OFFSET: usize = 128 * 1024;
+
+/// Where the answer's array begins in the window. The request's arrays are before it.
+pub const ANSWER_OFFSET: usize = SEGMENTS_OFFSET + 4096;
 
 /// The most pages that one `Digest` request may name: their answers fit the window.
 pub const DIGEST_PAGES_MAX: usize = 32 * 1024;
@@ -26,6 +30,10 @@ pub const MERGE_RUNS_MAX: usize = 8 * 1024;
 
 /// The most pages that all runs of one `Merge` request may have together.
 pub const MERGE_PAGES_MAX: usize = 512 * 1024;
+
+/// The most segments that all runs of one `Merge` request may touch: their descriptors fit one message, and
+/// few guests have no room for as many.
+pub const SEGMENTS_MAX: usize = 200;
 
 /// The longest single run: bounds how long a guest's thread can wait for a page in transit.
 pub const RUN_PAGES_MAX: u32 = 64;
@@ -46,14 +54,16 @@ pub mod op {
     /// absent), padded to 4096 bytes, then 4096 bytes for each page named, which
     /// mean nothing for one that is absent.
     pub const FETCH: u32 = 4;
-    /// Merge the runs named ([`Run`](super::Run) each) with store `store`. Answer: one
-    /// [`outcome`](super::outcome) byte for each page, in the order of the runs.
+    /// Merge the runs named ([`Run`](super::Run) each) with store `store`, of which `segments` segments
+    /// come along: their numbers at [`SEGMENTS_OFFSET`](super::SEGMENTS_OFFSET), ascending, and as many
+    /// read-only descriptors with the request, in the same order. Runs touch no other segments. Answer: one
+    /// [`outcome`](super::outcome) byte for each page, in the order of the runs. `FAILED` if nothing was
+    /// done, for want of descriptors or memory.
     pub const MERGE: u32 = 5;
     /// Make all merged pages of `first..first+count` private again. Answer: `count` pages done, and
     /// `resume_at` when it stopped after a bounded amount of work.
     pub const UNMERGE: u32 = 6;
-    /// Which pages of `first..first+count` are merged, and with what? `EBUSY` while a child of fork lives,
-    /// which may see what is merged no more. Answer:
+    /// Which pages of `first..first+count` are merged, and with what? Answer:
     /// [`MergedSpan`](super::MergedSpan)s, ascending; `resume_at` if the window was full.
     pub const REPORT: u32 = 7;
     /// Which pages of `first..first+count` are there and the guest's own, written or not (and
@@ -105,8 +115,10 @@ pub struct Request {
     pub first: u32,
     /// For ranges: how many pages. For arrays: how many elements.
     pub count: u32,
+    /// For `MERGE`: how many segments come along.
+    pub segments: u32,
     /// Zero.
-    pub unused: [u32; 12],
+    pub unused: [u32; 11],
 }
 
 /// A lane's answer.
@@ -221,7 +233,9 @@ const _: () = {
     assert!(size_of::<Request>() == 64 && size_of::<Answer>() == 64);
     assert!(DIGEST_PAGES_MAX * 4 <= ANSWER_OFFSET);
     assert!(ANSWER_OFFSET + DIGEST_PAGES_MAX * size_of::<PageDigest>() <= WINDOW_BYTES);
-    assert!(MERGE_RUNS_MAX * size_of::<Run>() <= ANSWER_OFFSET);
+    assert!(MERGE_RUNS_MAX * size_of::<Run>() <= SEGMENTS_OFFSET);
+    assert!(SEGMENTS_OFFSET + SEGMENTS_MAX * size_of::<u32>() <= ANSWER_OFFSET);
+    assert!(SEGMENTS_MAX <= bindery_sys::socket::FDS_MAX_OF_KERNEL);
     assert!(ANSWER_OFFSET + MERGE_PAGES_MAX <= WINDOW_BYTES);
     assert!(FETCH_PAGES_MAX * 4 <= ANSWER_OFFSET);
     assert!(ANSWER_OFFSET + 4096 * (1 + FETCH_PAGES_MAX) <= WINDOW_BYTES);

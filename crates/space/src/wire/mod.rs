@@ -1,8 +1,8 @@
 //! What a shim and the daemon say to each other.
 //!
 //! A shim opens one **control** connection to the daemon's socket ([`control`]): it says who it is
-//! and which regions it has, and is given the domain's secret and a read-only descriptor of the
-//! domain's store. Everything that touches pages goes over **lanes** ([`lane`]): one lane is one
+//! and which regions it has, and is given the domain's secret. Everything that touches pages goes over
+//! **lanes** ([`lane`]): one lane is one
 //! thread in the guest's process, a socket for fixed-size headers and a shared window of memory for
 //! the arrays. The daemon opens as many lanes as it has workers on that guest.
 //!

@@ -19,12 +19,9 @@ use crate::{
     region::{GROUP_PAGES, Region},
     restore::Unmerged,
     spare::Spare,
-    store::StoreView,
+    store::Segments,
     transfer::Staging,
-    wire::{
-        control::StoreId,
-        lane::{Lost, MergedSpan, RUN_PAGES_MAX, Run, outcome},
-    },
+    wire::lane::{Lost, MergedSpan, RUN_PAGES_MAX, Run, outcome},
 };
 
 /// One thread's hands on the space: a staging area, spare pages and the room for a scan's answer.
@@ -36,8 +33,6 @@ pub struct Worker {
     extents: Box<[Extent; EXTENTS_PER_CALL_MAX]>,
     /// A slot for each page of the runs at work.
     slots: Vec<Slot>,
-    /// Those that losses are looked for in.
-    regions: Vec<Arc<Region>>,
     transit_max_ns: u64,
 }
 
@@ -46,38 +41,20 @@ impl Worker {
         let staging = Staging::new(&core.guest_faults)?;
         let extents = Box::new([Extent::default(); EXTENTS_PER_CALL_MAX]);
         let (spare, slots) = (Spare::new()?, Vec::new());
-        let regions = Vec::new();
-        Ok(Self { core, staging, spare, extents, slots, regions, transit_max_ns: 0 })
+        Ok(Self { core, staging, spare, extents, slots, transit_max_ns: 0 })
     }
 
     /// Merged pages that came back since this was asked last, into `lost` until it has `max`
     /// elements; all whose writers had gone on when it was called. Whether there are more. Old stores
-    /// that no page is left in are forgotten, and what merging has no use for in between is given back:
-    /// this is asked once a period.
+    /// and segments that no page is left in are forgotten, and what merging has no use for in between is
+    /// given back: this is asked once a period.
     ///
     /// # Panics
     /// If `max` has no room for a group of pages that are told together (64).
     pub fn lost(&mut self, lost: &mut Vec<Lost>, max: usize) -> bool {
-        self.tend();
-        self.take_lost(lost, max)
-    }
-
-    /// What [`lost`](Self::lost) does besides.
-    pub(crate) fn tend(&mut self) {
-        self.staging.empty();
-        self.core.forget_old_stores();
-        self.core.rest_stores();
-        self.core.budget.follow();
-        self.core.follow_memory_errors();
-        self.regions.clear();
-        self.regions.extend(self.core.regions.read().iter().cloned());
-    }
-
-    /// [`lost`](Self::lost) alone, in the regions that there were for [`tend`](Self::tend). Allocates
-    /// nothing if `lost` has room for `max`.
-    pub(crate) fn take_lost(&mut self, lost: &mut Vec<Lost>, max: usize) -> bool {
         assert!(max >= GROUP_PAGES, "room for {max} losses would never be enough");
-        let regions = &self.regions;
+        self.tend();
+        let regions: Vec<Arc<Region>> = self.core.regions.read().iter().cloned().collect();
         // A page that came back is noted after its writer has gone on.
         regions.iter().for_each(|region| self.core.settle(region.start(), region.end()));
         let all = regions.iter().all(|region| {
@@ -95,41 +72,42 @@ impl Worker {
                 true
             })
         });
-        self.regions.clear();
         !all
+    }
+
+    /// What [`lost`](Self::lost) does besides.
+    fn tend(&mut self) {
+        self.staging.empty();
+        self.core.forget_old_stores();
+        self.core.rest_stores();
+        self.core.budget.follow();
+        self.core.follow_memory_errors();
     }
 
     /// Merges runs of pages with runs of slots or of zeros; one [`outcome`] each is appended. Runs
     /// whose pages follow one another are merged together, which costs less.
-    pub fn merge(&mut self, store: StoreId, runs: &[Run], outcomes: &mut Vec<u8>) {
-        table::run(|| self.merge_runs(store, runs, outcomes));
+    pub fn merge(&mut self, segments: &Segments, runs: &[Run], outcomes: &mut Vec<u8>) {
+        table::run(|| self.merge_runs(segments, runs, outcomes));
     }
 
-    fn merge_runs(&mut self, store: StoreId, runs: &[Run], outcomes: &mut Vec<u8>) {
-        let store = self.core.store(store);
-        let view = store.as_deref();
-        for stretch in runs.chunk_by(|run, next| is_continued(run, next, view)) {
+    fn merge_runs(&mut self, segments: &Segments, runs: &[Run], outcomes: &mut Vec<u8>) {
+        for stretch in runs.chunk_by(|run, next| is_continued(run, next, segments)) {
             // A window is held as long as all its runs take.
             for runs in stretch.chunks(WINDOW_RUNS_MAX) {
-                self.merge_consecutive(view, runs, outcomes);
+                self.merge_consecutive(segments, runs, outcomes);
             }
         }
     }
 
     /// Merges runs whose pages are consecutive, and that are alike in kind and in whether they make
     /// sense.
-    fn merge_consecutive(
-        &mut self,
-        store: Option<&StoreView>,
-        runs: &[Run],
-        outcomes: &mut Vec<u8>,
-    ) {
+    fn merge_consecutive(&mut self, segments: &Segments, runs: &[Run], outcomes: &mut Vec<u8>) {
         let pages: u32 = runs.iter().map(|run| run.count).sum();
         let asked = outcomes.len();
         outcomes.resize(asked + pages as usize, outcome::NEVER);
         let outcomes = &mut outcomes[asked..];
         let [first, ..] = runs else { return };
-        if !is_sane(first, store) {
+        if !is_sane(first, segments) {
             return;
         }
         self.slots.clear();
@@ -143,8 +121,8 @@ impl Worker {
                 let at = (piece.first.0 - first.page) as usize;
                 let piece_at = at..at + piece.count as usize;
                 let outcomes = &mut outcomes[piece_at.clone()];
-                let target = match store {
-                    Some(store) if first.zero == 0 => Target::Slots(store, &self.slots[piece_at]),
+                let target = match first.zero {
+                    0 => Target::Slots(segments, &self.slots[piece_at]),
                     _ => Target::Zero,
                 };
                 // Nobody unmaps the region while its pages are in transit.
@@ -240,17 +218,17 @@ impl Worker {
 /// Runs merged together at most: each takes some microseconds, for which guests wait that touch any.
 const WINDOW_RUNS_MAX: usize = 16;
 
-/// Whether a run makes sense: pages that can be, slots that the store has.
-fn is_sane(run: &Run, store: Option<&StoreView>) -> bool {
-    let fits = |store: &StoreView| store.has(Slot(run.slot), run.count);
-    run.page.checked_add(run.count).is_some() && (run.zero != 0 || store.is_some_and(fits))
+/// Whether a run makes sense: pages that can be, slots that are at hand.
+fn is_sane(run: &Run, segments: &Segments) -> bool {
+    run.page.checked_add(run.count).is_some()
+        && (run.zero != 0 || segments.have(Slot(run.slot), run.count))
 }
 
 /// Whether `next` can be merged together with `run`.
-fn is_continued(run: &Run, next: &Run, store: Option<&StoreView>) -> bool {
+fn is_continued(run: &Run, next: &Run, segments: &Segments) -> bool {
     run.page.checked_add(run.count) == Some(next.page)
         && (run.zero != 0) == (next.zero != 0)
-        && is_sane(run, store) == is_sane(next, store)
+        && is_sane(run, segments) == is_sane(next, segments)
 }
 
 fn describe(page: PageIndex, entry: Entry) -> Lost {

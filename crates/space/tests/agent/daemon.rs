@@ -1,14 +1,16 @@
 //! A tiny daemon: the other end of the agent's protocol, saying exactly what a test wants said.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindery_space::wire::channel::{Channel, Received};
 use bindery_space::wire::control::{FromDaemon, FromShim, MAGIC, Region, StoreId};
-use bindery_space::wire::lane::{ANSWER_OFFSET, Answer, Request, WINDOW_BYTES};
+use bindery_space::wire::lane::{
+    ANSWER_OFFSET, Answer, Request, Run, SEGMENTS_OFFSET, WINDOW_BYTES, op::MERGE,
+};
 use bindery_sys::{memfd, socket};
 use bindery_units::PAGE_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -29,8 +31,6 @@ pub(crate) struct Daemon {
 pub(crate) struct Connection {
     pub(crate) channel: Channel<FromDaemon, FromShim>,
     pub(crate) hello: FromShim,
-    /// The stores that came with the Hello.
-    pub(crate) files: Vec<OwnedFd>,
 }
 
 /// The daemon's end of a lane.
@@ -53,8 +53,8 @@ impl Daemon {
         assert_eq!(socket::receive(&stream, &mut magic, &mut Vec::new()).expect("magic"), 4);
         assert_eq!(magic, MAGIC);
         let mut channel = Channel::new(stream);
-        let (hello, files) = message(&mut channel);
-        Connection { channel, hello, files }
+        let hello = message(&mut channel);
+        Connection { channel, hello }
     }
 
     /// Whether an agent connects within `patience`.
@@ -69,20 +69,20 @@ impl Drop for Daemon {
     }
 }
 
-fn message(channel: &mut Channel<FromDaemon, FromShim>) -> (FromShim, Vec<OwnedFd>) {
+fn message(channel: &mut Channel<FromDaemon, FromShim>) -> FromShim {
     match channel.receive(SOON).expect("a message") {
-        Received::Message(message, fds) => (message, fds),
+        Received::Message(message, _) => message,
         other => panic!("{other:?} instead of a message"),
     }
 }
 
 impl Connection {
-    /// Takes the guest, with `store` as store `id`.
+    /// Takes the guest, with a store `id` whose only segment is `store`.
     pub(crate) fn welcome(&mut self, id: StoreId, store: &File) {
         let slots = (store.metadata().expect("store").len() / PAGE_BYTES as u64) as u32;
-        let file = memfd::reopen_read_only(store).expect("reopen");
-        let welcome = FromDaemon::Welcome { guest: 1, digest_key: SECRET, store: id, slots };
-        self.channel.send(&welcome, &[file.as_fd()], SOON).expect("welcome");
+        let (guest, digest_key, store, segment_slots) = (1, SECRET, id, slots);
+        let welcome = FromDaemon::Welcome { guest, digest_key, store, slots, segment_slots };
+        self.channel.send(&welcome, &[], SOON).expect("welcome");
     }
 
     pub(crate) fn open_lane(&mut self) -> Lane {
@@ -95,7 +95,7 @@ impl Connection {
 
     /// The next message.
     pub(crate) fn message(&mut self) -> FromShim {
-        message(&mut self.channel).0
+        message(&mut self.channel)
     }
 
     /// The next message, which is to be a region.
@@ -125,9 +125,34 @@ impl Lane {
         self.ask_raw(request.as_bytes()).expect("the lane answers")
     }
 
+    /// The answer to a request to merge runs with slots of the segments given.
+    pub(crate) fn ask_to_merge(
+        &self,
+        store: u32,
+        runs: &[Run],
+        segments: &[(u32, &File)],
+    ) -> Answer {
+        let numbers: Vec<u32> = segments.iter().map(|(number, _)| *number).collect();
+        let (count, of) = (runs.len() as u32, segments.len() as u32);
+        let request = Request { op: MERGE, store, count, segments: of, ..Request::default() };
+        self.window.write_all_at(runs.as_bytes(), 0).expect("window");
+        self.window.write_all_at(numbers.as_bytes(), SEGMENTS_OFFSET as u64).expect("window");
+        let files: Vec<File> = segments
+            .iter()
+            .map(|(_, file)| memfd::reopen_read_only(file).expect("reopen"))
+            .collect();
+        let fds: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        self.ask_with(request.as_bytes(), &fds).expect("the lane answers")
+    }
+
     /// The answer to any bytes; nothing if the lane ends instead.
     pub(crate) fn ask_raw(&self, bytes: &[u8]) -> Option<Answer> {
-        socket::send(&self.socket, bytes, &[]).ok()?;
+        self.ask_with(bytes, &[])
+    }
+
+    /// The same with descriptors.
+    pub(crate) fn ask_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Option<Answer> {
+        socket::send(&self.socket, bytes, fds).ok()?;
         assert!(socket::wait_readable(&self.socket, SOON).expect("wait"), "a lane answers or ends");
         let mut answer = Answer::default();
         match socket::receive(&self.socket, answer.as_mut_bytes(), &mut Vec::new()) {

@@ -1,25 +1,24 @@
 //! Each request of a lane, looked at from the daemon's end.
 
+use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bindery_page::DigestKey;
-use bindery_space::wire::control::{FromDaemon, FromShim, StoreId};
 use bindery_space::wire::lane::{
-    Lost, MergedSpan, PageDigest, PageSpan, Request, Run,
+    Lost, PageDigest, PageSpan, Request, Run, SEGMENTS_OFFSET,
     op::{DIGEST, FETCH, LOST, MERGE, REPORT, SCAN, SURVEY, UNMERGE},
     outcome, status,
 };
-use bindery_sys::{mapping::Mapping, socket};
+use bindery_sys::memfd;
 use bindery_units::{PAGE_BYTES, Slot};
+use zerocopy::IntoBytes;
 
-use crate::common::merged;
+use crate::common::{Bench, merged};
 use crate::daemon::{Lane, SECRET, SOON};
 use crate::{Meeting, Stop};
-
-/// Long enough for the agent to tell what it is to tell.
-const SHORTLY: Duration = Duration::from_millis(500);
 
 fn about(op: u32, meeting: &Meeting) -> Request {
     let pages = meeting.bench.region.pages;
@@ -41,9 +40,8 @@ fn await_lost(lane: &Lane, count: usize) -> Vec<Lost> {
     all
 }
 
-fn merge(lane: &Lane, runs: &[Run]) -> Vec<u8> {
-    let request = Request { op: MERGE, store: 2, count: runs.len() as u32, ..Request::default() };
-    let answer = lane.ask(request, runs);
+fn merge(lane: &Lane, bench: &Bench, runs: &[Run]) -> Vec<u8> {
+    let answer = lane.ask_to_merge(2, runs, &[(0, &bench.store)]);
     assert_eq!(answer.status, status::DONE);
     lane.array(0, answer.count)
 }
@@ -90,8 +88,8 @@ fn every_request_does_what_it_says() {
 
     let zero = Run { page: first, count: 1, slot: 0, zero: 1 };
     let others = Run { page: first + 1, count: 3, slot: 1, zero: 0 };
-    assert_eq!(merge(&lane, &[zero, others]), merged(4));
-    assert_eq!(merge(&lane, &[Run { slot: 2, ..others }])[0], outcome::DIFFERENT);
+    assert_eq!(merge(&lane, bench, &[zero, others]), merged(4));
+    assert_eq!(merge(&lane, bench, &[Run { slot: 2, ..others }])[0], outcome::DIFFERENT);
     assert_eq!(lane.ask::<u8>(about(REPORT, &meeting), &[]).count, 1);
 
     bench.fill(2, 99);
@@ -105,147 +103,82 @@ fn every_request_does_what_it_says() {
 }
 
 #[test]
-fn losses_wait_for_children_that_may_still_see_them() {
+fn segments_that_make_no_sense_are_refused_and_the_lane_goes_on() {
     let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
     let _stop = Stop(Arc::clone(&meeting.agent));
-    let bench = &meeting.bench;
     let lane = meeting.connection.open_lane();
+    let bench = &meeting.bench;
     bench.fill(1, 5);
     bench.fill_slot(Slot(1), 5);
     let run = Run { page: bench.page(1).0, count: 1, slot: 1, zero: 0 };
-    assert_eq!(merge(&lane, &[run]), merged(1));
-
-    meeting.agent.before_fork();
-    let words = bench.words(1) as usize;
-    // SAFETY: the page is in the bench's memory, and nobody else writes it.
-    let writer = std::thread::spawn(move || unsafe { (words as *mut u64).write_volatile(6) });
-    // Long enough to meet the fork half-way: the write waits for its end.
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    let child = Child::fork();
-    meeting.agent.after_fork_in_parent();
-
-    writer.join().unwrap();
-    assert_eq!(lost(&lane), [], "the child may still look at the slot");
-    drop(child);
-    assert_eq!(await_lost(&lane, 1).len(), 1);
-}
-
-/// A child of fork that does nothing.
-struct Child(libc::pid_t);
-
-impl Child {
-    fn fork() -> Self {
-        // SAFETY: the child calls nothing but pause and what ends it.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: neither takes a lock or returns.
-            unsafe {
-                libc::pause();
-                libc::_exit(0);
-            }
-        }
-        assert!(child > 0);
-        Self(child)
+    let other = memfd::create("other", 64 * PAGE_BYTES as u64).unwrap();
+    let long = memfd::create("long", 65 * PAGE_BYTES as u64).unwrap();
+    let status =
+        |store, run, segments: &[(u32, &File)]| lane.ask_to_merge(store, &[run], segments).status;
+    let store = &bench.store;
+    assert_eq!(status(2, run, &[]), status::REFUSED, "no segment came");
+    assert_eq!(status(2, run, &[(1, store)]), status::REFUSED, "there is no such segment");
+    assert_eq!(status(2, run, &[(0, store), (0, store)]), status::REFUSED, "one came twice");
+    assert_eq!(status(3, run, &[(0, store)]), status::REFUSED, "there is no such store");
+    assert_eq!(status(2, run, &[(0, &long)]), status::REFUSED, "it is too long");
+    let beyond = Run { count: 2, slot: 63, ..run };
+    assert_eq!(status(2, beyond, &[(0, store)]), status::REFUSED, "it has no such slot");
+    let loose = tempfile::tempfile_in("/proc/self/cwd").unwrap();
+    loose.set_len(64 * PAGE_BYTES as u64).unwrap();
+    if memfd::look_at(&loose).unwrap().is_none() {
+        assert_eq!(status(2, run, &[(0, &loose)]), status::REFUSED, "it is no memory");
     }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // SAFETY: our own child.
-        unsafe {
-            libc::kill(self.0, libc::SIGKILL);
-            assert_eq!(libc::waitpid(self.0, std::ptr::null_mut(), 0), self.0);
-        }
-    }
-}
-
-#[test]
-fn slots_and_regions_stay_for_children_that_may_still_see_them() {
-    let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
-    let _stop = Stop(Arc::clone(&meeting.agent));
-    let lane = meeting.connection.open_lane();
-    let bench = &meeting.bench;
-    bench.fill(1, 5);
-    (1..3).for_each(|slot| bench.fill_slot(Slot(slot), 5));
-    let run = |slot| Run { page: bench.page(1).0, count: 1, slot, zero: 0 };
-    assert_eq!(merge(&lane, &[run(1)]), merged(1));
-
-    meeting.agent.before_fork();
-    let child = Child::fork();
-    meeting.agent.after_fork_in_parent();
-    assert_eq!(merge(&lane, &[run(2)]), [outcome::BUSY], "the daemon would free the first slot");
-    assert_eq!(merge(&lane, &[run(1)]), [outcome::ALREADY]);
-
-    bench.fill(1, 5);
-    assert_eq!(lost(&lane), [], "the child may still look at the slot");
-    let report = lane.ask::<u8>(about(REPORT, &meeting), &[]);
-    assert_eq!((report.status, report.errno), (status::FAILED, libc::EBUSY as u32));
-    let gone = bench.space.forget(bench.address(32), PAGE_BYTES);
-    meeting.agent.regions_changed();
-    assert!(!socket::wait_readable(meeting.connection.channel.as_fd(), SHORTLY).unwrap());
-    let more = Mapping::anonymous(16 * PAGE_BYTES).expect("memory");
-    let region = bench.space.manage(more.address(), more.bytes()).expect("manage");
-    meeting.agent.regions_changed();
-    assert_eq!(meeting.connection.added(), region, "what came is told at once");
-
-    drop(child);
-    assert_eq!(meeting.connection.message(), FromShim::RegionRemoved(gone[0]));
-    assert_eq!(await_lost(&lane, 1).len(), 1);
-    let bench = &meeting.bench;
-    assert_eq!(merge(&lane, &[run(1)]), merged(1));
-    let moved = Run { page: bench.page(1).0, count: 1, slot: 2, zero: 0 };
-    assert_eq!(merge(&lane, &[moved]), merged(1));
+    assert_eq!(merge(&lane, bench, &[run]), merged(1));
+    assert_eq!(
+        status(2, run, &[(0, &other)]),
+        status::REFUSED,
+        "another file for a page's segment"
+    );
     assert!(bench.holds(1, 5));
-    bench.space.release_range(more.address(), more.bytes()).expect("release");
+    assert_eq!(merge(&lane, bench, &[run]), [outcome::ALREADY]);
 }
 
 #[test]
-fn a_daemon_that_lives_is_told_of_no_loss_by_a_new_connection_either() {
+fn a_lane_closes_the_segments_that_came_with_a_request() {
     let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
     let _stop = Stop(Arc::clone(&meeting.agent));
     let lane = meeting.connection.open_lane();
     let bench = &meeting.bench;
-    (1..3).for_each(|page| bench.fill(page, 5));
-    (1..3).for_each(|slot| bench.fill_slot(Slot(slot), 5));
-    let run = Run { page: bench.page(1).0, count: 2, slot: 1, zero: 0 };
-    assert_eq!(merge(&lane, &[run]), merged(2));
-
-    meeting.agent.before_fork();
-    let child = Child::fork();
-    meeting.agent.after_fork_in_parent();
-    bench.fill(1, 6);
-    assert_eq!(lost(&lane), [], "the child may still look at the slot");
-
-    // The child has the daemon's end as well.
-    socket::shutdown(meeting.connection.channel.as_fd()).expect("shutdown");
-    let mut meeting = meeting.replace_daemon();
-    // It calls the same store by another name, and frees what it is not told of.
-    meeting.connection.welcome(StoreId(3), &meeting.bench.store);
-    assert_eq!(meeting.connection.added(), meeting.bench.region);
-    let lane = meeting.connection.open_lane();
-    let report = lane.ask::<u8>(about(REPORT, &meeting), &[]);
-    assert_eq!((report.status, report.errno), (status::FAILED, libc::EBUSY as u32));
-    drop(child);
-    let report = lane.ask::<u8>(about(REPORT, &meeting), &[]);
-    assert_eq!((report.status, report.count), (status::DONE, 1));
-    let expected = MergedSpan { page: meeting.bench.page(2).0, count: 1, slot: 2, store: 2 };
-    assert_eq!(lane.array::<MergedSpan>(0, 1), [expected]);
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    bench.fill(1, 5);
+    bench.fill_slot(Slot(1), 5);
+    let run = Run { page: bench.page(1).0, count: 1, slot: 1, zero: 0 };
+    let before = open();
+    assert_eq!(merge(&lane, bench, &[run]), merged(1));
+    assert_eq!(status::REFUSED, lane.ask_to_merge(2, &[run], &[(7, &bench.store)]).status);
+    assert_eq!(open(), before);
 }
 
 #[test]
-fn memory_is_given_back_when_no_child_may_see_what_is_merged() {
+fn a_process_without_descriptors_does_nothing_and_says_so() {
     let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
     let _stop = Stop(Arc::clone(&meeting.agent));
-    meeting.agent.before_fork();
-    let child = Child::fork();
-    meeting.agent.after_fork_in_parent();
-    meeting.connection.channel.send(&FromDaemon::Release, &[], SOON).expect("release");
-    assert!(!socket::wait_readable(meeting.connection.channel.as_fd(), SHORTLY).unwrap());
     let lane = meeting.connection.open_lane();
-    assert_eq!(lost(&lane), [], "it goes on");
-    assert!(!meeting.bench.space.regions().is_empty());
-    drop(child);
-    let removed = FromShim::RegionRemoved(meeting.bench.region.pages);
-    assert_eq!(meeting.connection.message(), removed);
-    assert_eq!(meeting.connection.message(), FromShim::Released);
+    let bench = &meeting.bench;
+    bench.fill(1, 5);
+    bench.fill_slot(Slot(1), 5);
+    let run = Run { page: bench.page(1).0, count: 1, slot: 1, zero: 0 };
+    let limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut before = limits;
+    // SAFETY: a live local. The test is alone in its process with what needs descriptors.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) }, 0);
+    let segment = memfd::reopen_read_only(&bench.store).unwrap();
+    let request = Request { op: MERGE, store: 2, count: 1, segments: 1, ..Request::default() };
+    lane.window.write_all_at(run.as_bytes(), 0).unwrap();
+    lane.window.write_all_at(&[0; 4], SEGMENTS_OFFSET as u64).unwrap();
+    // New descriptors must be below the limit; those that there are stay.
+    let few = libc::rlimit { rlim_cur: 3, ..before };
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few) }, 0);
+    let answer = lane.ask_with(request.as_bytes(), &[segment.as_fd()]);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before) }, 0);
+    let answer = answer.unwrap();
+    assert_eq!((answer.status, answer.errno), (status::FAILED, libc::EMFILE as u32));
+    assert_eq!(merge(&lane, bench, &[run]), merged(1), "once there are some");
 }

@@ -126,8 +126,7 @@ fn a_new_daemon_takes_over_within_a_period() {
     meeting.bench.fill_slot(Slot(5), 9);
     let lane = meeting.connection.open_lane();
     let run = Run { page: meeting.bench.page(3).0, count: 1, slot: 5, zero: 0 };
-    let merge = Request { op: op::MERGE, store: 2, count: 1, ..Request::default() };
-    assert_eq!(lane.ask(merge, &[run]).count, 1);
+    assert_eq!(lane.ask_to_merge(2, &[run], &[(0, &meeting.bench.store)]).count, 1);
     assert_eq!(lane.array::<u8>(0, 1), merged(1));
     let FromShim::Hello { instance, .. } = meeting.connection.hello else { panic!("Hello") };
 
@@ -139,7 +138,6 @@ fn a_new_daemon_takes_over_within_a_period() {
         panic!("Hello")
     };
     assert_eq!((*again, stores.as_slice()), (instance, [StoreId(2)].as_slice()));
-    assert_eq!(meeting.connection.files.len(), 1);
     assert!(meeting.bench.holds(3, 9), "the guest's page is as it was");
 
     meeting.connection.welcome(StoreId(3), &meeting.bench.store);

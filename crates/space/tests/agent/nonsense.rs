@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bindery_space::wire::control::{FRAME_BYTES_MAX, FromDaemon, StoreId};
-use bindery_space::wire::lane::{Request, WINDOW_BYTES, op, status};
+use bindery_space::wire::lane::{Request, SEGMENTS_OFFSET, WINDOW_BYTES, op, status};
 use bindery_sys::{memfd, socket};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -33,13 +34,18 @@ fn a_lane_answers_any_request_and_the_guest_keeps_its_pages() {
         meeting.bench.fill(page, u64::from(page));
     }
     let lane = meeting.connection.open_lane();
-    let header = (0u32..12, 0u32..4, edge(&meeting), edge(&meeting), 0u32..20);
+    let header = (0u32..12, 0u32..4, edge(&meeting), edge(&meeting), 0u32..20, 0usize..3);
     let words = prop::collection::vec(edge(&meeting), 0..64);
     let mut runner = TestRunner::default();
-    let result = runner.run(&(header, words), |((code, store, first, count, last), words)| {
-        let mut request = Request { op: code, store, first, count, ..Request::default() };
-        request.unused[11] = u32::from(last == 0);
-        let answer = lane.ask(request, &words);
+    let file = meeting.bench.store.as_fd();
+    let result = runner.run(&(header, words), |((code, store, first, count, last, of), words)| {
+        let segments = of as u32;
+        let mut request = Request { op: code, store, first, count, segments, ..Request::default() };
+        request.unused[10] = u32::from(last == 0);
+        lane.window.write_all_at(words.as_bytes(), 0).unwrap();
+        let numbers: Vec<u32> = words.iter().take(of).map(|word| word % 3).collect();
+        lane.window.write_all_at(numbers.as_bytes(), SEGMENTS_OFFSET as u64).unwrap();
+        let answer = lane.ask_with(request.as_bytes(), &vec![file; of]).unwrap();
         prop_assert!(answer.status <= status::FAILED);
         prop_assert!(code != 0 && code <= op::SURVEY || answer.status == status::REFUSED);
         Ok(())
@@ -58,9 +64,16 @@ fn a_broken_lane_ends_alone() {
         assert_eq!(lane.ask::<u8>(lost, &[]).status, status::DONE);
         assert!(lane.ask_raw(bytes).is_none(), "{} bytes are no request", bytes.len());
     }
+    // As many descriptors as a request names, and none with any other.
+    let merge = Request { op: op::MERGE, store: 2, segments: 1, ..Request::default() };
+    let many = Request { segments: u32::MAX, ..merge };
+    for (request, count) in [(lost, 1), (merge, 0), (merge, 2), (many, 1)] {
+        let lane = meeting.connection.open_lane();
+        let fds = vec![lane.window.as_fd(); count];
+        let answer = lane.ask_with(request.as_bytes(), &fds);
+        assert!(answer.is_none(), "{count} descriptors with {request:?}");
+    }
     let lane = meeting.connection.open_lane();
-    socket::send(&lane.socket, lost.as_bytes(), &[lane.window.as_fd()]).unwrap();
-    assert!(lane.ask_raw(&[]).is_none(), "requests carry no descriptors");
     // A window that is none, one that somebody could make shorter, and one that is shorter.
     let (reader, _writer) = std::io::pipe().unwrap();
     let loose = tempfile::tempfile().unwrap();

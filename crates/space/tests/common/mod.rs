@@ -1,16 +1,24 @@
 //! A little daemon for tests: guest memory, a store, and the right to merge.
 #![allow(dead_code, reason = "each test file uses what it needs")]
 
-use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
+use std::{
+    fs::File,
+    os::{fd::OwnedFd, unix::fs::FileExt},
+    sync::Arc,
+};
 
 use bindery_space::{
-    Space, Worker,
+    PinError, Segments, Space, Worker,
     wire::{
         control::{Region, StoreId},
         lane::{Run, outcome},
     },
 };
-use bindery_sys::{mapping::Mapping, memfd};
+use bindery_sys::{
+    mapping::Mapping,
+    memfd,
+    table::{self, Kept},
+};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 
 /// The store's name in these tests.
@@ -24,8 +32,10 @@ pub(crate) struct Bench {
     pub(crate) memory: Mapping,
     /// What the space calls it.
     pub(crate) region: Region,
-    /// The store's file, writable.
+    /// The file of the store's only segment, writable.
     pub(crate) store: File,
+    /// The same, for reading.
+    pub(crate) view: Kept<OwnedFd>,
 }
 
 /// Whether this machine can manage memory at all; says so loudly if not.
@@ -50,9 +60,9 @@ impl Bench {
         let region = space.manage(memory.address(), memory.bytes()).expect("manage");
         let store =
             memfd::create("test-store", u64::from(slots) * PAGE_BYTES as u64).expect("memfd");
-        let view = memfd::reopen_read_only(&store).expect("reopen");
-        space.attach_store(STORE, view.into(), slots).expect("attach");
-        Some(Self { space, memory, region, store })
+        space.attach_store(STORE, slots, slots).expect("attach");
+        let view = view_of(&store);
+        Some(Self { space, memory, region, store, view })
     }
 
     /// As many slots as `pages` pages, all full of a word.
@@ -105,11 +115,41 @@ impl Bench {
         self.store.write_all_at(&bytes, slot.offset_bytes()).expect("store");
     }
 
+    /// All slots of the store, for a request.
+    #[must_use]
+    pub(crate) fn segments(&self) -> Segments {
+        self.pin().expect("pin")
+    }
+
+    /// The same where the kernel may have no mapping for it.
+    pub(crate) fn pin(&self) -> Result<Segments, PinError> {
+        // The test may be in a thread that has the library's table.
+        self.view.with(|file| {
+            let file = file.try_clone().expect("descriptor");
+            self.space.pin(STORE, [(0, file)])
+        })
+    }
+
     /// Merges consecutive pages with consecutive slots.
     pub(crate) fn merge(&self, worker: &mut Worker, page: u32, count: u32, slot: Slot) -> Vec<u8> {
+        match self.pin() {
+            Ok(segments) => self.merge_with(worker, &segments, (page, count), slot),
+            Err(PinError::Map(_)) => vec![outcome::NO_MAPPINGS; count as usize],
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The same with segments at hand.
+    pub(crate) fn merge_with(
+        &self,
+        worker: &mut Worker,
+        segments: &Segments,
+        (page, count): (u32, u32),
+        slot: Slot,
+    ) -> Vec<u8> {
         let mut outcomes = Vec::new();
         let run = Run { page: self.page(page).0, count, slot: slot.0, zero: 0 };
-        worker.merge(STORE, &[run], &mut outcomes);
+        worker.merge(segments, &[run], &mut outcomes);
         outcomes
     }
 
@@ -118,6 +158,13 @@ impl Bench {
     pub(crate) fn all(&self) -> PageRange {
         self.region.pages
     }
+}
+
+/// A segment for reading, where the library finds it.
+#[must_use]
+pub(crate) fn view_of(segment: &File) -> Kept<OwnedFd> {
+    let view = memfd::reopen_read_only(segment).expect("reopen");
+    table::adopt(view.into()).expect("adopt")
 }
 
 /// So many pages merged.

@@ -9,12 +9,11 @@ use std::{
 };
 
 use bindery_space::{Worker, wire::lane::outcome};
-use bindery_sys::memfd;
 use bindery_units::{PAGE_BYTES, Slot};
 
 use crate::{
     alone::alone,
-    common::{Bench, STORE, merged},
+    common::{Bench, STORE, merged, view_of},
 };
 
 /// Eight pages and as many slots that hold the same, in a store that can be cut short.
@@ -22,8 +21,8 @@ fn bench() -> Option<Bench> {
     let mut bench = Bench::full_of(8, 7)?;
     let store = tempfile::tempfile_in("/dev/shm").expect("a file of tmpfs");
     store.set_len(8 * PAGE_BYTES as u64).expect("slots");
-    let view = memfd::reopen_read_only(&store).expect("reopen");
-    bench.space.attach_store(STORE, view.into(), 8).expect("attach");
+    bench.space.attach_store(STORE, 8, 8).expect("attach");
+    bench.view = view_of(&store);
     bench.store = store;
     (0..8).for_each(|slot| bench.fill_slot(Slot(slot), 7));
     Some(bench)
@@ -74,13 +73,15 @@ fn pages_are_not_merged_with_slots_that_cannot_be_read() {
     after_an_error(
         "errors::pages_are_not_merged_with_slots_that_cannot_be_read",
         |bench, mut worker| {
+            let segments = bench.segments();
             spoil(&bench);
-            let outcomes = bench.merge(&mut worker, 0, 8, Slot(0));
+            let outcomes = bench.merge_with(&mut worker, &segments, (0, 8), Slot(0));
             assert_eq!(outcomes[..4], merged(4));
             assert_eq!(outcomes[4..], [outcome::DIFFERENT; 4]);
             assert!((0..8).all(|page| bench.holds(page, 7)));
             // Nor are pages of one slot given another such.
-            assert_eq!(bench.merge(&mut worker, 0, 4, Slot(4)), [outcome::DIFFERENT; 4]);
+            let outcomes = bench.merge_with(&mut worker, &segments, (0, 4), Slot(4));
+            assert_eq!(outcomes, [outcome::DIFFERENT; 4]);
             assert!((0..8).all(|page| bench.holds(page, 7)));
         },
     );

@@ -1,6 +1,9 @@
 //! Memory that others have a say in: children of fork, another userfaultfd, huge pages, a new user.
 
-use std::io::{Read, Write};
+use std::{
+    io::{Read, Write},
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
+};
 
 use bindery_space::{ManageError, wire::lane::outcome};
 use bindery_sys::{
@@ -164,6 +167,46 @@ fn take_all_mappings() -> u32 {
         taken += 1;
     }
     taken
+}
+
+/// The kernel frees a segment with its last user, whoever that is.
+#[test]
+fn a_child_keeps_what_it_saw_when_a_segment_is_dropped() {
+    alone("owners::a_child_keeps_what_it_saw_when_a_segment_is_dropped", || {
+        let Some(bench) = Bench::full_of(16, 7) else { return };
+        let mut worker = bench.space.worker().expect("worker");
+        assert_eq!(bench.merge(&mut worker, 0, 16, Slot(0)), merged(16));
+        bench.space.pause();
+        let (reader, writer) = std::io::pipe().expect("pipe");
+        // SAFETY: the child calls only what is async-signal-safe.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mut go = [0u8; 1];
+            // SAFETY: our own descriptors and buffer; _exit does not return.
+            unsafe {
+                libc::close(writer.as_raw_fd());
+                libc::read(reader.as_raw_fd(), go.as_mut_ptr().cast(), 1);
+                libc::_exit(i32::from(!(0..16).all(|page| bench.holds(page, 7))));
+            }
+        }
+        bench.space.resume();
+        (0..16).for_each(|page| bench.fill(page, 8));
+        let mut lost = Vec::new();
+        for _ in 0..3 {
+            while worker.lost(&mut lost, 100) {}
+        }
+        let inode = format!(" {} ", bench.store.metadata().expect("memfd").ino());
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+        assert!(!maps.contains(&inode), "the parent has let go of it");
+        // As the daemon closes it.
+        let Bench { store, view, .. } = bench;
+        drop((store, view));
+        drop(writer);
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child reads what it saw when it was born");
+    });
 }
 
 /// QEMU's `-runas`: after it, `/proc/self` is root's.

@@ -16,7 +16,7 @@ use bindery_space::{
 use bindery_sys::pagemap::{EXTENTS_PER_CALL_MAX, Extent, Pagemap, Query, category};
 use bindery_units::{PAGE_BYTES, PageRange, Slot};
 
-use crate::common::{Bench, STORE, merged};
+use crate::common::{Bench, merged};
 
 /// 2 MiB.
 const HUGE_PAGES: u32 = 512;
@@ -100,7 +100,7 @@ fn marked_holes_are_zeros_for_whoever_touches_or_merges_them() {
     assert_eq!(seen, (0, 9));
     let mut outcomes = Vec::new();
     let zeros = Run { page: bench.page(0).0, count: 64, slot: 0, zero: 1 };
-    worker.merge(STORE, &[zeros], &mut outcomes);
+    worker.merge(&bench.segments(), &[zeros], &mut outcomes);
     assert_eq!(outcomes[4], outcome::DIFFERENT);
     // SAFETY: as above.
     assert_eq!(unsafe { bench.words(4).read_volatile() }, 9);
@@ -183,7 +183,7 @@ fn what_was_written_and_merged_before_any_scan_is_told_once() {
     assert_eq!(bench.merge(&mut worker, 32, 4, Slot(32)), merged(4), "not written since");
     let zeros = Run { page: bench.page(40).0, count: 4, slot: 0, zero: 1 };
     let mut outcomes = Vec::new();
-    worker.merge(STORE, &[zeros], &mut outcomes);
+    worker.merge(&bench.segments(), &[zeros], &mut outcomes);
     assert_eq!(outcomes, merged(4));
     let told = [(8, 2, 0), (10, 10, 1), (20, 4, 0), (40, 4, 1)];
     assert_eq!(scanned(&bench, &mut worker), told);
@@ -245,7 +245,7 @@ fn a_copy_that_follows_what_scans_tell_is_the_memory_in_the_end() {
                 for page in 0..PAGES {
                     let (slot, zero) = (word(page) as u32, u32::from(word(page) == 0));
                     let run = Run { page: bench.page(page).0, count: 1, slot, zero };
-                    worker.merge(STORE, &[run], &mut Vec::new());
+                    worker.merge(&bench.segments(), &[run], &mut Vec::new());
                 }
                 lost.clear();
                 worker.lost(&mut lost, PAGES as usize);

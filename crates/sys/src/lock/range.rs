@@ -136,7 +136,7 @@ impl Drop for RangeLock {
 ///
 /// # Panics
 /// If the range is empty, or beyond what a file can be long.
-pub(super) fn description(range: &Range<u64>, kind: libc::c_int) -> libc::flock {
+fn description(range: &Range<u64>, kind: libc::c_int) -> libc::flock {
     assert!(!range.is_empty() && i64::try_from(range.end).is_ok(), "cannot lock {range:?}");
     libc::flock {
         l_type: kind as libc::c_short,
@@ -148,7 +148,7 @@ pub(super) fn description(range: &Range<u64>, kind: libc::c_int) -> libc::flock 
     }
 }
 
-pub(super) fn fcntl(file: &File, command: libc::c_int, lock: &mut libc::flock) -> io::Result<()> {
+fn fcntl(file: &File, command: libc::c_int, lock: &mut libc::flock) -> io::Result<()> {
     // SAFETY: needs a descriptor and a flock, for all three commands; both are borrowed.
     match unsafe { libc::fcntl(file.as_fd().as_raw_fd(), command, std::ptr::from_mut(lock)) } {
         0 => Ok(()),

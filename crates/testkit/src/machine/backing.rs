@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bindery_sys::tmpfs;
+use bindery_sys::tmpfs::PrivateTmpfs;
 use bindery_units::{ByteCount, PAGE_BYTES};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -57,7 +57,8 @@ fn touch(bytes: ByteCount) -> Duration {
     // As long as a write where it ends the file, 2 MiB where it is within.
     for length in [0, bytes.0] {
         // Who may not mount gets none: neither does who is measured.
-        let Ok(mut file) = tmpfs::create("bindery-touch", bytes.0) else { continue };
+        let file = PrivateTmpfs::mount(bytes.0).and_then(|tmpfs| tmpfs.create("bindery-touch"));
+        let Ok(mut file) = file else { continue };
         let written = file
             .set_len(length)
             .and_then(|()| pages.chunks(WRITE_BYTES).try_for_each(|chunk| file.write_all(chunk)));

@@ -1,5 +1,8 @@
 /* Children that see the memory, and children that do not. */
 #include "vmm.h"
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 void in_child(void (*work)(void))
@@ -91,6 +94,117 @@ void act_outlive(void)
 void act_outlive_closed(void)
 {
 	outlive(1);
+}
+
+/* A child that nobody knows of, which looks at the memory once its parent has had all of it merged anew. */
+static volatile int *rewritten;
+
+static int look(void *unused)
+{
+	(void)unused;
+	alarm(60);
+	while (!*rewritten)
+		usleep(1000);
+	expect(ram, 0, PAGES);
+	_exit(0);
+}
+
+static int look_without_descriptors(void *unused)
+{
+	CHECK(close_range(3, ~0U, 0) == 0);
+	return look(unused);
+}
+
+/* As Python's subprocess module does it where there is no close_range(2), and many daemons. */
+static int look_like_python(void *unused)
+{
+	for (int fd = 3; fd < 1024; fd++)
+		close(fd);
+	return look(unused);
+}
+
+static void fill_anew(unsigned long round)
+{
+	for (unsigned long page = 0; page < FILLED; page++)
+		for (unsigned long at = 0; at < PAGE / 8; at++)
+			((uint64_t *)(ram + page * PAGE))[at] = word_of(page) + 1000 * round;
+}
+
+static void expect_anew(unsigned long round)
+{
+	for (unsigned long page = 0; page < FILLED; page++)
+		CHECK(page_holds(ram + page * PAGE, word_of(page) + 1000 * round));
+}
+
+static void outlast(pid_t child)
+{
+	char line[16];
+	int status;
+
+	CHECK(child > 0);
+	for (unsigned long round = 1; round <= 3; round++) {
+		fill_anew(round);
+		printf("rewritten\n");
+		fflush(stdout);
+		CHECK(fgets(line, sizeof line, stdin));
+		expect_anew(round);
+	}
+	*rewritten = 1;
+	CHECK(waitpid(child, &status, 0) == child);
+	if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+		bad("the child ended with %x", status);
+}
+
+static void share_flag(void)
+{
+	void *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(page != MAP_FAILED);
+	rewritten = page;
+}
+
+static void outlast_forked(int (*work)(void *), pid_t (*born)(void))
+{
+	pid_t child;
+
+	share_flag();
+	child = born();
+	if (child == 0)
+		work(NULL);
+	outlast(child);
+}
+
+static pid_t raw_clone(void)
+{
+	return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+}
+
+void act_unknown_fork(void)
+{
+	outlast_forked(look_without_descriptors, fork);
+}
+
+void act_unknown_python(void)
+{
+	outlast_forked(look_like_python, fork);
+}
+
+void act_unknown__fork(void)
+{
+	outlast_forked(look, _Fork);
+}
+
+void act_unknown_raw(void)
+{
+	outlast_forked(look, raw_clone);
+}
+
+void act_unknown_clone(void)
+{
+	static char stack[1 << 16] __attribute__((aligned(16)));
+
+	share_flag();
+	outlast(clone(look, stack + sizeof stack, SIGCHLD, NULL));
 }
 
 /* Every page of DONTFORK memory is gone in the child, merged or not, before or after the advice. */
