@@ -88,6 +88,37 @@ fn marks(guest: &mut QemuGuest) -> String {
     guest.check("cat /tmp/mark /tmp/copy | md5sum").unwrap()
 }
 
+/// As libvirt starts it: no other program, and no thread that leaves what it shares by unshare(2).
+#[test]
+fn a_guest_in_qemus_sandbox_is_merged() {
+    let Some(stage) = Stage::new() else { return };
+    let sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+    for qemu in Qemu::ALL {
+        let name = format!("{qemu:?}-sandboxed");
+        let mut guest = boot(stage.builder(&name, qemu).args(["-sandbox", sandbox]));
+        let expected = put_marks(&mut guest);
+        stage.await_merged(&name);
+        assert_eq!(marks(&mut guest), expected);
+        assert_no_complaints(&mut guest);
+        let ours = descriptors_of_ours(&guest);
+        assert!(ours.is_empty(), "{ours:?}");
+        guest.shut_down();
+    }
+}
+
+/// Descriptors that the library needs, in a VMM that has none of these kinds itself.
+fn descriptors_of_ours(guest: &QemuGuest) -> Vec<PathBuf> {
+    let directory = PathBuf::from(format!("/proc/{}/fd", guest.pid().unwrap()));
+    let links = std::fs::read_dir(directory).unwrap().flatten();
+    let links = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let is_ours = |link: &PathBuf| {
+        ["userfaultfd", "pagemap", "memfd:"]
+            .iter()
+            .any(|kind| link.to_string_lossy().contains(kind))
+    };
+    links.filter(is_ours).collect()
+}
+
 #[test]
 fn a_merged_guest_migrates_to_a_managed_one() {
     let Some(stage) = Stage::new() else { return };
