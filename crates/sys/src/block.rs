@@ -14,6 +14,8 @@ use crate::direct::ALIGNMENT;
 
 /// `BLKGETSIZE64`: bytes of a block device.
 const BLKGETSIZE64: Opcode = opcode::read::<usize>(0x12, 114);
+/// `BLKROGET`: whether a block device is read-only.
+const BLKROGET: Opcode = opcode::none(0x12, 94);
 /// `BLKDISCARD`: a range of a block device, by start and length in bytes.
 const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 
@@ -88,6 +90,16 @@ pub fn bytes(file: &File, kind: Kind) -> io::Result<u64> {
             Ok(bytes)
         }
     }
+}
+
+/// Returns true if a block device takes no writes, whoever opens it for them.
+///
+/// # Errors
+/// As ioctl(2).
+pub fn is_read_only(device: &File) -> io::Result<bool> {
+    // SAFETY: BLKROGET writes an int.
+    let is_read_only = unsafe { ioctl(device, Getter::<BLKROGET, libc::c_int>::new()) }?;
+    Ok(is_read_only != 0)
 }
 
 /// Gives a range back to the file system or the device, if they take it. What it reads as afterwards is

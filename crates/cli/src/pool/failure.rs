@@ -29,6 +29,7 @@ fn of_device(error: &device::OpenError) -> Reason {
     match error {
         device::OpenError::Io { source, .. } => of_kind(source.kind()),
         device::OpenError::InUse { .. } => Reason::Taken,
+        device::OpenError::ReadOnly { .. } => Reason::Refused,
         device::OpenError::NoDevice { .. } => Reason::BadInput,
         device::OpenError::NoUring { .. } => Reason::Unsupported,
     }

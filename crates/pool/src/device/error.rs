@@ -106,6 +106,15 @@ pub enum OpenError {
         /// not let go 10 s after its process was gone.
         holders: Vec<u32>,
     },
+    /// It takes no writes.
+    #[error(
+        "{} is read-only: make it writable (`blockdev --setrw`, or the switch of the disk), or attach it \
+         for writing; what is on it can be read as it is", path.display()
+    )]
+    ReadOnly {
+        /// The block device.
+        path: PathBuf,
+    },
     /// It holds no blocks.
     #[error("{} is neither a regular file nor a block device", path.display())]
     NoDevice {

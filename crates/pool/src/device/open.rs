@@ -97,6 +97,12 @@ impl FileDevice {
         let cached = block::open_cached(path).map_err(failed("open", path))?;
         let kind = Kind::of(&cached).map_err(failed("look at", path))?;
         let kind = kind.ok_or_else(|| OpenError::NoDevice { path: path.into() })?;
+        if options.access == Access::Write
+            && kind == Kind::BlockDevice
+            && block::is_read_only(&cached).map_err(failed("look at", path))?
+        {
+            return Err(OpenError::ReadOnly { path: path.into() });
+        }
         let Opened { file, buffered_because, locks, writer } = open_for(path, kind, options)?;
         let bytes = block::bytes(&file, kind).map_err(failed("measure", path))?;
         if let Some(why) = &buffered_because {

@@ -36,6 +36,12 @@ impl Loop {
         &self.0
     }
 
+    /// Takes no writes from now on, or takes them again.
+    pub(crate) fn set_read_only(&self, is_read_only: bool) {
+        let how = if is_read_only { "--setro" } else { "--setrw" };
+        run("blockdev", &[OsStr::new(how), self.0.as_os_str()]).unwrap();
+    }
+
     /// Learns that its file has become longer.
     pub(crate) fn resize(&self) {
         run("losetup", &[OsStr::new("--set-capacity"), self.0.as_os_str()]).unwrap();

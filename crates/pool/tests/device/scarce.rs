@@ -215,3 +215,18 @@ fn faults_come_when_they_are_to() {
     device.set(None);
     assert_holds(&device, 0..16, 3);
 }
+
+#[test]
+fn a_read_only_block_device_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let backing = directory.path().join("backing");
+    File::create(&backing).unwrap().set_len(1 << 20).unwrap();
+    let device = or_skip!(Loop::of(&backing));
+    device.set_read_only(true);
+    let error = FileDevice::open(device.path(), &WRITE).unwrap_err();
+    assert!(matches!(&error, OpenError::ReadOnly { path } if path == device.path()), "{error}");
+    assert!(error.to_string().contains("is read-only: make it writable"), "{error}");
+    drop(FileDevice::open(device.path(), &READ).unwrap());
+    device.set_read_only(false);
+    drop(FileDevice::open(device.path(), &WRITE).unwrap());
+}
