@@ -129,6 +129,22 @@ pub enum ReadError {
     BeyondEnd(#[from] BeyondEnd),
 }
 
+impl ReadError {
+    /// Returns true if the archive could not be asked, so that nothing is known of what it holds.
+    #[must_use]
+    pub fn is_of_reach(&self) -> bool {
+        match self {
+            Self::OtherProcess(_) => true,
+            #[cfg(feature = "archive")]
+            Self::Archive { source, .. } => matches!(
+                source.downcast_ref::<crate::archive::ReadError>(),
+                Some(crate::archive::ReadError::Fault(_))
+            ),
+            _ => false,
+        }
+    }
+}
+
 /// More was to be read of an object than it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("object {object} has {length_bytes} bytes: there are no {bytes} bytes at {offset_bytes}")]

@@ -75,6 +75,19 @@ pub enum Finding {
     },
 }
 
+impl Finding {
+    /// Returns true if something is not as it was written; false if it was not read, because the archive cannot
+    /// be reached or this process is the wrong one.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::OtherProcess(_) | Self::ArchiveClosed { .. } => false,
+            Self::Object(error) => !error.is_of_reach(),
+            _ => true,
+        }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
