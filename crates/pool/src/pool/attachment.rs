@@ -1,5 +1,7 @@
 //! The archive of a pool that is open, if it is.
 
+use std::fmt;
+
 use crate::ObjectId;
 use crate::format::record::ArchivedEntry;
 use crate::mblock::Committed;
@@ -11,13 +13,34 @@ pub(crate) use with_archive::Attachment;
 #[cfg(not(feature = "archive"))]
 pub(crate) use without::Attachment;
 
+/// Why keys of an object that was deleted are still in the archive, where a sweep finds them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeftBehind {
+    /// The archive is not open.
+    NotOpen,
+    /// Somebody still reads the object there.
+    Read,
+    /// The store did not delete them, for this reason.
+    Failed(String),
+}
+
+impl fmt::Display for LeftBehind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotOpen => formatter.write_str("the archive is not open"),
+            Self::Read => formatter.write_str("somebody still reads it there"),
+            Self::Failed(why) => formatter.write_str(why),
+        }
+    }
+}
+
 #[cfg(feature = "archive")]
 mod with_archive {
     use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
     use uuid::Uuid;
 
-    use super::{ArchivedEntry, Committed, FindError, ObjectId};
+    use super::{ArchivedEntry, Committed, FindError, LeftBehind, ObjectId};
     use crate::archive::Archive;
     use crate::mblock::Archived;
 
@@ -58,20 +81,17 @@ mod with_archive {
 
         /// Deletes an object that no catalogue has any more. What is left of it is an orphan, which a
         /// sweep finds.
-        pub(crate) fn delete(&self, pool: u128, id: ObjectId) {
-            let Some(archive) = self.get() else {
-                return tracing::warn!(%id, "is left in the archive, which is not open: sweep it");
-            };
-            if let Err(error) = archive.delete(Uuid::from_u128(pool), id) {
-                tracing::warn!(%id, %error, "is left in the archive: sweep it");
-            }
+        pub(crate) fn delete(&self, pool: u128, id: ObjectId) -> Option<LeftBehind> {
+            let Some(archive) = self.get() else { return Some(LeftBehind::NotOpen) };
+            let deleted = archive.delete(Uuid::from_u128(pool), id);
+            deleted.err().map(|error| LeftBehind::Failed(error.to_string()))
         }
     }
 }
 
 #[cfg(not(feature = "archive"))]
 mod without {
-    use super::{ArchivedEntry, Committed, FindError, ObjectId};
+    use super::{ArchivedEntry, Committed, FindError, LeftBehind, ObjectId};
 
     /// No archive can be opened.
     #[derive(Debug, Default)]
@@ -86,8 +106,8 @@ mod without {
             Err(FindError::Archived(entry.id))
         }
 
-        pub(crate) fn delete(&self, _pool: u128, id: ObjectId) {
-            tracing::warn!(%id, "is left in the archive, which this program cannot open");
+        pub(crate) fn delete(&self, _pool: u128, _id: ObjectId) -> Option<LeftBehind> {
+            Some(LeftBehind::NotOpen)
         }
     }
 }

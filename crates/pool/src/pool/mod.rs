@@ -24,6 +24,7 @@ mod verify;
 
 #[cfg(feature = "archive")]
 pub use archiving::{ArchiveError, Archived, MoveError, Sweep};
+pub use attachment::LeftBehind;
 pub use create::{CATALOGUE_BYTES, CreateOptions, NewDevice};
 pub use error::{
     AllocateError, ChangeError, CreateError, DeleteError, FindError, GrowError, JoinError,
@@ -187,6 +188,14 @@ impl Pool {
     /// # Errors
     /// See [`DeleteError`].
     pub fn delete(&self, id: ObjectId) -> Result<(), DeleteError> {
+        self.delete_fully(id).map(drop)
+    }
+
+    /// As [`delete`](Self::delete). Why keys of an object in the archive were left there, if they were.
+    ///
+    /// # Errors
+    /// See [`DeleteError`].
+    pub fn delete_fully(&self, id: ObjectId) -> Result<Option<LeftBehind>, DeleteError> {
         let entry = self.announce_deletion(id)?;
         let outcome = self.core.catalogue.submit(Record::Delete(id));
         let mut handles = self.core.handles();
@@ -204,12 +213,17 @@ impl Pool {
         }
         drop(handles);
         self.core.uses.forget(id);
-        // Whoever still reads it there can go on, and a sweep will find it.
-        if holder.is_none() && !lingers && matches!(entry, ObjectEntry::Archived(_)) {
-            self.core.attachment.delete(self.id(), id);
+        let left = match entry {
+            // Whoever still reads it there can go on, and a sweep will find it.
+            ObjectEntry::Archived(_) if holder.is_some() || lingers => Some(LeftBehind::Read),
+            ObjectEntry::Archived(_) => self.core.attachment.delete(self.id(), id),
+            _ => None,
+        };
+        if let Some(why) = &left {
+            tracing::warn!(%id, %why, "keys of it are left in the archive: sweep it");
         }
         self.core.counters.deleted();
-        Ok(())
+        Ok(left)
     }
 
     /// Makes sure that only one thread deletes it.

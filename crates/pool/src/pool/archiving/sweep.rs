@@ -55,6 +55,24 @@ impl Pool {
         Ok(sweep)
     }
 
+    /// As [`sweep_archive`](Self::sweep_archive), but removes nothing: what would be removed counts as if it was.
+    /// What another host wrote, and what is damaged, is among it; that only the parts themselves tell.
+    ///
+    /// # Errors
+    /// See [`ArchiveError`].
+    pub fn survey_archive(&self, grace: Duration) -> Result<Sweep, ArchiveError> {
+        let is_known = |id| self.is_needed_in_archive(id);
+        let listing = self.archive()?.orphans(Uuid::from_u128(self.id()), grace, is_known)?;
+        Ok(Sweep {
+            known: listing.known,
+            young: listing.young,
+            removed: listing.orphans.len() as u64,
+            removed_bytes: listing.orphans.iter().map(|orphan| orphan.stored_bytes).sum(),
+            kept: Vec::new(),
+            strangers: listing.strangers,
+        })
+    }
+
     /// Whether the pool has an object, here or there, or somebody has it, deleted or not. One that it
     /// has not it never will have again: ids are given once.
     fn is_needed_in_archive(&self, id: ObjectId) -> bool {
