@@ -2,6 +2,7 @@
 
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
 use object_store::local::LocalFileSystem;
@@ -13,6 +14,9 @@ use url::Url;
 use super::http::Connector;
 use super::key::Keys;
 use super::options::{Credentials, Options};
+
+/// How long a connection may take: a few lost packets, and then another attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why a URL names no archive.
 #[derive(Debug, Error)]
@@ -103,7 +107,10 @@ fn s3(url: &Url, bucket: &str, options: &Options) -> Result<impl ObjectStore, Lo
         .find_map(|key| builder.get_config_value(key))
         .is_some_and(|endpoint| endpoint.starts_with("http://"));
     // Attempts are counted and timed by `Patience`, which knows what a repeated creation means.
-    let client = ClientOptions::new().with_timeout_disabled().with_allow_http(plain);
+    let client = ClientOptions::new()
+        .with_timeout_disabled()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_allow_http(plain);
     let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     let builder = builder
         .with_client_options(client)

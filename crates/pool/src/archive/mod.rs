@@ -125,7 +125,7 @@ impl Archive {
     ///
     /// # Errors
     /// See [`OpenError`]. A store that cannot be reached is one after
-    /// [`deadline`](Patience::deadline).
+    /// [`opening`](Patience::opening).
     pub fn open(url: &str, options: Options) -> Result<Self, OpenError> {
         let Options { part_bytes, parts_at_once, .. } = options;
         let whole = part_bytes.is_multiple_of(UNIT_BYTES as u64);
@@ -144,6 +144,11 @@ impl Archive {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.0.url
+    }
+
+    /// Returns true if what is copied here is read back before it counts as safe.
+    pub(crate) fn reads_back(&self) -> bool {
+        self.0.options.read_back
     }
 
     /// What is there of an object, with its table of checksums. Blocks for one request, or two where
@@ -200,7 +205,9 @@ impl Inner {
     fn mark(&self) -> Result<(), OpenError> {
         let marker = self.location.keys.marker();
         for _ in 0..2 {
-            match self.create(marker.clone(), Bytes::from_static(MARKER_TEXT.as_bytes())).wait() {
+            let patience = self.options.patience.for_opening();
+            let text = Bytes::from_static(MARKER_TEXT.as_bytes());
+            match self.create_within(patience, marker.clone(), text).wait() {
                 Ok(()) => {}
                 Err(Fault::Exists { .. }) => return self.check_marker(marker),
                 Err(fault) => return Err(fault.into()),
@@ -210,7 +217,8 @@ impl Inner {
     }
 
     fn check_marker(&self, marker: Path) -> Result<(), OpenError> {
-        let found = self.get(marker, 0..MARKER_TEXT.len() as u64 + 1).wait()?;
+        let patience = self.options.patience.for_opening();
+        let found = self.get_within(patience, marker, 0..MARKER_TEXT.len() as u64 + 1).wait()?;
         if found == MARKER_TEXT.as_bytes() {
             return Ok(());
         }
@@ -225,7 +233,11 @@ impl Inner {
     /// Creates a key. [`Fault::Exists`] may come of an attempt of our own whose answer was lost: look
     /// what is there.
     fn create(&self, key: Path, content: Bytes) -> Pending<()> {
-        let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
+        self.create_within(self.options.patience, key, content)
+    }
+
+    fn create_within(&self, patience: Patience, key: Path, content: Bytes) -> Pending<()> {
+        let store = Arc::clone(&self.location.store);
         let subject = self.subject(&key);
         self.runtime.spawn(async move {
             let attempt = async || {
@@ -249,7 +261,16 @@ impl Inner {
 
     /// Reads a range of a key, as much of it as the key has.
     fn get(&self, key: Path, range: std::ops::Range<u64>) -> Pending<Bytes> {
-        let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
+        self.get_within(self.options.patience, key, range)
+    }
+
+    fn get_within(
+        &self,
+        patience: Patience,
+        key: Path,
+        range: std::ops::Range<u64>,
+    ) -> Pending<Bytes> {
+        let store = Arc::clone(&self.location.store);
         let subject = self.subject(&key);
         self.runtime.spawn(async move {
             let attempt = async || {

@@ -44,6 +44,9 @@ pub struct Options {
     pub part_bytes: u64,
     /// How many parts are on the way at once.
     pub parts_at_once: usize,
+    /// Whether all of an object is read back and verified before its place here is given away. Without it
+    /// one small request a part shows that the part is there, has its length, and ends as it should.
+    pub read_back: bool,
     /// Who writes, for people who find the objects: the name of this machine.
     pub writer: String,
 }
@@ -57,6 +60,7 @@ impl Default for Options {
             patience: Patience::default(),
             part_bytes: 16 << 20,
             parts_at_once: 4,
+            read_back: true,
             writer: host_name(),
         }
     }

@@ -14,6 +14,8 @@ pub struct Patience {
     pub request: Duration,
     /// How long a request and its repetitions may take together.
     pub deadline: Duration,
+    /// How long opening an archive may take: somebody waits for it, who may have mistyped the endpoint.
+    pub opening: Duration,
     /// How long is waited before the second attempt, at most; twice as long before each next one.
     pub first_delay: Duration,
     /// How long is waited between attempts at most.
@@ -25,6 +27,7 @@ impl Default for Patience {
         Self {
             request: Duration::from_secs(60),
             deadline: Duration::from_secs(300),
+            opening: Duration::from_secs(10),
             first_delay: Duration::from_millis(100),
             longest_delay: Duration::from_secs(10),
         }
@@ -32,6 +35,11 @@ impl Default for Patience {
 }
 
 impl Patience {
+    /// What there is of it for a request of opening.
+    pub(super) fn for_opening(self) -> Self {
+        Self { deadline: self.deadline.min(self.opening), ..self }
+    }
+
     /// Makes attempts until one succeeds, fails for good, or the time is over.
     pub(super) async fn attempt<T, Attempt>(
         self,

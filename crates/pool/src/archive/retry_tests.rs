@@ -5,6 +5,7 @@ use super::*;
 const PATIENCE: Patience = Patience {
     request: Duration::from_secs(2),
     deadline: Duration::from_secs(20),
+    opening: Duration::from_secs(10),
     first_delay: Duration::from_millis(100),
     longest_delay: Duration::from_secs(4),
 };

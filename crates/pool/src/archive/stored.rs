@@ -16,6 +16,8 @@ use super::{Archive, Fault};
 use crate::ObjectId;
 use crate::object::BeyondEnd;
 
+mod look;
+
 /// How much of a first part is read before it is known how long its table is, in bytes: the table of
 /// an object of 64 MiB less four units.
 const FIRST_BYTES: u64 = 64 << 10;
@@ -51,6 +53,16 @@ pub enum Damage {
         /// How many bytes came.
         found: u64,
         /// How many were asked for.
+        expected: u64,
+    },
+    /// The part is not as long as it was written.
+    #[error(
+        "its last {expected} bytes should be there, and {found} are: it was cut off, or replaced"
+    )]
+    Length {
+        /// How many bytes came from where its end should be.
+        found: u64,
+        /// How many should have come.
         expected: u64,
     },
     /// A unit is not what was written.

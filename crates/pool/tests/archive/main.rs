@@ -5,6 +5,7 @@ mod background;
 mod damage;
 mod errors;
 mod hosts;
+mod liars;
 #[allow(dead_code, reason = "other test programs need the rest")]
 #[path = "../pools/model.rs"]
 mod model;

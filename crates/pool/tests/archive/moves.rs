@@ -117,7 +117,7 @@ fn what_reads_back_wrong_is_not_moved() {
     // In the table, before 16 KiB of content.
     bench.proxy.follow([Rule::always(Method::GET, "", Fault::FlipBit((16 << 10) + 10))]);
     let error = pool.move_to_archive(id).unwrap_err();
-    assert!(matches!(error, MoveError::Read(_)), "{error}");
+    assert!(matches!(error, MoveError::NotKept { .. }), "{error}");
     assert_eq!(pool.get(id).unwrap().class(), Capacity);
     assert_eq!(read(&object), written.bytes());
     bench.proxy.follow([]);

@@ -29,6 +29,10 @@ pub(crate) enum Fault {
     LoseAnswer,
     /// It is refused, with an error as S3 writes them.
     Refuse(u16, &'static str),
+    /// It never arrives, and is acknowledged all the same, with this body.
+    Acknowledge(&'static str),
+    /// Something else happens when it is done, before the answer.
+    Afterwards(Arc<dyn Fn() + Send + Sync>),
     /// The answer's body ends after so many bytes.
     Truncate(usize),
     /// A bit of the answer's body turns, so far from its end.
@@ -169,6 +173,7 @@ fn pass(
         match &fault {
             Some(Fault::LoseRequest) => return Err(std::io::ErrorKind::ConnectionReset.into()),
             Some(Fault::Refuse(status, code)) => return Ok(refusal(*status, code)),
+            Some(Fault::Acknowledge(body)) => return Ok(acknowledgement(body)),
             Some(Fault::Meanwhile(act)) => {
                 let act = Arc::clone(act);
                 tokio::task::spawn_blocking(move || act()).await.map_err(std::io::Error::other)?;
@@ -188,6 +193,9 @@ fn pass(
         };
         let answer = forward(upstream, Request::from_parts(parts, Full::new(body))).await?;
         drop(alone);
+        if let Some(Fault::Afterwards(act)) = &fault {
+            act();
+        }
         if target.contains("list-type=2") {
             let (_, content) = &answer;
             if let Some(frozen) = &mut lock().frozen {
@@ -247,6 +255,12 @@ async fn damage(
 
 fn whole(body: Bytes) -> BoxBody<Bytes, std::io::Error> {
     BoxBody::new(Full::new(body).map_err(|never: Infallible| match never {}))
+}
+
+fn acknowledgement(body: &'static str) -> Answer {
+    let etag = "\"d41d8cd98f00b204e9800998ecf8427e\"";
+    let answer = Response::builder().status(200).header("ETag", etag);
+    answer.body(whole(body.into())).expect("a status is a status")
 }
 
 fn refusal(status: u16, code: &str) -> Answer {

@@ -95,11 +95,13 @@ pub(crate) fn options(endpoint: &str, writer: &str) -> Options {
         patience: Patience {
             request: Duration::from_secs(10),
             deadline: Duration::from_secs(20),
+            opening: Duration::from_secs(20),
             first_delay: Duration::from_millis(1),
             longest_delay: Duration::from_millis(20),
         },
         part_bytes: 16 << 10,
         parts_at_once: 3,
+        read_back: true,
         writer: writer.into(),
     }
 }

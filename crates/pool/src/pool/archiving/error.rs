@@ -82,6 +82,17 @@ pub enum MoveError {
     /// It could not be copied to the archive. What was copied is taken up by the next attempt.
     #[error(transparent)]
     Put(#[from] archive::PutError),
+    /// What the archive acknowledged it does not have as it was written. The object stays where it was.
+    #[error(
+        "object {id} stays where it is, because the archive does not have what it acknowledged: {source}. \
+         Archive it again; if that fails in the same way, remove that key from the store first"
+    )]
+    NotKept {
+        /// Which.
+        id: ObjectId,
+        /// What was found.
+        source: Box<archive::ReadError>,
+    },
     /// What is in the archive cannot be read, or is not what it should be.
     #[error(transparent)]
     Read(#[from] archive::ReadError),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::MoveError;
-use crate::archive::{Archive, Stored};
+use crate::archive::{self, Archive, Stored};
 use crate::format::record::{ArchivedEntry, ObjectEntry};
 use crate::mblock::{Committed, Writer};
 use crate::object::Object;
@@ -15,9 +15,10 @@ use crate::pool::error::FindError;
 use crate::{MediaClass, ObjectId};
 
 impl Pool {
-    /// Moves an mblock to the archive. When this returns it is durable there, and was looked at; its
-    /// space on the device is free when the last one who has it from there lets it go. Blocks; reads
-    /// the object twice, and writes as many requests as it has parts, and three.
+    /// Moves an mblock to the archive. When this returns it is durable there, and all of it was read back
+    /// ([`read_back`](crate::archive::Options::read_back)) or each part was looked at; its space on the device
+    /// is free when the last one who has it from there lets it go. Blocks; reads the object twice, and makes two
+    /// or more requests for each of its parts.
     ///
     /// After a failure or a crash it is where it was, whole; what was copied of it is taken up by the
     /// next attempt, which reads that back.
@@ -75,15 +76,23 @@ impl Pool {
     }
 }
 
-/// Copies an object, and looks at what is there then: at its header and table; or at all of it, where
-/// parts are of an earlier attempt, of which nobody knows how it ended.
+/// Copies an object, and sees that it is there: the copy here is given away next, and there is no other. All of
+/// it is read back; or each part is looked at, where the archive's options say so, and no part is of an earlier
+/// attempt, of which nobody knows how it ended.
 fn copy(archive: &Archive, pool: Uuid, object: &Committed) -> Result<Stored, MoveError> {
     let receipt = archive.put(pool, object)?;
-    let stored = archive.head_of(pool, object.id(), object.length_bytes(), receipt.digest)?;
-    if receipt.parts_found > 0 {
-        stored.verify()?;
-    }
-    Ok(stored)
+    let see = || {
+        let stored = archive.head_of(pool, object.id(), object.length_bytes(), receipt.digest)?;
+        match archive.reads_back() || receipt.parts_found > 0 {
+            true => stored.verify()?,
+            false => stored.look()?,
+        }
+        Ok(stored)
+    };
+    see().map_err(|error| match error {
+        archive::ReadError::Fault(_) => error.into(),
+        _ => MoveError::NotKept { id: object.id(), source: Box::new(error) },
+    })
 }
 
 /// An object that nobody else moves or deletes meanwhile.
