@@ -2,105 +2,18 @@
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 mod common;
+#[path = "common/place.rs"]
+mod place;
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::process::{Child, Command, Output, Stdio};
 
 use bindery_pool::Pool;
-use common::{Ended, bindery, run};
+use common::{Ended, run};
+use place::{Place, flip};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
-use tempfile::TempDir;
-
-/// A place with a registry of its own, and room for devices.
-struct Place(TempDir);
-
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    /// A path in it.
-    fn at(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// A directory in it.
-    fn directory(&self, name: &str) -> PathBuf {
-        let path = self.at(name);
-        fs::create_dir_all(&path).unwrap();
-        path
-    }
-
-    /// A file in it, of so many bytes that differ everywhere.
-    fn file(&self, name: &str, bytes: usize) -> PathBuf {
-        let content: Vec<u8> = (0..bytes).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();
-        let path = self.at(name);
-        fs::write(&path, content).unwrap();
-        path
-    }
-
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = bindery(["pool"]);
-        command.args(words).env("BINDERY_POOLS", self.at("registry")).current_dir(self.0.path());
-        command
-    }
-
-    /// Runs `bindery pool` with these words, in this place.
-    fn pool(&self, words: &[&str]) -> Ended {
-        run(self.command(words))
-    }
-
-    /// The same, of what must succeed.
-    fn done(&self, words: &[&str]) -> String {
-        let ended = self.pool(words);
-        assert_eq!(ended.code, Some(0), "{words:?}: {}{}", ended.out, ended.err);
-        ended.out
-    }
-
-    fn json(&self, words: &[&str]) -> Value {
-        let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
-        let ended = self.pool(&words);
-        assert_eq!(ended.code, Some(0), "{words:?}: {}{}", ended.out, ended.err);
-        ended.json()
-    }
-
-    /// What must fail with an exit code, and name all of something.
-    fn refused(&self, words: &[&str], code: i32, named: &[&str]) {
-        let ended = self.pool(words);
-        assert_eq!(ended.code, Some(code), "{words:?}: {}{}", ended.out, ended.err);
-        for name in named {
-            assert!(ended.err.contains(name), "{words:?} does not say {name:?}: {}", ended.err);
-        }
-    }
-
-    /// A pool called `guests` in the directory `d`.
-    fn with_pool() -> (Self, PathBuf) {
-        let place = Self::new();
-        place.directory("d");
-        place.done(&["create", "guests", "--capacity", "d", "--size", "8M"]);
-        let device = place.at("d/guests.capacity.0.bindery");
-        assert!(device.is_file());
-        (place, device)
-    }
-
-    /// Stores a file, and says its id.
-    fn put(&self, file: &Path) -> String {
-        let stored = self.json(&["put", "guests", file.to_str().unwrap()]);
-        stored[0]["id"].as_str().unwrap().to_owned()
-    }
-}
-
-/// Turns over a bit.
-fn flip(path: &Path, offset: u64) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
-    file.sync_all().unwrap();
-}
 
 /// Where an object lies on its device.
 fn offset_of(place: &Place, id: &str) -> u64 {
@@ -502,4 +415,98 @@ fn what_several_store_at_once_is_stored_or_refused() {
     stored.sort_unstable();
     assert_eq!(ids, stored);
     place.done(&["verify", "guests"]);
+}
+
+#[test]
+fn what_is_not_there_is_not_taken_for_something_else() {
+    let place = Place::new();
+    let words = ["create", "guests", "--capacity", "/nonexistent/pool", "--size", "200G"];
+    place.refused(&words, 4, &["/nonexistent/pool", "no such directory"]);
+    place.refused(&words[..4], 4, &["/nonexistent/pool", "no such directory"]);
+}
+
+#[test]
+fn a_catalogue_is_as_large_as_asked_for() {
+    let place = Place::new();
+    place.directory("d");
+    let create = ["create", "guests", "--capacity", "d", "--size", "64M", "--catalogue", "4M"];
+    place.done(&create);
+    let capacity = place.json(&["stat", "guests"])["catalogue"]["capacity_bytes"].as_u64().unwrap();
+    assert!(capacity > 3 << 20, "{capacity}");
+    place.refused(
+        &["create", "other", "--capacity", "d", "--size", "8M", "--catalogue", "4M"],
+        2,
+        &["other.capacity.0", "needed"],
+    );
+}
+
+#[test]
+fn all_files_that_were_not_stored_are_named() {
+    let (place, _) = Place::with_pool();
+    for name in ["one", "two", "three"] {
+        place.file(name, 5000);
+    }
+    fs::write(place.at("empty"), "").unwrap();
+    let ended = place.pool(&["put", "guests", "one", "empty", "two", "three"]);
+    assert_eq!(ended.code, Some(8), "{}", ended.err);
+    assert!(ended.err.contains("empty is empty"), "{}", ended.err);
+    assert!(ended.err.contains("Nor were stored: two, three"), "{}", ended.err);
+    assert!(ended.out.contains("one") && !ended.out.contains("two"), "{}", ended.out);
+    let ended = place.pool(&["put", "guests", "--json", "one", "nowhere", "two"]);
+    assert_eq!((ended.code, ended.json().as_array().unwrap().len()), (Some(4), 1));
+    assert!(ended.err.contains("Nor were stored: two"), "{}", ended.err);
+}
+
+#[test]
+fn a_file_is_what_it_was_or_all_of_the_object() {
+    let (place, device) = Place::with_pool();
+    let file = place.file("one", 3_000_000);
+    let id = place.put(&file);
+    let out = place.directory("out");
+    let names = || fs::read_dir(&out).unwrap().count();
+    fs::write(out.join("back"), "as it was").unwrap();
+    fs::set_permissions(out.join("back"), Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::symlink("back", out.join("link")).unwrap();
+
+    place.done(&["get", "guests", &id, "-o", "out/link"]);
+    assert!(fs::read(out.join("back")).unwrap() == fs::read(&file).unwrap());
+    assert!(out.join("link").is_symlink());
+    assert_eq!(out.join("back").metadata().unwrap().mode() & 0o777, 0o640);
+    place.done(&["get", "guests", &id, "-o", "out/new"]);
+    assert!(fs::read(out.join("new")).unwrap() == fs::read(&file).unwrap());
+    assert_ne!(out.join("new").metadata().unwrap().mode() & 0o400, 0);
+    assert_eq!(names(), 3);
+
+    // To its last byte but one it can be read.
+    flip(&device, offset_of(&place, &id) + 2_999_000);
+    fs::write(out.join("back"), "as it was").unwrap();
+    place.refused(&["get", "guests", &id, "-o", "out/back"], 9, &[&id]);
+    place.refused(&["get", "guests", &id, "-o", "out/newer"], 9, &[&id]);
+    assert_eq!(fs::read(out.join("back")).unwrap(), b"as it was");
+    assert_eq!(names(), 3);
+    place.refused(&["get", "guests", &id, "-o", "nowhere/back"], 4, &["nowhere/back"]);
+}
+
+#[test]
+fn what_is_no_file_is_written_as_it_is() {
+    let (place, _) = Place::with_pool();
+    let file = place.file("one", 300_000);
+    let id = place.put(&file);
+    let output = place.command(&["get", "guests", &id, "-o", "/dev/stdout"]).output().unwrap();
+    assert!(output.status.success() && output.stdout == fs::read(&file).unwrap());
+    fs::write(place.at("all"), "before").unwrap();
+    let mut command = place.command(&["get", "guests", &id, "-o", "/dev/stdout"]);
+    command.stdout(File::options().append(true).open(place.at("all")).unwrap());
+    assert!(command.status().unwrap().success());
+    assert_eq!(fs::read(place.at("all")).unwrap().len(), 6 + 300_000);
+    place.done(&["get", "guests", &id, "-o", "/dev/null"]);
+    let pipe = place.at("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
+    let reader = std::thread::spawn(move || fs::read(pipe).unwrap());
+    place.done(&["get", "guests", &id, "-o", "pipe"]);
+    assert!(reader.join().unwrap() == fs::read(&file).unwrap());
+    assert!(std::os::unix::fs::FileTypeExt::is_fifo(
+        &place.at("pipe").metadata().unwrap().file_type()
+    ));
 }

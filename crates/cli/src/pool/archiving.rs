@@ -6,23 +6,23 @@ use bindery_pool::archive::Options;
 use bindery_pool::{ObjectId, Pool};
 use serde_json::json;
 
-use super::args::{DeleteArgs, RestoreArgs};
+use super::args::{ArchiveArgs, RestoreArgs};
 use super::stat::length_bytes;
 use super::{Pools, progress_bar};
 use crate::exit::Failure;
 use crate::output::print_json;
 
-pub(super) fn archive(pools: &Pools, arguments: &DeleteArgs) -> Result<(), Failure> {
-    let DeleteArgs { name, ids } = arguments;
+pub(super) fn archive(pools: &Pools, arguments: &ArchiveArgs) -> Result<(), Failure> {
+    let ArchiveArgs { name, ids, no_read_back } = arguments;
     let pool = pools.open(name)?;
-    pool.connect_archive(Options::default())?;
+    pools.connect(&pool, Options { read_back: !no_read_back, ..Options::default() })?;
     move_each(pools, &pool, ids, "archived", &mut |id| pool.move_to_archive(id).map(drop))
 }
 
 pub(super) fn restore(pools: &Pools, arguments: &RestoreArgs) -> Result<(), Failure> {
     let RestoreArgs { name, class, ids } = arguments;
     let pool = pools.open(name)?;
-    pool.connect_archive(Options::default())?;
+    pools.connect(&pool, Options::default())?;
     move_each(pools, &pool, ids, "restored", &mut |id| pool.bring_back(id, *class).map(drop))
 }
 

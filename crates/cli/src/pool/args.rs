@@ -1,11 +1,12 @@
 //! The command line of `bindery pool`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bindery_pool::{MediaClass, ObjectId, PoolName};
 use clap::{Args, Subcommand};
 
-use super::values::{parse_class, parse_id, parse_size};
+use super::values::{parse_age, parse_class, parse_id, parse_size};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
@@ -15,6 +16,7 @@ Examples:
   bindery pool create guests --capacity /srv/pool --size 200G
   bindery pool create guests --capacity /dev/sdb /dev/sdc --staging /dev/nvme1n1
   bindery pool create guests --capacity /srv/pool --size 200G --archive s3://backups/host7
+  bindery pool create builds --capacity /srv/pool --size 2T --catalogue 1G     for millions of objects
 
 In a directory a sparse file of --size is made, called NAME.CLASS.N.bindery; a file or block device is
 used as it is, all of it, and must be empty unless --force is given.")]
@@ -52,9 +54,10 @@ Examples:
   bindery pool verify guests --repair
   bindery pool verify guests --json | jq -r '.findings[].message'
 
-Reads superblocks, both copies of the catalogue and all objects against their checksums, also while
-another process uses the pool. --repair makes good what has a second copy (superblocks, the
-catalogue), and needs the pool for itself. Exits with 9 if anything was found, repaired or not.")]
+Reads superblocks, both copies of the catalogue and all objects against their checksums, those in the
+archive too, also while another process uses the pool. --repair makes good what has a second copy
+(superblocks, the catalogue), and needs the pool for itself. Exits with 9 if anything is damaged, repaired
+or not; with 1 if nothing is, and objects in an archive that cannot be reached were not read.")]
     Verify(VerifyArgs),
     /// Make a pool larger: a longer device, or more devices
     #[command(after_help = "\
@@ -100,13 +103,17 @@ Examples:
   bindery pool put guests kernel.img initrd.img
   bindery pool put guests --class staging hot.img
 
-Each is committed on its own: those whose id was printed are there after a crash.")]
+Each is committed on its own: those whose id was printed are there after a crash. The first that cannot be
+stored ends it, and it says which were not.")]
     Put(PutArgs),
     /// Write an object to a file or to stdout, every block verified
     #[command(after_help = "\
 Examples:
   bindery pool get guests 0x1f -o kernel.img
-  bindery pool get guests 0x1f | sha256sum")]
+  bindery pool get guests 0x1f | sha256sum
+
+The file is written beside its place and put there when it is whole: FILE is what it was, or all of the
+object. Objects in the archive are read from there; how it is reached is in the AWS_* variables.")]
     Get(GetArgs),
     /// List the objects of a pool
     #[command(after_help = "\
@@ -119,22 +126,39 @@ Examples:
 Examples:
   bindery pool delete guests 0x1f 0x20
 
-Their space is free once nobody reads them any more.")]
+Their space is free once nobody reads them any more. What objects in the archive have there is deleted, too;
+where that cannot be, it says so, and `bindery pool sweep` removes it later. An object that was brought back
+leaves its copy in the archive to a sweep.")]
     Delete(DeleteArgs),
     /// Move objects to the pool's archive, and free their space here
     #[command(after_help = "\
 Examples:
   bindery pool archive guests 0x1f 0x20
+  bindery pool archive guests 0x1f --no-read-back
 
 They keep their ids and are read from there. How the archive is reached, and who asks, is in the AWS_*
-variables. What is interrupted goes on when it is repeated.")]
-    Archive(DeleteArgs),
+variables. What is interrupted goes on when it is repeated. Before the space here is freed, all of each
+object is read back and verified; with --no-read-back one small request a part shows that it is there,
+has its length, and ends as it should.")]
+    Archive(ArchiveArgs),
     /// Bring objects back from the archive
     #[command(after_help = "\
 Examples:
   bindery pool restore guests 0x1f
   bindery pool restore guests 0x1f --class staging")]
     Restore(RestoreArgs),
+    /// Remove from the pool's archive what belongs to none of its objects
+    #[command(after_help = "\
+Examples:
+  bindery pool sweep guests --dry-run        what would be removed
+  bindery pool sweep guests
+  bindery pool sweep guests --older-than 7d
+
+What deletions left there that could not reach the archive, copies that a crash interrupted, and copies of
+objects that were brought back and then deleted. What another machine wrote stays: it may have a copy of the
+pool that knows the objects. Look with --dry-run first if the pool's devices were put back from a backup:
+it does not know what was archived since.")]
+    Sweep(SweepArgs),
 }
 
 #[derive(Debug, Args)]
@@ -156,6 +180,10 @@ pub(crate) struct CreateArgs {
     /// How long each file is to be that is made in a directory
     #[arg(long, value_parser = parse_size)]
     pub(super) size: Option<u64>,
+    /// How long each of the two logs is that name the objects, about 100 bytes for each and half of it to spare
+    /// [default: a thousandth of all devices, from 256K to 256M]
+    #[arg(long, value_parser = parse_size)]
+    pub(super) catalogue: Option<u64>,
     /// The pool's archive: s3://BUCKET/PREFIX or file:///DIRECTORY. How it is reached, and who asks, is
     /// in the AWS_ variables that other S3 clients know
     #[arg(long, value_name = "URL")]
@@ -268,6 +296,30 @@ pub(crate) struct DeleteArgs {
     /// The objects
     #[arg(required = true, value_name = "ID", value_parser = parse_id)]
     pub(super) ids: Vec<ObjectId>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ArchiveArgs {
+    /// The pool's name
+    pub(super) name: PoolName,
+    /// The objects
+    #[arg(required = true, value_name = "ID", value_parser = parse_id)]
+    pub(super) ids: Vec<ObjectId>,
+    /// Do not read all of it back before the space here is freed
+    #[arg(long)]
+    pub(super) no_read_back: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SweepArgs {
+    /// The pool's name
+    pub(super) name: PoolName,
+    /// Remove nothing, and say what would be removed
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Leave what was written to the archive in the last so long: 30s, 5m, 12h, 7d
+    #[arg(long, default_value = "0s", value_name = "TIME", value_parser = parse_age)]
+    pub(super) older_than: Duration,
 }
 
 #[derive(Debug, Args)]

@@ -1,10 +1,10 @@
 //! `bindery pool create` and `grow`.
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use bindery_pool::archive::{self, Archive};
+use bindery_pool::archive;
 use bindery_pool::pool::{CreateOptions, DevicePath};
 use bindery_pool::{DeviceIndex, MediaClass, Pool, PoolName};
 use serde_json::json;
@@ -17,13 +17,13 @@ use crate::exit::{Failure, Reason};
 use crate::output::{human_bytes, print, print_json};
 
 pub(super) fn create(pools: &Pools, arguments: &CreateArgs) -> Result<(), Failure> {
-    let CreateArgs { name, capacity, staging, size, archive, force } = arguments;
+    let CreateArgs { name, capacity, staging, size, catalogue, archive, force } = arguments;
     pools.registry.require_free(name, None)?;
     let devices = device_paths(capacity, staging, *size)?;
     // What cannot be reached or written is better known now than when something is to go there.
-    let opened = archive.as_ref().map(|url| Archive::open(url, archive::Options::default()));
+    let opened = archive.as_ref().map(|url| pools.archive(url, archive::Options::default()));
     let opened = opened.transpose()?;
-    let options = CreateOptions { force: *force, ..CreateOptions::default() };
+    let options = CreateOptions { force: *force, catalogue_bytes: *catalogue };
     let pool = Pool::create(name, &devices, &options)?;
     opened.map_or(Ok(()), |archive| pool.set_archive(archive))?;
     let paths: Vec<PathBuf> = devices.into_iter().map(|device| device.path).collect();
@@ -76,6 +76,7 @@ fn device_paths(
     let all: Vec<_> =
         capacity.chain(staging.iter().map(|path| (path, MediaClass::Staging))).collect();
     for (at, (path, _)) in all.iter().enumerate() {
+        require_there(path)?;
         let is_directory = path.is_dir();
         if !is_directory && all[..at].iter().any(|(other, _)| other == path) {
             let message = format!("{} is given twice", path.display());
@@ -97,6 +98,24 @@ fn device_paths(
     let device =
         |(path, class): (&PathBuf, _)| Ok(DevicePath { path: absolute(path)?, class, bytes: size });
     all.into_iter().map(device).collect()
+}
+
+/// Refuses a path where nothing is: nobody knows whether a directory or a file was meant.
+fn require_there(path: &Path) -> Result<(), Failure> {
+    match path.metadata() {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let message = format!(
+                "{}: no such directory, file or block device: make the directory first, or name what is \
+                 there",
+                path.display()
+            );
+            Err(Failure::new(Reason::NotFound, message))
+        }
+        Err(error) => {
+            Err(Failure::of_io(format_args!("cannot look at {}", path.display()), &error))
+        }
+    }
 }
 
 /// Which device of a pool is at a path.

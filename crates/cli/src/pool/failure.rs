@@ -110,6 +110,7 @@ fn of_path(error: &PathError) -> Reason {
 fn of_read(error: &ReadError) -> Reason {
     match error {
         ReadError::Damaged(_) | ReadError::Checksums { .. } => Reason::Damaged,
+        ReadError::Archive { .. } if !error.is_of_reach() => Reason::Damaged,
         _ => Reason::Failed,
     }
 }
@@ -142,6 +143,9 @@ failures! {
     ArchiveError => |_| Reason::Failed;
     MoveError => |error| match error {
         MoveError::Find(_) => Reason::NotFound,
+        MoveError::Read(archive::ReadError::Missing { .. } | archive::ReadError::Damaged { .. }) => {
+            Reason::Damaged
+        }
         _ => Reason::Failed,
     };
     DeleteError => |error| match error {

@@ -2,6 +2,7 @@
 
 mod archiving;
 mod args;
+mod connect;
 mod create;
 mod failure;
 mod life;
@@ -10,6 +11,8 @@ mod objects;
 mod places;
 mod registry;
 mod stat;
+mod sweep;
+mod target;
 mod values;
 mod verify;
 
@@ -42,6 +45,7 @@ pub(crate) fn run(command: &PoolCommand, json: bool) -> Result<(), Failure> {
         PoolCommand::Delete(arguments) => objects::delete(&pools, arguments),
         PoolCommand::Archive(arguments) => archiving::archive(&pools, arguments),
         PoolCommand::Restore(arguments) => archiving::restore(&pools, arguments),
+        PoolCommand::Sweep(arguments) => sweep::run(&pools, arguments),
     }
 }
 

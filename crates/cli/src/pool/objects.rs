@@ -2,8 +2,9 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use bindery_pool::archive::Options;
 use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::mblock::Committed;
 use bindery_pool::object::{Object, ReadError};
@@ -12,7 +13,9 @@ use bindery_sys::direct::Buffer;
 use serde_json::{Value, json};
 
 use super::args::{DeleteArgs, GetArgs, PutArgs};
+use super::connect::is_archived;
 use super::stat::length_bytes;
+use super::target::Target;
 use super::{Pools, progress_bar};
 use crate::exit::{Failure, Reason};
 use crate::output::{Table, human_bytes, print, print_json};
@@ -24,8 +27,9 @@ pub(super) fn put(pools: &Pools, arguments: &PutArgs) -> Result<(), Failure> {
     let PutArgs { name, class, files } = arguments;
     let pool = pools.open(name)?;
     let mut stored: Vec<Value> = Vec::new();
-    let outcome = files.iter().try_for_each(|path| {
-        let object = put_file(&pool, *class, path)?;
+    let outcome = files.iter().enumerate().try_for_each(|(at, path)| {
+        let object =
+            put_file(&pool, *class, path).map_err(|error| and_those(error, &files[at..]))?;
         let (id, length_bytes) = (object.id(), object.length_bytes());
         if !pools.json {
             return print(|out| writeln!(out, "{id}  {}", path.display()));
@@ -38,6 +42,18 @@ pub(super) fn put(pools: &Pools, arguments: &PutArgs) -> Result<(), Failure> {
         print_json(&stored)?;
     }
     outcome
+}
+
+/// A failure to store the first of some files, which names the others.
+fn and_those(error: Failure, files: &[PathBuf]) -> Failure {
+    match files {
+        [] | [_] => error,
+        [_, others @ ..] => {
+            let others: Vec<_> = others.iter().map(|path| path.display().to_string()).collect();
+            let message = format!("{error}. Nor were stored: {}", others.join(", "));
+            Failure::new(error.reason(), message)
+        }
+    }
 }
 
 fn put_file(
@@ -89,7 +105,9 @@ enum CopyError {
 
 pub(super) fn get(pools: &Pools, arguments: &GetArgs) -> Result<(), Failure> {
     let GetArgs { name, id, output } = arguments;
-    let object = pools.reader(name)?.get(*id)?;
+    let reader = pools.reader(name)?;
+    pools.connect_for(&reader, |archived| archived == *id)?;
+    let object = reader.get(*id)?;
     let Some(path) = output else {
         let mut outcome = Ok(());
         print(|out| match copy(&object, out) {
@@ -104,11 +122,12 @@ pub(super) fn get(pools: &Pools, arguments: &GetArgs) -> Result<(), Failure> {
     };
     let cannot =
         |error: &io::Error| Failure::of_io(format_args!("cannot write {}", path.display()), error);
-    let mut file = File::create(path).map_err(|error| cannot(&error))?;
-    copy(&object, &mut file).map_err(|error| match error {
+    let mut target = Target::open(path).map_err(|error| cannot(&error))?;
+    copy(&object, &mut target).map_err(|error| match error {
         CopyError::Write(error) => cannot(&error),
         CopyError::Read(error) => error.into(),
     })?;
+    target.finish().map_err(|error| cannot(&error))?;
     let (id, length_bytes) = (id.to_string(), object.length_bytes());
     match pools.json {
         true => print_json(&json!({ "id": id, "file": path, "length_bytes": length_bytes })),
@@ -172,19 +191,36 @@ pub(super) fn delete(pools: &Pools, arguments: &DeleteArgs) -> Result<(), Failur
     let DeleteArgs { name, ids } = arguments;
     let pool = pools.open(name)?;
     // All are looked for before any is deleted.
-    let there: Vec<ObjectId> = pool.list().iter().map(ObjectEntry::id).collect();
-    if let Some(missing) = ids.iter().find(|id| there.binary_search(id).is_err()) {
+    let there = pool.list();
+    let find = |id: &ObjectId| there.binary_search_by_key(id, ObjectEntry::id);
+    if let Some(missing) = ids.iter().find(|id| find(id).is_err()) {
         let message = format!(
             "pool {name} has no object {missing}, and none was deleted: `bindery pool objects {name}` \
              lists those that it has"
         );
         return Err(Failure::new(Reason::NotFound, message));
     }
-    ids.iter().try_for_each(|id| pool.delete(*id))?;
+    let any_is_archived = ids.iter().any(|id| find(id).is_ok_and(|at| is_archived(&there[at])));
+    let unreachable = match any_is_archived {
+        true => pools.connect(&pool, Options::default()).err(),
+        false => None,
+    };
+    let mut left = Vec::new();
+    for id in ids {
+        left.extend(pool.delete_fully(*id)?.map(|why| (*id, why)));
+    }
     pool.reclaim();
     if pools.json {
         let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
-        return print_json(&json!({ "deleted": ids }));
+        let left: Vec<String> = left.iter().map(|(id, _)| id.to_string()).collect();
+        return print_json(&json!({ "deleted": ids, "left_in_archive": left }));
+    }
+    for (id, why) in &left {
+        let why = unreachable.as_ref().map_or_else(|| why.to_string(), ToString::to_string);
+        eprintln!(
+            "bindery: object {id} is deleted, and its keys are left in the archive: {why}. Remove them with \
+             `bindery pool sweep {name}` when it can be reached"
+        );
     }
     Ok(())
 }

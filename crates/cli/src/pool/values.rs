@@ -1,5 +1,7 @@
 //! Sizes, classes and object ids on the command line.
 
+use std::time::Duration;
+
 use bindery_pool::{BLOCK_BYTES, MediaClass, ObjectId};
 
 /// A length in bytes, of whole blocks: `4096`, `64K`, `512MiB`, `2T`.
@@ -28,6 +30,21 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
             Err(format!("no multiple of the block of {block} bytes: take {below} or {above}"))
         }
     }
+}
+
+/// How long ago: `30s`, `5m`, `12h`, `7d`.
+pub(super) fn parse_age(text: &str) -> Result<Duration, String> {
+    const WRONG: &str = "a time is a number with s, m, h or d: 30s, 12h, 7d";
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or(WRONG)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 60 * 60,
+        "d" => 24 * 60 * 60,
+        _ => return Err(WRONG.into()),
+    };
+    let number: u32 = number.parse().map_err(|_| WRONG)?;
+    Ok(Duration::from_secs(u64::from(number) * seconds))
 }
 
 /// What `put` printed: `0x1f`; or the same number in decimal.
@@ -63,6 +80,17 @@ mod tests {
         }
         let ragged = parse_size("1000001").unwrap_err();
         assert!(ragged.contains("999424") && ragged.contains("1003520"), "{ragged}");
+    }
+
+    #[test]
+    fn ages_have_a_unit() {
+        let ages = [("0s", 0), ("30s", 30), ("5m", 300), ("12h", 43_200), ("7d", 604_800)];
+        for (text, seconds) in ages {
+            assert_eq!(parse_age(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for wrong in ["", "s", "7", "-1s", "1.5h", "1w", "5 m", "5µ", "9999999999s"] {
+            assert!(parse_age(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::pool::{Finding, PoolReader, Report};
+use bindery_pool::{PoolName, archive};
 use serde_json::json;
 
 use super::args::VerifyArgs;
@@ -18,6 +19,7 @@ struct Found {
 pub(super) fn run(pools: &Pools, arguments: &VerifyArgs) -> Result<(), Failure> {
     let VerifyArgs { name, repair } = arguments;
     let reader = pools.reader(name)?;
+    let unreachable = pools.connect_for(&reader, |_| true).err();
     let bytes = reader.with_contents(|contents| contents.objects().map(read_bytes).sum());
     let progress = progress_bar("verifying", bytes);
     let report = reader.verify(|bytes| progress.inc(bytes));
@@ -33,14 +35,33 @@ pub(super) fn run(pools: &Pools, arguments: &VerifyArgs) -> Result<(), Failure> 
     });
     let found: Vec<Found> = found.collect();
     tell(pools, objects, object_bytes, &found)?;
-    if found.is_empty() {
-        return Ok(());
-    }
+    conclude(name, &found, unreachable)
+}
+
+/// What it comes to: whole, damaged, or not known because the archive cannot be reached.
+fn conclude(
+    name: &PoolName,
+    found: &[Found],
+    unreachable: Option<archive::OpenError>,
+) -> Result<(), Failure> {
+    let damaged = found.iter().filter(|found| found.finding.is_damage()).count();
+    let unread = found.len() - damaged;
     let repaired = found.iter().filter(|found| found.is_repaired).count();
-    let message = match found.len() - repaired {
-        0 => format!("pool {name} was damaged, and is repaired ({repaired} findings)"),
-        left => format!("pool {name} is damaged: {left} findings, and {repaired} repaired"),
+    let why = unreachable.map(|error| format!(": {error}")).unwrap_or_default();
+    let mut message = match (damaged, damaged - repaired) {
+        (0, _) if unread == 0 => return Ok(()),
+        (0, _) => {
+            let message = format!(
+                "nothing of pool {name} is damaged that was read, and what is in its archive was not{why}"
+            );
+            return Err(Failure::new(Reason::Failed, message));
+        }
+        (_, 0) => format!("pool {name} was damaged, and is repaired ({repaired} findings)"),
+        (_, left) => format!("pool {name} is damaged: {left} findings, and {repaired} repaired"),
     };
+    if unread > 0 {
+        message = format!("{message}; what is in its archive was not read{why}");
+    }
     Err(Failure::new(Reason::Damaged, message))
 }
 
@@ -65,6 +86,7 @@ fn has_second_copy(finding: &Finding) -> bool {
 fn read_bytes(object: &ObjectEntry) -> u64 {
     match object {
         ObjectEntry::Mblock(mblock) => mblock.data.bytes,
+        ObjectEntry::Archived(archived) => archived.length_bytes,
         _ => 0,
     }
 }
@@ -75,6 +97,7 @@ fn kind(finding: &Finding) -> &'static str {
         Finding::Catalogue(_) => "catalogue",
         Finding::CatalogueUnreadable(_) => "catalogue-unreadable",
         Finding::Device { .. } => "device",
+        Finding::Object(_) if !finding.is_damage() => "archive-unreachable",
         Finding::Object(_) => "object",
         Finding::OtherProcess(_) => "other-process",
         Finding::Space { .. } => "space",
@@ -96,7 +119,11 @@ fn tell(pools: &Pools, objects: u64, object_bytes: u64, found: &[Found]) -> Resu
     }
     print(|out| {
         for Found { finding, is_repaired } in found {
-            let what = if *is_repaired { "repaired" } else { "damaged" };
+            let what = match (finding.is_damage(), is_repaired) {
+                (true, true) => "repaired",
+                (true, false) => "damaged",
+                (false, _) => "not read",
+            };
             writeln!(out, "{what}: {finding}")?;
         }
         let bytes = human_bytes(object_bytes);
