@@ -56,6 +56,12 @@ static void may_move(void)
 	CHECK(moved != MAP_FAILED);
 	expect(moved, 48, 56);
 	expect_zero(48, 56);
+	/* More than lies in one mapping, of the store's and of others. */
+	moved = mremap(pages(240), 32 * PAGE, 64 * PAGE, flags);
+	CHECK(moved != MAP_FAILED);
+	expect(moved, 240, 272);
+	for (unsigned long page = 32; page < 64; page++)
+		CHECK(page_holds(moved + page * PAGE, 0));
 	CHECK(mremap(pages(56), 8 * PAGE, 4 * PAGE, 0) == pages(56));
 	expect(pages(56), 56, 60);
 	CHECK(mremap(pages(64), 0, PAGE, flags) == MAP_FAILED && errno == EINVAL);
@@ -168,7 +174,7 @@ static void may_have_threads(void)
 	expect_zero(200, 240);
 	for (unsigned long page = 160; page < 200; page++)
 		CHECK(page_holds(pages(page), page ^ 0xabcdef));
-	expect(pages(240), 240, PAGES);
+	expect(pages(272), 272, PAGES);
 }
 
 static void child_does_all(void)
