@@ -123,9 +123,10 @@ impl Space {
         if !mapping::is_mapped(address, bytes) {
             return Err(ManageError::Unsuitable { address, what: "not mapped".to_owned() });
         }
-        // One lock at a time: an offer is taken, and its region added, under that of the offers.
-        let managed = self.core.regions.read().len();
-        if managed + self.core.offers.len() >= REGIONS_MAX {
+        // One lock at a time: an offer is taken, and its region added, under that of the offers. Offers
+        // first: one that is taken meanwhile counts twice, and not at all the other way round.
+        let offers = self.core.offers.len();
+        if offers + self.core.regions.read().len() >= REGIONS_MAX {
             return Err(ManageError::TooManyRegions);
         }
         self.core.offers.add(address, end, is_plain);
