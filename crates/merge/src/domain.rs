@@ -248,7 +248,7 @@ impl Domain {
         // Not for every key that comes or goes around a power of two.
         if (wanted > has || wanted + 1 < has)
             && let Err(error) = self.index.reshape(wanted)
-            && self.troubles.note("indexes", &error)
+            && self.troubles.note("indexes", error)
         {
             tracing::warn!(%error, "the index keeps its shape: searches take longer");
         }
