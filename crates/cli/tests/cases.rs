@@ -169,9 +169,26 @@ cases! {
     files_are_copied_as_the_memory_is: "memfd" ["sendfile", "copy-file-range", "splice"];
     files_give_up_what_they_are_told_to: "memfd" ["truncate", "punch"];
     shared_memory_is_shared: "memfd" ["fork", "fork-parent", "fork-map", "map-again", "alias"];
+    children_keep_what_they_were_born_with: "forks" ["fork", "fork-write"];
+    children_that_close_all_keep_it: "forks" ["fork-close", "fork-close-write"];
+    children_of_clone_keep_it: "forks" ["clone", "clone-close"];
+    children_of_raw_clone_keep_it: "forks" ["raw", "raw-close"];
+    children_of_plain_fork_keep_it: "forks" ["_Fork", "_Fork-close-write"];
+    programs_may_close_all_descriptors: "closed" ["plain"];
+    thousands_of_ranges_are_offered: "regions" ["1000", "5000"];
     programs_may_use_the_numbers_of_others: "closed" ["pipes", "dup"];
     protection_is_kept: "protect" ["execute", "read", "none", "read-execute", "pages", "key"];
     memory_moves_as_without: "move" ["keep-mapped", "alias", "fixed", "part", "userfault"];
+}
+
+#[test]
+fn python_daemons_keep_their_data() {
+    let Some(daemon) = daemon() else { return };
+    if let Err(error) = Command::new("python3").arg("--version").output() {
+        return skipped!("cases: daemonize.py: no python3: {error}");
+    }
+    let found = differences(&daemon, &["python3", &source("daemonize.py").to_string_lossy()]);
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
 /// Starts `inherit` as a user that may not look into this process, with `launcher` before it, and

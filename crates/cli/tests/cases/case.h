@@ -144,11 +144,11 @@ static inline void await_merged(const unsigned char *memory, size_t pages)
 	}
 }
 
-/* Rests as long as merging takes that no program can see. */
+/* Rests as long as merging takes that no program can see: what is offered rests half a second first. */
 static inline void rest_for_merging(void)
 {
 	if (is_managed())
-		rest_ms(600);
+		rest_ms(1000);
 }
 
 /* Waits for a child, and returns its exit status; -1 if a signal ended it. */
