@@ -18,7 +18,7 @@ struct LongForm {
     amount: (&'static str, &'static str),
 }
 
-const LONG_FORMS: [LongForm; 12] = [
+const LONG_FORMS: [LongForm; 13] = [
     LongForm {
         name: "torture, 10^8 operations",
         package: "bindery-space",
@@ -90,6 +90,12 @@ const LONG_FORMS: [LongForm; 12] = [
         package: "bindery-shim",
         test: "hooks",
         amount: ("STORM_SECONDS", "600"),
+    },
+    LongForm {
+        name: "10^6 operations on memory, with Bindery and without",
+        package: "bindery-testkit",
+        test: "differential",
+        amount: ("BINDERY_DIFFERENTIAL_OPERATIONS", "1000000"),
     },
 ];
 
