@@ -141,7 +141,8 @@ fn a_full_store_pauses_merging_until_slots_are_free() {
         .unwrap_or_else(|error| panic!("{error}"));
     let mut guests = [start(&daemon, "one", 1), start(&daemon, "two", 2)];
     await_domain(&daemon, "the store is full", &["store-full"]);
-    assert_eq!(figure(&domain(&daemon), "pages_shared"), 256);
+    // A segment is kept for what moves.
+    assert_eq!(figure(&domain(&daemon), "pages_shared"), 256 - 16);
     assert!(figure(&domain(&daemon), "store_bytes") <= 1 << 20);
     guests.iter_mut().for_each(|guest| guest.churn(PAUSE_US).unwrap());
     std::thread::sleep(Duration::from_secs(1));

@@ -7,7 +7,7 @@ use bindery_space::Space;
 use bindery_space::agent::{Agent, AgentConfig, log};
 use bindery_space::wire::control::Region;
 use bindery_sys::birth::Mark;
-use bindery_units::HostAddress;
+use bindery_units::{HostAddress, PAGE_BYTES};
 
 use crate::fork;
 
@@ -78,17 +78,19 @@ impl Managed {
     /// Gives back the regions that a range touches, because the VMM is about to do `what` with them,
     /// which cannot be done with managed memory. Says so. False if they could not be given back.
     pub(crate) fn step_aside(&self, address: usize, bytes: usize, what: &str) -> bool {
+        let offered = self.space.withdraw(HostAddress(address), bytes);
         let released = self.space.release_range(HostAddress(address), bytes);
         self.agent.regions_changed();
         match released {
-            // Nothing but an offer was withdrawn.
-            Ok(ranges) if ranges.is_empty() => true,
             Ok(ranges) => {
                 let pages: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
-                log::say(format_args!(
-                    "the VMM is to {what}: {} MiB stepped aside and are merged no more",
-                    pages >> 8
-                ));
+                let bytes = offered as u64 + pages * PAGE_BYTES as u64;
+                if bytes > 0 {
+                    log::say(format_args!(
+                        "the VMM is to {what}: {} KiB stepped aside and are merged no more",
+                        bytes >> 10
+                    ));
+                }
                 true
             }
             Err(error) => {

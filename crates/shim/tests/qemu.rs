@@ -1,18 +1,22 @@
 //! What QEMU itself does with guest memory: the shim steps out of its way.
 //!
-//! No daemon: nothing is merged here, all else is as it will be.
+//! Memory is managed where a daemon is there, and otherwise offered: the shim steps aside from both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindery_space::Space;
+use bindery_testkit::bindery::Bindery;
 use bindery_testkit::guest::{
     GuestBuilder, GuestImage, ImageKind, Kit, MemoryBackend, Qemu, QemuGuest,
 };
 use bindery_testkit::skipped;
 use serde_json::json;
 use tempfile::TempDir;
+
+/// Where no daemon listens.
+const NOBODY: &str = "/nonexistent/bindery.sock";
 
 const BOOT: Duration = Duration::from_secs(120);
 const MIGRATION: Duration = Duration::from_secs(120);
@@ -34,12 +38,12 @@ struct Shimmed {
 }
 
 impl Shimmed {
-    fn start(builder: GuestBuilder, directory: &TempDir, name: &str) -> Self {
+    fn start(builder: GuestBuilder, directory: &TempDir, name: &str, socket: &Path) -> Self {
         let program = std::env::current_exe().expect("this test has a path");
         let log = directory.path().join(name);
         let guest = builder
             .env("LD_PRELOAD", program.with_file_name("libbindery_shim.so"))
-            .env("BINDERY_SOCKET", "/nonexistent/bindery.sock")
+            .env("BINDERY_SOCKET", socket)
             .env("BINDERY_LOG_FILE", &log)
             .spawn()
             .expect("QEMU starts");
@@ -77,10 +81,14 @@ impl Shimmed {
 #[test]
 fn background_snapshots_work() {
     let Some((kit, image)) = kit() else { return };
+    let daemon = match Bindery::locate() {
+        Ok(bindery) => bindery.daemon(&[]).unwrap_or_else(|error| panic!("{error}")),
+        Err(error) => return skipped!("{error}"),
+    };
     for version in Qemu::ALL {
         let directory = tempfile::tempdir().expect("directory");
         let builder = QemuGuest::builder(&kit, &image).qemu(version);
-        let mut source = Shimmed::start(builder, &directory, "log");
+        let mut source = Shimmed::start(builder, &directory, "log", &daemon.socket());
         source.boot();
         assert!(source.is_managed(), "{version:?}: {}", source.log());
         source.guest.check("echo kept > /tmp/mark").expect("the guest runs");
@@ -102,13 +110,14 @@ fn post_copy_works_between_guests_that_are_managed() {
     for backend in [MemoryBackend::Anonymous, MemoryBackend::MemfdShared] {
         let directory = tempfile::tempdir().expect("directory");
         let builder = QemuGuest::builder(&kit, &image).qemu(Qemu::V10).memory_backend(backend);
-        let mut source = Shimmed::start(builder.clone(), &directory, "source");
+        let mut source = Shimmed::start(builder.clone(), &directory, "source", Path::new(NOBODY));
         source.boot();
         source.guest.check("echo kept > /tmp/mark").expect("the guest runs");
 
         let uri = format!("unix:{}", directory.path().join("migrate").display());
         let incoming = builder.incoming(&uri);
-        let mut destination = Shimmed::start(incoming, &directory, "destination");
+        let mut destination =
+            Shimmed::start(incoming, &directory, "destination", Path::new(NOBODY));
         let deadline = Instant::now() + BOOT;
         while destination.guest.qmp().is_err() {
             assert!(Instant::now() < deadline, "{}", destination.log());
@@ -155,7 +164,7 @@ fn a_guest_with_locked_memory_is_left_alone() {
     let Some((kit, image)) = kit() else { return };
     let directory = tempfile::tempdir().expect("directory");
     let builder = QemuGuest::builder(&kit, &image).args(["-overcommit", "mem-lock=on"]);
-    let mut guest = Shimmed::start(builder, &directory, "log");
+    let mut guest = Shimmed::start(builder, &directory, "log", Path::new(NOBODY));
     guest.boot();
     assert!(!guest.is_managed());
     assert!(guest.log().contains("mem-lock=off"), "{}", guest.log());

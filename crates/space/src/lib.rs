@@ -228,7 +228,15 @@ impl Space {
     ) -> Result<Vec<PageRange>, ReleaseError> {
         let end = end_of(address, bytes);
         self.core.offers.withdraw(address, end);
+        if !self.core.regions.may_overlap(address, end) {
+            return Ok(Vec::new());
+        }
         table::run(|| Release::new(&self.core)?.release(address, end))
+    }
+
+    /// Withdraws what is offered of a range and not managed yet. Returns how many bytes that were.
+    pub fn withdraw(&self, address: HostAddress, bytes: usize) -> usize {
+        self.core.offers.withdraw(address, end_of(address, bytes))
     }
 
     /// Throws away the pages of a range, as `madvise` with `advice` (`MADV_DONTNEED`,

@@ -82,14 +82,18 @@ impl Offers {
         self.follow(&resting, Some((start, end)));
     }
 
-    /// Withdraws what was offered between two addresses. Waits while any of it is taken.
-    pub(crate) fn withdraw(&self, start: HostAddress, end: HostAddress) {
-        if self.extents.may_overlap(start, end) {
-            let mut resting = self.lock();
-            if cut(&mut resting, start, end) {
-                self.follow(&resting, None);
-            }
+    /// Withdraws what was offered between two addresses. Waits while any of it is taken. Returns how
+    /// many bytes that were.
+    pub(crate) fn withdraw(&self, start: HostAddress, end: HostAddress) -> usize {
+        if !self.extents.may_overlap(start, end) {
+            return 0;
         }
+        let mut resting = self.lock();
+        let bytes = cut(&mut resting, start, end);
+        if bytes > 0 {
+            self.follow(&resting, None);
+        }
+        bytes
     }
 
     /// Notes `MADV_DONTFORK`, `MADV_DONTDUMP` or the opposite of one for ranges between two addresses.
@@ -154,11 +158,12 @@ fn overlapping(resting: &Resting, start: HostAddress, end: HostAddress) -> Vec<H
     before.into_iter().chain(within).map(|(first, _)| *first).collect()
 }
 
-/// Removes what is between two addresses. Returns true if anything was.
-fn cut(resting: &mut Resting, start: HostAddress, end: HostAddress) -> bool {
-    let hit = overlapping(resting, start, end);
-    for first in &hit {
+/// Removes what is between two addresses. Returns how many bytes that were.
+fn cut(resting: &mut Resting, start: HostAddress, end: HostAddress) -> usize {
+    let mut bytes = 0;
+    for first in &overlapping(resting, start, end) {
         let offer = resting.remove(first).expect("it was just found");
+        bytes += offer.end.min(end).0 - start.max(*first).0;
         if *first < start {
             resting.insert(*first, Offer { end: start, ..offer });
         }
@@ -166,7 +171,7 @@ fn cut(resting: &mut Resting, start: HostAddress, end: HostAddress) -> bool {
             resting.insert(end, offer);
         }
     }
-    !hit.is_empty()
+    bytes
 }
 
 #[cfg(test)]
@@ -186,9 +191,9 @@ mod tests {
         let offers = Offers::default();
         offers.add(at(10), at(20), true);
         offers.add(at(30), at(40), true);
-        offers.withdraw(at(15), at(16));
-        offers.withdraw(at(38), at(99));
-        offers.withdraw(at(0), at(10));
+        assert_eq!(offers.withdraw(at(15), at(16)), 1 << 12);
+        assert_eq!(offers.withdraw(at(38), at(99)), 2 << 12);
+        assert_eq!(offers.withdraw(at(0), at(10)), 0);
         assert_eq!(ranges(&offers), [(10, 15), (16, 20), (30, 38)]);
         assert!(!offers.overlaps(at(15), at(16)) && offers.overlaps(at(15), at(17)));
         offers.add(at(18), at(31), true);

@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "each test program uses its own part of this module")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -207,4 +207,15 @@ pub(crate) fn store_descriptors(pid: u32) -> BTreeMap<i32, (String, u64)> {
         is_store.then_some((number, (device, file.ino())))
     });
     stores.collect()
+}
+
+/// The stores' files that a process maps, by device and inode.
+pub(crate) fn mapped_stores(pid: u32) -> BTreeSet<(String, u64)> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let stores = maps.lines().filter(|line| line.contains("bindery-store"));
+    let identity = |line: &str| {
+        let mut fields = line.split_whitespace().skip(3);
+        Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+    };
+    stores.map(|line| identity(line).unwrap()).collect()
 }

@@ -190,16 +190,6 @@ impl ProcessGuest {
         answer.parse().map_err(|_| io::Error::other(answer))
     }
 
-    /// Has it try to change a file through a descriptor of its own, in every way there is. Returns
-    /// the ways that worked.
-    ///
-    /// # Errors
-    /// When the process has ended.
-    pub fn try_to_change(&mut self, descriptor: i32) -> io::Result<Vec<String>> {
-        let answer = self.order(&format!("change {descriptor}"))?;
-        Ok(answer.split_whitespace().map(str::to_owned).collect())
-    }
-
     /// Has it try to open a file for reading, or for reading and writing. Returns whether it could.
     ///
     /// # Errors

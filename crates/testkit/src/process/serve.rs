@@ -2,17 +2,13 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bindery_units::PAGE_BYTES;
-use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{Shutdown, shutdown};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::machines::Machines;
 use super::memory::Memory;
@@ -85,7 +81,6 @@ fn obey(guest: &mut Option<Guest>, words: &[&str]) -> String {
             Err(error) => error.to_string(),
         },
         ["cut"] => cut_connections().to_string(),
-        ["change", descriptor] => change(descriptor.parse().expect("a descriptor")),
         ["open", for_writing, path] => {
             File::options().read(true).write(for_writing == "true").open(path).is_ok().to_string()
         }
@@ -130,73 +125,34 @@ fn say(MachineFigures { read, written, bad }: &MachineFigures) -> String {
     format!("{read} {written} {bad}")
 }
 
-/// A descriptor of this process, whoever opened it. Not closed when dropped.
-fn borrow(descriptor: i32) -> ManuallyDrop<File> {
-    // SAFETY: used for one call, which the kernel refuses if the number is nobody's by now; nothing
-    // is closed.
-    ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) })
-}
-
-/// Every socket that this process has open is the agent's.
+/// Shuts down every socket of the library's table.
 fn cut_connections() -> usize {
-    let descriptors = fs::read_dir("/proc/self/fd").expect("/proc is mounted");
-    let sockets = descriptors.filter_map(|entry| {
+    let Some(thread) = library_thread() else { return 0 };
+    let Ok(files) = fs::read_dir(format!("/proc/self/task/{thread}/fd")) else { return 0 };
+    let flags = PidfdFlags::from_bits_retain(PIDFD_THREAD);
+    let pid = Pid::from_raw(thread).expect("a thread has a number");
+    let table = pidfd_open(pid, flags).expect("Linux 6.9 or later: a thread of ours");
+    let sockets = files.filter_map(|entry| {
         let entry = entry.ok()?;
         let link = fs::read_link(entry.path()).ok()?;
         let number: i32 = entry.file_name().to_str()?.parse().ok()?;
-        // The standard streams may be sockets of who started us.
-        (number > 2 && link.to_string_lossy().starts_with("socket:")).then_some(number)
+        link.to_string_lossy().starts_with("socket:").then_some(number)
     });
-    let sockets: Vec<i32> = sockets.collect();
-    sockets
-        .iter()
-        .filter(|&&number| shutdown(borrow(number).as_fd(), Shutdown::Both).is_ok())
-        .count()
+    // Some may be closed meanwhile.
+    let taken =
+        sockets.filter_map(|number| pidfd_getfd(&table, number, PidfdGetfdFlags::empty()).ok());
+    taken.filter(|socket| shutdown(socket, Shutdown::Both).is_ok()).count()
 }
 
-/// Tries every way to change a file through a descriptor; returns those that worked.
-fn change(descriptor: i32) -> String {
-    let file = borrow(descriptor);
-    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let page = PAGE_BYTES as u64;
-    let tried = [
-        ("write", file.write_at(&[0xEE; 8], 0).is_ok()),
-        ("truncate", file.set_len(0).is_ok()),
-        ("punch", fallocate(file.as_fd(), punch, 0, page).is_ok()),
-        ("allocate", fallocate(file.as_fd(), FallocateFlags::empty(), 0, page).is_ok()),
-        ("map", map_writable(&file)),
-        ("protect", make_mapping_writable(&file)),
-    ];
-    tried.iter().filter(|(_, worked)| *worked).map(|(way, _)| *way).collect::<Vec<_>>().join(" ")
-}
+/// `PIDFD_THREAD` of pidfd_open(2): the thread, and with it the table of descriptors that it has.
+const PIDFD_THREAD: u32 = libc::O_EXCL.cast_unsigned();
 
-fn map_writable(file: &File) -> bool {
-    let both = libc::PROT_READ | libc::PROT_WRITE;
-    map(file, both).is_some_and(|address| {
-        unmap(address);
-        true
+/// A thread that has the library's table of descriptors, which is not this program's.
+fn library_thread() -> Option<i32> {
+    let threads = fs::read_dir("/proc/self/task").ok()?.flatten();
+    let mut numbers = threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.find(|number| {
+        let name = fs::read_to_string(format!("/proc/self/task/{number}/comm"));
+        name.is_ok_and(|name| name.trim_end() == "bindery-ctl")
     })
-}
-
-fn make_mapping_writable(file: &File) -> bool {
-    let Some(address) = map(file, libc::PROT_READ) else { return false };
-    // SAFETY: the mapping was made just now and nothing refers to it.
-    let result = unsafe { libc::mprotect(address, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE) };
-    unmap(address);
-    result == 0
-}
-
-/// Maps the first page, shared.
-fn map(file: &File, protection: i32) -> Option<*mut libc::c_void> {
-    // SAFETY: the kernel chooses where; nothing that exists is replaced.
-    let address = unsafe {
-        let (null, fd) = (std::ptr::null_mut(), file.as_raw_fd());
-        libc::mmap(null, PAGE_BYTES, protection, libc::MAP_SHARED, fd, 0)
-    };
-    (address != libc::MAP_FAILED).then_some(address)
-}
-
-fn unmap(address: *mut libc::c_void) {
-    // SAFETY: the page was mapped by `map`, and nothing refers to it.
-    unsafe { libc::munmap(address, PAGE_BYTES) };
 }

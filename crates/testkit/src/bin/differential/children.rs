@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::calls;
+use crate::memory::make_one;
 use crate::random::{Content, Random};
 use crate::world::{PAGES, WORDS, World};
 
@@ -52,7 +53,7 @@ pub(crate) fn fork_and_close(world: &mut World, random: &mut Random, result: &mu
 pub(crate) fn clone(world: &mut World, random: &mut Random, result: &mut String) {
     let mut stack = vec![0_u128; 1 << 14];
     let top = stack.as_mut_ptr_range().end.cast();
-    let mut birth = Birth { task: draw_task(random, false), world };
+    let mut birth = Birth { task: draw_task(world, random, false), world };
     // SAFETY: the function gets what it expects, and the stack lives until the child has ended.
     let child = unsafe { libc::clone(born, top, libc::SIGCHLD, (&raw mut birth).cast()) };
     let Birth { task, world } = birth;
@@ -85,7 +86,7 @@ fn live(
     closes: bool,
     make: impl FnOnce() -> libc::pid_t,
 ) {
-    let task = draw_task(random, closes);
+    let task = draw_task(world, random, closes);
     board(world, STATE).store(0, Ordering::Release);
     let child = make();
     if child == 0 {
@@ -96,8 +97,9 @@ fn live(
     accompany(world, random, result, child, task);
 }
 
-fn draw_task(random: &mut Random, closes: bool) -> Task {
+fn draw_task(world: &mut World, random: &mut Random, closes: bool) -> Task {
     let (first, count) = random.range(128);
+    make_one(world, random, (first, count));
     let advices = [
         libc::MADV_DONTNEED,
         libc::MADV_DONTNEED,
@@ -195,7 +197,7 @@ fn accompany(
 
 /// A child with the same memory, as vfork and posix_spawn make them, writes to it and ends.
 pub(crate) fn share_with_child(world: &mut World, random: &mut Random, result: &mut String) {
-    let mut task = draw_task(random, false);
+    let mut task = draw_task(world, random, false);
     task.count = task.count.min(16);
     let mut stack = vec![0_u128; 1 << 14];
     let top = stack.as_mut_ptr_range().end.cast();

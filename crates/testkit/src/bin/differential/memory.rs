@@ -93,6 +93,19 @@ pub(crate) fn renew(world: &mut World, random: &mut Random, result: &mut String)
     world.touch(first, count);
 }
 
+/// Puts fresh private memory in place of a range and fills it; now and then it has the time to be merged.
+/// What the kernel refuses for a range in several mappings is not compared: hints that cut mappings are
+/// swallowed under management, and pages that come back are mappings of their own.
+pub(crate) fn make_one(world: &mut World, random: &mut Random, (first, count): (usize, usize)) {
+    let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    calls::mmap(first, count, BOTH, flags, (-1, 0));
+    calls::madvise(first, count, libc::MADV_MERGEABLE);
+    world.look();
+    world.put_range((first, count), random);
+    // Offers rest for half a second before they are taken.
+    world.rest(if random.once_in(4) { 700 } else { 5 });
+}
+
 /// Maps memory of every kind.
 pub(crate) fn map(world: &mut World, random: &mut Random, result: &mut String) {
     let (mut first, mut count) = random.range(FILE_PAGES);
@@ -191,6 +204,7 @@ pub(crate) fn protect_by_key(world: &mut World, random: &mut Random, result: &mu
 
 pub(crate) fn shrink(world: &mut World, random: &mut Random, result: &mut String) {
     let (first, count) = random.range(64);
+    make_one(world, random, (first, count));
     let new = 1 + random.below(count as u64) as usize;
     let shrunk = calls::mremap(address(first), count, new, 0, std::ptr::null_mut());
     result.push_str(&answer_address(shrunk));
@@ -200,6 +214,7 @@ pub(crate) fn shrink(world: &mut World, random: &mut Random, result: &mut String
 /// Grows where it is or elsewhere, and comes back.
 pub(crate) fn grow(world: &mut World, random: &mut Random, result: &mut String) {
     let (first, count) = random.range(64);
+    make_one(world, random, (first, count));
     let flags = random.one_of(&[0, libc::MREMAP_MAYMOVE]);
     let grown = calls::mremap(address(first), count, count + 8, flags, std::ptr::null_mut());
     result.push_str(&answer_address(grown));
@@ -213,6 +228,7 @@ pub(crate) fn grow(world: &mut World, random: &mut Random, result: &mut String) 
 
 pub(crate) fn move_fixed(world: &mut World, random: &mut Random, result: &mut String) {
     let (from, to, count) = random.two_ranges(128);
+    make_one(world, random, (from, count));
     let new = if random.once_in(4) { count.div_ceil(2) } else { count };
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     let moved = calls::mremap(address(from), count, new, flags, address(to));
@@ -229,6 +245,7 @@ pub(crate) fn move_fixed(world: &mut World, random: &mut Random, result: &mut St
 /// MREMAP_DONTUNMAP: the pages go, the mapping stays.
 pub(crate) fn move_and_keep(world: &mut World, random: &mut Random, result: &mut String) {
     let (from, to, count) = random.two_ranges(64);
+    make_one(world, random, (from, count));
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     let moved = calls::mremap(address(from), count, count, flags, address(to));
     let _ = write!(result, "{} {:016x}", answer_address(moved), world.digest(from, count));

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::calls::{self, address, answer};
+use crate::memory::make_one;
 use crate::random::{Content, Random};
 use crate::world::{PAGE, WRITABLE, World, close};
 
@@ -138,6 +139,8 @@ fn ioctl<const WORDS: usize>(file: i32, request: u64, mut words: [u64; WORDS]) -
 fn fill_by_userfault(world: &mut World, random: &mut Random, result: &mut String, request: u64) {
     let (from, to, count) = random.two_ranges(32);
     world.touch(to, count);
+    make_one(world, random, (from, count));
+    make_one(world, random, (to, count));
     let file = calls::raw(libc::SYS_userfaultfd, [libc::O_CLOEXEC as usize, 0, 0, 0, 0]) as i32;
     if file < 0 || !world.allows(to, count, WRITABLE) || !world.allows(from, count, WRITABLE) {
         return close(file);
