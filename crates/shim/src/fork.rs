@@ -4,7 +4,7 @@
 //! `fork` tells of itself (pthread_atfork(3)), and so do the C library's functions that use it. `_Fork`,
 //! `clone` and system calls made through [`syscall`](crate::direct) do not: they are stood in for. A
 //! child that shares our memory (vfork, posix_spawn, `CLONE_VM`) is none of these. What a copy may do with
-//! its memory needs no preparation: see [`managed`](crate::managed).
+//! its memory needs no preparation: see `managed`.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
