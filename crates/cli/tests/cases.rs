@@ -16,6 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bindery_space::Space;
@@ -144,8 +145,11 @@ fn differences(daemon: &Daemon, words: &[&str]) -> Vec<String> {
     found
 }
 
-/// Compares every mode of a program.
+/// Compares every mode of a program. One program at a time: each waits until its memory is merged, which
+/// takes too long where many merge at once on few CPUs.
 fn compare(name: &str, modes: &[&str]) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (Some(daemon), Some(program)) = (daemon(), build(name)) else { return };
     let program = program.to_string_lossy();
     let found: Vec<_> =
