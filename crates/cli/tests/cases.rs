@@ -108,7 +108,7 @@ fn ended(command: &mut Command) -> Ended {
     Ended { status: status.code(), output: text }
 }
 
-/// The same words with Bindery, under `name`; what the library logs goes to a file of that name.
+/// Returns the command that runs `words` with Bindery as guest `name`, logging to a file of that name.
 fn managed(daemon: &Daemon, name: &str, words: &[&str], logs: &Path) -> Command {
     let launcher = daemon.launcher(name);
     let mut command = Command::new(&launcher[0]);

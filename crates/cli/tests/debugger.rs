@@ -80,7 +80,7 @@ impl Merged {
     }
 }
 
-/// What a page of [`guest::EQUAL_PAGES`] holds.
+/// Content of a page of [`guest::EQUAL_PAGES`].
 fn content(page: usize) -> u64 {
     1 + page as u64
 }

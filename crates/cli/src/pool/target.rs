@@ -13,7 +13,7 @@ const SPECIAL: [&str; 4] = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"];
 pub(super) enum Target {
     /// A file beside the one that it is to take the place of.
     Beside(NamedTempFile, PathBuf),
-    /// What has no place to take: a device, a pipe, a terminal.
+    /// Writes in place to a target that cannot be replaced: a device, a pipe, a terminal.
     Direct(File),
 }
 

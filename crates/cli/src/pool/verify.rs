@@ -38,7 +38,7 @@ pub(super) fn run(pools: &Pools, arguments: &VerifyArgs) -> Result<(), Failure> 
     conclude(name, &found, unreachable)
 }
 
-/// What it comes to: whole, damaged, or not known because the archive cannot be reached.
+/// Outcome of a verification: whole, damaged, or unknown because the archive cannot be reached.
 fn conclude(
     name: &PoolName,
     found: &[Found],

@@ -66,7 +66,7 @@ impl Image {
         self.bytes - self.data.iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
-    /// Its holes as what they read as: pages of zeros.
+    /// Counts an image's holes as the pages of zeros that they read as.
     pub(super) fn holes(&self) -> Counts {
         let pages = self.hole_bytes() / PAGE_BYTES as u64;
         Counts { pages, zero_pages: pages, ..Counts::default() }

@@ -84,7 +84,7 @@ impl Input {
         }
     }
 
-    /// What is known of it without looking.
+    /// State known without reading the pages.
     fn known(&self) -> Counts {
         match self {
             Self::Process(_) => Counts::default(),

@@ -49,7 +49,7 @@ impl Place {
         run(self.command(words))
     }
 
-    /// The same, of what must succeed.
+    /// Runs a command that must succeed.
     pub(crate) fn done(&self, words: &[&str]) -> String {
         let ended = self.pool(words);
         assert_eq!(ended.code, Some(0), "{words:?}: {}{}", ended.out, ended.err);
@@ -63,7 +63,7 @@ impl Place {
         ended.json()
     }
 
-    /// What must fail with an exit code, and name all of something.
+    /// Runs a command that must fail with an exit code and a message that has all given texts.
     pub(crate) fn refused(&self, words: &[&str], code: i32, named: &[&str]) {
         let ended = self.pool(words);
         assert_eq!(ended.code, Some(code), "{words:?}: {}{}", ended.out, ended.err);
