@@ -226,6 +226,16 @@ impl Merger {
         }
     }
 
+    /// Whether any memory that was offered is taken to be merged. The kernel takes it at once.
+    pub(crate) fn has_taken(&self) -> Result<bool> {
+        match self {
+            Self::Neither { .. } | Self::Ksm(_) => Ok(true),
+            Self::Bindery(daemon) => {
+                Ok(daemon.status()?.domains.iter().any(|domain| domain.counts.pages_managed > 0))
+            }
+        }
+    }
+
     /// How often all memory was looked at so far.
     pub(crate) fn full_scans(&self) -> Result<u64> {
         match self {

@@ -35,8 +35,10 @@ use crate::pressure::Shortage;
 /// What shows in `/proc/PID/maps`.
 const NAME: &str = bindery_space::wire::control::STORE_NAME;
 
-/// A segment has as many slots as the longest folio has pages, fewer in small stores.
-const SEGMENT_SLOTS_MAX: u32 = 512;
+/// A segment has one slot less than the longest folio has pages, fewer in small stores. Of a file that is long enough
+/// khugepaged makes one such folio (`collapse_file`, mm/khugepaged.c), and for that it takes every page of
+/// it out of everybody's page tables: each guest that reads a merged page would wait for a fault again.
+const SEGMENT_SLOTS_MAX: u32 = 511;
 const SEGMENT_SLOTS_MIN: u32 = 16;
 
 /// Segments that a store has at least, where they are not the smallest.
@@ -118,8 +120,7 @@ struct SegmentState {
 fn segment_slots(slots: u32) -> u32 {
     // In tests of the engine guests have few pages.
     let most = if cfg!(test) { SEGMENT_SLOTS_MIN } else { SEGMENT_SLOTS_MAX };
-    let wanted = (slots / SEGMENTS_MIN).clamp(SEGMENT_SLOTS_MIN, most);
-    1 << wanted.ilog2()
+    (slots / SEGMENTS_MIN).clamp(SEGMENT_SLOTS_MIN, most)
 }
 
 impl Store {

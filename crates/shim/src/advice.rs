@@ -13,6 +13,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bindery_space::LastingAdvice;
 use bindery_units::{HostAddress, PAGE_BYTES};
 
 use crate::answer::{Errno, checked};
@@ -42,15 +43,7 @@ static IS_ADVISED: AtomicBool = AtomicBool::new(false);
 
 /// Notes advice about memory that is neither managed nor offered.
 pub(crate) fn note_elsewhere(advice: i32) {
-    let is_kept = matches!(
-        advice,
-        libc::MADV_DONTFORK
-            | libc::MADV_DOFORK
-            | libc::MADV_DONTDUMP
-            | libc::MADV_DODUMP
-            | libc::MADV_WIPEONFORK
-    );
-    if is_kept {
+    if LastingAdvice::of(advice).is_some() || advice == libc::MADV_WIPEONFORK {
         note_kept();
     }
 }
@@ -131,11 +124,6 @@ pub(crate) unsafe fn advise(
                 managed.step_aside(address, bytes, "keep memory unmerged (MADV_UNMERGEABLE)");
                 pass_on(address, bytes, advice)
             }
-            libc::MADV_DONTFORK | libc::MADV_DOFORK | libc::MADV_DONTDUMP | libc::MADV_DODUMP => {
-                // Noted first: a mapping made meanwhile gets it either from us or from the kernel.
-                managed.space.note_advice(HostAddress(address), bytes, advice);
-                pass_on(address, bytes, advice)
-            }
             libc::MADV_WIPEONFORK
             | libc::MADV_KEEPONFORK
             | MADV_GUARD_INSTALL
@@ -143,7 +131,13 @@ pub(crate) unsafe fn advise(
                 managed.step_aside(address, bytes, "guard memory, or wipe it on fork");
                 pass_on(address, bytes, advice)
             }
-            _ => pass_on(address, bytes, advice),
+            _ => {
+                if let Some(advice) = LastingAdvice::of(advice) {
+                    // Noted first: a mapping made meanwhile gets it either from us or from the kernel.
+                    managed.space.note_advice(HostAddress(address), bytes, advice);
+                }
+                pass_on(address, bytes, advice)
+            }
         }
     }
 }

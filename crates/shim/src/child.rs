@@ -54,16 +54,17 @@ pub(crate) fn before(address: usize, bytes: usize, content: Content) -> Result<(
         return Ok(());
     }
     let end = address.saturating_add(bytes);
-    let mut advised = None;
+    let mut advised: Option<AdvisedMappings> = None;
     loop {
         let mut pieces = [Piece::default(); PIECES];
         let count = find(address, end, &mut pieces)?;
         for piece in &pieces[..count] {
-            let advised = match advised {
+            // What is replaced keeps its advice, so it is read once.
+            let advised = match &mut advised {
                 Some(advised) => advised,
-                None => *advised.insert(AdvisedMappings::of_self()?.at(HostAddress(piece.start))),
+                None => advised.insert(AdvisedMappings::of_self()?),
             };
-            piece.make_private(advised, content)?;
+            piece.make_private(advised.at(HostAddress(piece.start)), content)?;
         }
         if count < PIECES {
             return Ok(());

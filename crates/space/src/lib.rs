@@ -69,6 +69,7 @@ use std::{
 
 use bindery_sys::{mapping::Mapping, table, thread::CpuClock, userfault::feature};
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
+pub use advice::LastingAdvice;
 pub use manage::ManageError;
 pub use release::ReleaseError;
 pub use restore::Unmerged;
@@ -286,19 +287,18 @@ impl Space {
         self.core.forget(address, end)
     }
 
-    /// Notes that the VMM advised `MADV_DONTFORK`, `MADV_DONTDUMP` or the opposite of one, so that
-    /// mappings made later get it too. The caller gives the advice to the kernel itself.
-    ///
-    /// # Panics
-    /// If it is any other advice.
-    pub fn note_advice(&self, address: HostAddress, bytes: usize, advice: i32) {
+    /// Notes what the VMM advised for a range of whole pages, so that mappings made there later get it too.
+    /// The caller then gives the advice to the kernel itself.
+    pub fn note_advice(&self, address: HostAddress, bytes: usize, advice: LastingAdvice) {
         let end = end_of(address, bytes);
         self.core.offers.note_advice(address, end, advice);
         for region in self.core.regions.overlapping(address, end) {
-            region.note_advice(advice);
-            // Work under way may not have seen it: what it maps must be there for the caller's
-            // advice. The lock of the held ranges orders the note before later work.
-            drop(self.core.hold(region.start(), region.end()));
+            let pages = region.pages_between(address, end);
+            // Work under way sees all of a run advised alike, and what it maps is there for the caller's
+            // advice; later work sees the note.
+            let start = region.address(pages.first);
+            let _hold = self.core.hold(start, start.plus_pages(pages.count));
+            region.note_advice(pages, advice);
         }
     }
 

@@ -165,20 +165,23 @@ impl Space {
 }
 
 impl Offer {
-    /// Returns what was advised for the range, from `before`, which is read if it is needed.
+    /// Returns what was advised for the range, each part by its first byte, from `before`, which is read if
+    /// it is needed.
     fn advised_since(
         &self,
         start: HostAddress,
         before: &OnceCell<AdvisedMappings>,
-    ) -> Result<Advised, ManageError> {
+    ) -> Result<Vec<(HostAddress, Advised)>, ManageError> {
         if self.is_plain {
-            return Ok(self.advised(Advised::default()));
+            return Ok(vec![(start, self.noted.after(Advised::default()))]);
         }
         if before.get().is_none() {
             before.set(advised_mappings(start)?).expect("it was empty");
         }
         let before = before.get().expect("it was just set");
-        Ok(self.advised(advised_between(before, start, self.end)?))
+        let mut advised = advised_between(before, start, self.end)?;
+        advised.iter_mut().for_each(|(_, advised)| *advised = self.noted.after(*advised));
+        Ok(advised)
     }
 }
 
@@ -186,18 +189,19 @@ fn advised_mappings(address: HostAddress) -> Result<AdvisedMappings, ManageError
     AdvisedMappings::of_self().map_err(|source| ManageError::Kernel { address, source })
 }
 
-/// Returns what was advised for a range, unless pages that come and go could not be as it is.
+/// Returns what was advised for the mappings of a range, each by its first byte there, unless pages that
+/// come and go could not be as they are.
 fn advised_between(
     mappings: &AdvisedMappings,
     start: HostAddress,
     end: HostAddress,
-) -> Result<Advised, ManageError> {
+) -> Result<Vec<(HostAddress, Advised)>, ManageError> {
     if mappings.are_special(start, end) {
         let what =
             "wiped on fork, sealed or under a protection key, which merged pages could not be";
         return Err(ManageError::Unsuitable { address: start, what: what.to_owned() });
     }
-    Ok(mappings.at(start))
+    Ok(mappings.between(start, end))
 }
 
 /// Returns the end of a range of whole pages.
@@ -209,15 +213,20 @@ fn end_of_pages(address: HostAddress, bytes: usize) -> Result<HostAddress, Manag
 }
 
 impl Core {
-    /// Takes a range, of which `advised` returns what its owner has advised for good.
+    /// Takes a range, of which `advised` returns what its owner has advised for good, each part by its first
+    /// byte.
     pub(crate) fn manage(
         &self,
         address: HostAddress,
         bytes: usize,
-        advised: impl FnOnce() -> Result<Advised, ManageError>,
+        advised: impl FnOnce() -> Result<Vec<(HostAddress, Advised)>, ManageError>,
     ) -> Result<Arc<Region>, ManageError> {
         let end = end_of_pages(address, bytes)?;
         let _one_at_a_time = self.managing.lock().unwrap_or_else(PoisonError::into_inner);
+        // An offer was one, but may have fallen apart since.
+        if self.regions.read().len() >= REGIONS_MAX {
+            return Err(ManageError::TooManyRegions);
+        }
         if self.regions.overlapping(address, end).iter().any(|r| r.watched) {
             return Err(ManageError::Managed { address });
         }

@@ -103,8 +103,9 @@ fn seams(region: &Region, pages: PageRange) -> Vec<PageIndex> {
     seams
 }
 
-/// The anonymous pages from the first of `pages` on.
+/// The anonymous pages from the first of `pages` on that are advised alike.
 fn anonymous_run(region: &Region, pages: PageRange) -> PageRange {
+    let (_, pages) = region.advised_run(pages.first, pages);
     let count = pages.pages().take_while(|&page| region.entry(page).is_anonymous()).count();
     PageRange::new(pages.first, count as u32)
 }

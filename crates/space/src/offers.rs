@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bindery_sys::maps::Advised;
 use bindery_units::HostAddress;
 
+use crate::advice::{LastingAdvice, Noted};
 use crate::extents::Extents;
 
 /// How long offered memory rests before it is taken.
@@ -36,31 +36,11 @@ pub(crate) struct Offer {
     since: Instant,
     /// True if no advice was given before the offer that memory keeps for good.
     pub(crate) is_plain: bool,
-    /// `MADV_DONTFORK` or its opposite, if given since.
-    dont_fork: Option<bool>,
-    /// `MADV_DONTDUMP` or its opposite, if given since.
-    dont_dump: Option<bool>,
+    /// What was advised for good since.
+    pub(crate) noted: Noted,
 }
 
 impl Offer {
-    /// Returns what was advised for the range, of which `before` was advised before the offer.
-    pub(crate) fn advised(&self, before: Advised) -> Advised {
-        Advised {
-            dont_fork: self.dont_fork.unwrap_or(before.dont_fork),
-            dont_dump: self.dont_dump.unwrap_or(before.dont_dump),
-        }
-    }
-
-    fn note(&mut self, advice: i32) {
-        match advice {
-            libc::MADV_DONTFORK => self.dont_fork = Some(true),
-            libc::MADV_DOFORK => self.dont_fork = Some(false),
-            libc::MADV_DONTDUMP => self.dont_dump = Some(true),
-            libc::MADV_DODUMP => self.dont_dump = Some(false),
-            other => panic!("advice {other} is nothing to be noted"),
-        }
-    }
-
     fn rested_at(&self) -> Instant {
         self.since + REST
     }
@@ -78,7 +58,7 @@ impl Offers {
         let mut resting = self.lock();
         cut(&mut resting, start, end);
         let since = Instant::now();
-        resting.insert(start, Offer { end, since, is_plain, dont_fork: None, dont_dump: None });
+        resting.insert(start, Offer { end, since, is_plain, noted: Noted::default() });
         self.follow(&resting, Some((start, end)));
     }
 
@@ -96,13 +76,16 @@ impl Offers {
         bytes
     }
 
-    /// Notes `MADV_DONTFORK`, `MADV_DONTDUMP` or the opposite of one for ranges between two addresses.
-    pub(crate) fn note_advice(&self, start: HostAddress, end: HostAddress, advice: i32) {
-        if self.extents.may_overlap(start, end) {
-            let mut resting = self.lock();
-            for first in overlapping(&resting, start, end) {
-                resting.get_mut(&first).expect("it was just found").note(advice);
-            }
+    /// Notes advice for what is offered between two addresses. Ranges are divided there.
+    pub(crate) fn note_advice(&self, start: HostAddress, end: HostAddress, advice: LastingAdvice) {
+        if !self.extents.may_overlap(start, end) {
+            return;
+        }
+        let mut resting = self.lock();
+        divide(&mut resting, start);
+        divide(&mut resting, end);
+        for (_, offer) in resting.range_mut(start..end.max(start)) {
+            offer.noted.note(advice);
         }
     }
 
@@ -158,6 +141,16 @@ fn overlapping(resting: &Resting, start: HostAddress, end: HostAddress) -> Vec<H
     before.into_iter().chain(within).map(|(first, _)| *first).collect()
 }
 
+/// Makes two ranges of one that begins before an address and ends after it.
+fn divide(resting: &mut Resting, at: HostAddress) {
+    let before = resting.range_mut(..at).next_back();
+    if let Some((_, offer)) = before.filter(|(_, offer)| at < offer.end) {
+        let second = *offer;
+        offer.end = at;
+        resting.insert(at, second);
+    }
+}
+
 /// Removes what is between two addresses. Returns how many bytes that were.
 fn cut(resting: &mut Resting, start: HostAddress, end: HostAddress) -> usize {
     let mut bytes = 0;
@@ -176,6 +169,8 @@ fn cut(resting: &mut Resting, start: HostAddress, end: HostAddress) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use bindery_sys::maps::Advised;
+
     use super::*;
 
     fn at(page: usize) -> HostAddress {
@@ -204,12 +199,24 @@ mod tests {
     fn advice_since_the_offer_is_what_counts() {
         let offers = Offers::default();
         offers.add(at(1), at(2), false);
-        offers.note_advice(at(0), at(9), libc::MADV_DONTFORK);
-        offers.note_advice(at(0), at(9), libc::MADV_DODUMP);
+        offers.note_advice(at(0), at(9), LastingAdvice::DontFork(true));
+        offers.note_advice(at(0), at(9), LastingAdvice::DontDump(false));
         let offer = offers.lock()[&at(1)];
         let before = Advised { dont_fork: false, dont_dump: true };
-        assert_eq!(offer.advised(before), Advised { dont_fork: true, dont_dump: false });
+        assert_eq!(offer.noted.after(before), Advised { dont_fork: true, dont_dump: false });
         assert!(!offer.is_plain);
+    }
+
+    #[test]
+    fn advice_for_a_part_divides_the_range() {
+        let offers = Offers::default();
+        offers.add(at(10), at(20), true);
+        offers.note_advice(at(13), at(15), LastingAdvice::DontFork(true));
+        offers.note_advice(at(0), at(10), LastingAdvice::DontFork(true));
+        offers.note_advice(at(20), at(30), LastingAdvice::DontFork(true));
+        assert_eq!(ranges(&offers), [(10, 13), (13, 15), (15, 20)]);
+        let kept = |page| offers.lock()[&at(page)].noted.after(Advised::default()).dont_fork;
+        assert_eq!([10, 13, 15].map(kept), [false, true, false]);
     }
 
     #[test]

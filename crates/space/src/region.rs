@@ -15,18 +15,19 @@ use std::{
 use bindery_sys::{mapping::Mapping, maps::Advised};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
-use crate::{advice::Advice, entry::Entry, untold::Untold, wire::control::Region as Announced};
+use crate::{advice::{Advice, LastingAdvice}, entry::Entry, untold::Untold, wire::control::Region as Announced};
 
 /// Pages that share one bit of the summary of losses.
 pub(crate) const GROUP_PAGES: usize = 64;
 
-/// The entries of a region's pages, a summary of those that were lost, and those that the next scan
-/// has to tell of.
+/// The entries of a region's pages, a summary of those that were lost, those that the next scan has to
+/// tell of, and what the VMM advised for each.
 #[derive(Debug)]
 struct Table {
     entries: Mapping,
     lost: Mapping,
     untold: Untold,
+    advice: Advice,
 }
 
 /// Consecutive pages that a scan has to tell of whatever the kernel says.
@@ -45,8 +46,6 @@ pub(crate) struct Region {
     table: Arc<Table>,
     /// The page that the table's first entry is for.
     table_base: PageIndex,
-    /// What the VMM advised: mappings made later get it too.
-    pub(crate) advice: Advice,
     /// Held for reading while a lane looks at pages, for writing while memory goes away. Taken
     /// before pages are held, never after.
     pub(crate) mapped: RwLock<()>,
@@ -56,19 +55,28 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    pub(crate) fn new(announced: Announced, advised: Advised) -> io::Result<Self> {
+    /// Makes the tables of a region, all of whose pages are private. `advised`: where memory begins that
+    /// is advised otherwise than what is before it, ascending.
+    pub(crate) fn new(
+        announced: Announced,
+        advised: impl IntoIterator<Item = (HostAddress, Advised)>,
+    ) -> io::Result<Self> {
         let pages = announced.pages.count as usize;
+        let page = |at: HostAddress| {
+            announced.pages.first.plus(((at.0 - announced.address.0) >> PAGE_SHIFT) as u32)
+        };
+        let advised = advised.into_iter().map(|(at, advised)| (page(at), advised));
         let groups = pages.div_ceil(GROUP_PAGES).div_ceil(64);
         let table = Table {
             entries: Mapping::anonymous(pages * size_of::<AtomicU32>())?,
             lost: Mapping::anonymous(groups * size_of::<AtomicU64>())?,
             untold: Untold::new(pages)?,
+            advice: Advice::new(announced.pages.first, advised),
         };
         Ok(Self {
             announced,
             table: Arc::new(table),
             table_base: announced.pages.first,
-            advice: advised.into(),
             mapped: RwLock::new(()),
             watched: true,
         })
@@ -81,7 +89,6 @@ impl Region {
             announced: Announced { pages, address: self.announced.address.plus_pages(skipped) },
             table: Arc::clone(&self.table),
             table_base: self.table_base,
-            advice: self.advised().into(),
             mapped: RwLock::new(()),
             watched: self.watched,
         }
@@ -127,6 +134,17 @@ impl Region {
             return PageRange::default();
         }
         PageRange::new(self.page(low), ((high.0 - low.0).div_ceil(PAGE_BYTES)) as u32)
+    }
+
+    /// Notes what the VMM advised for pages of the region.
+    pub(crate) fn note_advice(&self, pages: PageRange, advice: LastingAdvice) {
+        self.table.advice.note(pages, advice);
+    }
+
+    /// Returns how a page is advised, and which of `pages` around it, that has it, are so too. Allocates
+    /// nothing.
+    pub(crate) fn advised_run(&self, page: PageIndex, pages: PageRange) -> (Advised, PageRange) {
+        self.table.advice.run(page, pages)
     }
 
     fn entry_cell(&self, page: PageIndex) -> &AtomicU32 {
@@ -273,7 +291,7 @@ mod tests {
             pages: PageRange::new(PageIndex(first), count),
             address: HostAddress(0x10_0000),
         };
-        Region::new(announced, Advised::default()).expect("small tables")
+        Region::new(announced, []).expect("small tables")
     }
 
     #[test]

@@ -171,7 +171,6 @@ fn bounds(region: &Arc<Region>) -> (HostAddress, HostAddress) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use bindery_sys::maps::Advised;
     use bindery_units::PAGE_BYTES;
     use proptest::prelude::*;
 
@@ -181,7 +180,7 @@ mod tests {
     fn region(pages: PageRange, address: usize) -> Region {
         let address = HostAddress(address);
         let announced = Announced { pages, address };
-        Region::new(announced, Advised::default()).expect("small tables")
+        Region::new(announced, []).expect("small tables")
     }
 
     #[test]

@@ -137,14 +137,14 @@ impl Core {
     }
 
     /// The longest run within `pages`, from its first page on, that is merged with consecutive
-    /// slots of one store; at most what can be restored in one step.
+    /// slots of one store, and is advised alike; at most what can be restored in one step.
     pub(crate) fn merged_run(&self, region: &Region, pages: PageRange) -> PageRange {
         let limit = pages.count.min(SPARE_PAGES_MAX as u32);
         self.merged_around(region, pages.first, PageRange::new(pages.first, limit))
     }
 
-    /// The longest run within `pages` that has `page`, which is one of them, and is merged with
-    /// consecutive slots of one store. Empty if that page is not merged.
+    /// The longest run within `pages` that has `page`, which is one of them, is merged with consecutive
+    /// slots of one store, and is advised alike. Empty if that page is not merged.
     pub(crate) fn merged_around(
         &self,
         region: &Region,
@@ -155,6 +155,7 @@ impl Core {
         if entry.kind() != Kind::Merged {
             return PageRange::new(page, 0);
         }
+        let (_, pages) = region.advised_run(page, pages);
         let (below, above) = (page.0 - pages.first.0, pages.end().0 - page.0);
         let follows = |&offset: &u32| region.entry(page.plus(offset)).is_after(entry, offset);
         let leads =
@@ -214,14 +215,18 @@ impl Core {
 /// they were.
 ///
 /// # Safety
-/// The caller holds the region's pages and owns the filled ones, which are of `spare`.
+/// The caller holds the region's pages, which are [advised alike](Region::advised_run), and owns the
+/// filled ones, which are of `spare`.
 pub(crate) unsafe fn put_in_place(
     region: &Region,
     spare: &mut Spare,
     filled: HostAddress,
     (address, bytes): (HostAddress, usize),
 ) -> io::Result<()> {
-    spare.advise(region.advised(), filled)?;
+    let pages = region.pages_between(address, address.plus(bytes));
+    let (advised, alike) = region.advised_run(pages.first, pages);
+    assert!(alike == pages, "pages come back in runs that are advised alike");
+    spare.advise(advised, filled)?;
     if spare.stays_mapped() {
         // SAFETY: the caller's contract.
         let moved = unsafe { mapping::move_over(filled, address, bytes) };

@@ -14,7 +14,7 @@ use bindery_space::wire::{
     control::StoreId,
     lane::{Lost, Run, outcome},
 };
-use bindery_space::{Sought, Worker};
+use bindery_space::{LastingAdvice, Sought, Worker};
 use bindery_sys::{
     mapping::{self, Mapping},
     maps, memfd,
@@ -538,13 +538,19 @@ fn what_comes_back_is_in_children_of_fork_and_in_dumps_where_its_memory_is() {
     let Some(bench) = Bench::new(16, 64) else { return };
     let other = Mapping::anonymous(16 * PAGE_BYTES).expect("memory");
     let region = bench.space.manage(other.address(), other.bytes()).expect("manage");
+    // All but the first four pages.
+    let (start, bytes) = (other.address().plus_pages(4), other.bytes() - 4 * PAGE_BYTES);
     for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
-        bench.space.note_advice(other.address(), other.bytes(), advice);
+        let lasting = LastingAdvice::of(advice).expect("it lasts");
+        bench.space.note_advice(start, bytes, lasting);
         // SAFETY: the memory is ours.
-        unsafe { mapping::advise(other.address(), other.bytes(), advice) }.expect("advice");
+        unsafe { mapping::advise(start, bytes, advice) }.expect("advice");
     }
     let dont = maps::Advised { dont_fork: true, dont_dump: true };
-    let wanted = |start| if start == other.address() { dont } else { maps::Advised::default() };
+    let wanted = |address| {
+        let keeps = (start.0..start.0 + bytes).contains(&address);
+        if keeps { dont } else { maps::Advised::default() }
+    };
     let advised = |address| maps::AdvisedMappings::of_self().expect("smaps").at(address);
     let mut worker = bench.space.worker().expect("worker");
     for page in 0..16 {
@@ -559,14 +565,14 @@ fn what_comes_back_is_in_children_of_fork_and_in_dumps_where_its_memory_is() {
     let mut outcomes = Vec::new();
     worker.merge(&bench.segments(), &[run], &mut outcomes);
     assert_eq!(outcomes, merged(16));
-    for page in [1, 4, 7, 10] {
+    for page in [1, 3, 4, 7, 10] {
         for start in [other.address(), bench.address(0)] {
             let address = start.plus_pages(page);
-            assert_eq!(advised(address), wanted(start), "page {page} is merged");
+            assert_eq!(advised(address), wanted(address.0), "page {page} is merged");
             // SAFETY: the page is mapped; its first word is this.
             unsafe { (address.0 as *mut u64).write_volatile(u64::from(page) + 1) };
             assert!(!backing(address).0, "a written page is anonymous again");
-            assert_eq!(advised(address), wanted(start), "page {page} is back");
+            assert_eq!(advised(address), wanted(address.0), "page {page} is back");
         }
     }
     bench.space.release().expect("release");

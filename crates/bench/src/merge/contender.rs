@@ -36,14 +36,26 @@ pub(crate) fn wait_until_merged(merger: &Merger, dataset: &Dataset) -> Result<()
     }
 }
 
+/// Waits until memory that was offered is taken, for it rests before that.
+fn await_taken(merger: &Merger) -> Result<()> {
+    let started = Instant::now();
+    while !merger.has_taken()? {
+        ensure!(started.elapsed() < PATIENCE, "no memory was taken in {PATIENCE:?}");
+        interrupt::rest(Duration::from_millis(10))?;
+    }
+    Ok(())
+}
+
 /// Runs `engine` over fresh processes until 98% of their duplicates are merged.
 pub(super) fn converge(engine: &Engine, dataset: &Dataset, program: &Path) -> Result<Measured> {
     let merger = Merger::start(engine)?;
     let mut crowd = Crowd::start(&merger, dataset, program)?;
     let used_before = MemorySnapshot::take_settled()?.used();
     back_free_memory(dataset.contents());
-    let (wall, cpu) = (Instant::now(), merger.cpu_time(&crowd)?);
+    let cpu = merger.cpu_time(&crowd)?;
     crowd.merge()?;
+    await_taken(&merger)?;
+    let wall = Instant::now();
     wait_until_merged(&merger, dataset)?;
     let (time, cpu_time) = (wall.elapsed(), merger.cpu_time(&crowd)?.saturating_sub(cpu));
     // What is left of the work ends by itself; memory is compared when both are done.

@@ -81,13 +81,23 @@ impl AdvisedMappings {
         found.map_or(Advised::default(), |mapping| mapping.advised)
     }
 
+    /// Returns what was advised for each mapping between two addresses, by its first byte there, ascending.
+    #[must_use]
+    pub fn between(&self, start: HostAddress, end: HostAddress) -> Vec<(HostAddress, Advised)> {
+        let within = self.within(start, end);
+        within.map(|mapping| (start.max(HostAddress(mapping.range.start)), mapping.advised)).collect()
+    }
+
     /// Returns true if any mapping between two addresses is wiped on fork, grows downwards, is sealed, or
     /// has a protection key of its own, as no mapping would be that is made in its place.
     #[must_use]
     pub fn are_special(&self, start: HostAddress, end: HostAddress) -> bool {
+        self.within(start, end).any(|mapping| mapping.is_special)
+    }
+
+    fn within(&self, start: HostAddress, end: HostAddress) -> impl Iterator<Item = &Described> {
         let first = self.0.partition_point(|mapping| mapping.range.end <= start.0);
-        let within = self.0[first..].iter().take_while(|mapping| mapping.range.start < end.0);
-        within.into_iter().any(|mapping| mapping.is_special)
+        self.0[first..].iter().take_while(move |mapping| mapping.range.start < end.0)
     }
 }
 
@@ -109,6 +119,10 @@ mod tests {
         for nowhere in [0x7f_0002_ffff, 0x7f_0005_0000] {
             assert_eq!(advised.at(HostAddress(nowhere)), dont(false, false));
         }
+        let (from, to) = (HostAddress(0x7f_0003_8000), HostAddress(0x7f_0004_8000));
+        let second = (HostAddress(0x7f_0004_0000), dont(false, true));
+        assert_eq!(advised.between(from, to), [(from, dont(true, false)), second]);
+        assert_eq!(advised.between(to, to), []);
         assert!(!advised.are_special(HostAddress(0), HostAddress(usize::MAX)));
         let here = HostAddress((&raw const smaps).addr());
         assert_eq!(AdvisedMappings::of_self().unwrap().at(here), dont(false, false));
