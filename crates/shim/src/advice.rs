@@ -11,7 +11,6 @@
 //! | all others | passed on |
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_space::LastingAdvice;
 use bindery_units::{HostAddress, PAGE_BYTES};
@@ -20,7 +19,7 @@ use crate::answer::{Errno, checked};
 use crate::child::Content;
 use crate::managed::{self, Managed};
 use crate::split::{Piece, pieces};
-use crate::{kernel, lock};
+use crate::{kept, kernel, lock};
 
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` (Linux 6.13), which libc does not name yet.
 const MADV_GUARD_INSTALL: i32 = 102;
@@ -38,21 +37,10 @@ pub(crate) fn whole_pages(address: usize, bytes: usize) -> Option<usize> {
     (address.is_multiple_of(PAGE_BYTES) && whole > 0).then_some(whole)
 }
 
-/// Set once memory was given advice that it keeps for good before it was offered.
-static IS_ADVISED: AtomicBool = AtomicBool::new(false);
-
-/// Notes advice about memory that is neither managed nor offered.
-pub(crate) fn note_elsewhere(advice: i32) {
+/// Notes advice that memory keeps for good.
+pub(crate) fn note(address: usize, bytes: usize, advice: i32) {
     if LastingAdvice::of(advice).is_some() || advice == libc::MADV_WIPEONFORK {
-        note_kept();
-    }
-}
-
-/// Notes that some memory was made something that it stays for good.
-pub(crate) fn note_kept() {
-    if !IS_ADVISED.load(Ordering::Relaxed) {
-        // A flag alone: it says that there is something to be looked for.
-        IS_ADVISED.store(true, Ordering::Relaxed);
+        kept::note(address, bytes);
     }
 }
 
@@ -82,7 +70,7 @@ pub(crate) unsafe fn offer(address: usize, bytes: usize) -> Result<(), Errno> {
         return unsafe { pass_on(address, bytes, libc::MADV_MERGEABLE) };
     };
     let mut result = Ok(());
-    let is_plain = !IS_ADVISED.load(Ordering::Relaxed);
+    let is_plain = !kept::may_keep(address, bytes);
     for piece in pieces(managed.regions_in(address, bytes), address, bytes) {
         if piece.is_managed {
             continue;

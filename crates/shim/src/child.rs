@@ -169,7 +169,8 @@ impl Piece {
     }
 }
 
-fn advise(advised: Advised, start: usize, bytes: usize) -> Result<(), Errno> {
+/// Advises memory that was just mapped, as `advised`.
+pub(crate) fn advise(advised: Advised, start: usize, bytes: usize) -> Result<(), Errno> {
     for advice in advised.changes(Some(Advised::default())) {
         // SAFETY: the advice keeps content.
         checked(unsafe { kernel::madvise(start as *mut c_void, bytes, advice) })?;

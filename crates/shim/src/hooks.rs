@@ -8,11 +8,11 @@ use std::ffi::c_void;
 
 use libc::{c_int, c_uint, c_ulong, iovec, off64_t, size_t, ssize_t};
 
-use crate::advice::{advise, content_after, note_elsewhere, offer, whole_pages};
+use crate::advice::{advise, content_after, note, offer, whole_pages};
 use crate::answer::{Errno, answer, aside};
 use crate::child::Content;
 use crate::remap::Request;
-use crate::{child, device, kernel, lock, managed, process, protect, replace, watch};
+use crate::{child, device, fill, kept, kernel, lock, managed, process, protect, replace, watch};
 
 /// Stands in for madvise(2).
 ///
@@ -31,10 +31,8 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, bytes: size_t, advice: c_
             // SAFETY: the caller's contract.
             return Some(answer(|| unsafe { offer(start, bytes) }));
         }
-        let Some(managed) = managed::overlapping(start, bytes) else {
-            note_elsewhere(advice);
-            return None;
-        };
+        note(start, bytes, advice);
+        let managed = managed::overlapping(start, bytes)?;
         // SAFETY: the caller's contract.
         Some(answer(|| unsafe { advise(managed, start, bytes, advice) }))
     });
@@ -184,6 +182,9 @@ pub unsafe extern "C" fn mremap(
         // SAFETY: the caller's contract.
         result = unsafe { request.piecewise() };
     }
+    if result != libc::MAP_FAILED {
+        kept::note_move(address as usize, old_bytes, result as usize, new_bytes);
+    }
     if let Some(going) = going {
         going.after(result != libc::MAP_FAILED);
     }
@@ -306,7 +307,7 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_v
     let result = unsafe { kernel::ioctl(file, request, argument) };
     if result == -1 && watch::is_concerned(number) {
         // SAFETY: the caller's contract.
-        return unsafe { watch::after_refused(file, number, argument) };
+        return unsafe { fill::after_refused(file, number, argument) };
     }
     result
 }

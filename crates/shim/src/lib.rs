@@ -47,8 +47,10 @@ mod child;
 mod device;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub mod direct;
+mod fill;
 pub mod fork;
 pub mod hooks;
+mod kept;
 mod kernel;
 mod lock;
 mod managed;

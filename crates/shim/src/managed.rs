@@ -7,6 +7,7 @@ use bindery_space::Space;
 use bindery_space::agent::{Agent, AgentConfig, log};
 use bindery_space::wire::control::Region;
 use bindery_sys::birth::Mark;
+use bindery_sys::table;
 use bindery_units::{HostAddress, PAGE_BYTES};
 
 use crate::fork;
@@ -30,6 +31,11 @@ pub(crate) fn get() -> Option<&'static Managed> {
 /// copies. What was managed is memory of its own there, parts of which are private mappings of a store.
 pub(crate) fn is_copy() -> bool {
     MANAGED.get().is_some_and(|managed| !managed.mark.is_here())
+}
+
+/// Opens what `/proc` shows of this process in the table of our own, which a copy of it does not have.
+pub(crate) fn with_own_table<T: Send>(look: impl FnOnce() -> T + Send) -> T {
+    if is_copy() { look() } else { table::run(look) }
 }
 
 /// The managed memory, if a range of bytes has any of it. No lock and no allocation where not.

@@ -3,10 +3,9 @@
 //! Pages that come and go are mapped to be read and written, under the default key, and their mappings
 //! are replaced. Memory that is to be anything else is given back first.
 
-use crate::advice::note_kept;
 use crate::answer::{Errno, aside};
 use crate::child::Content;
-use crate::{child, managed};
+use crate::{child, kept, managed};
 
 /// What pkey_mprotect(2) takes for "the key stays", as mprotect(2) has it.
 pub(crate) const NO_KEY: i32 = -1;
@@ -24,7 +23,7 @@ pub(crate) fn before(address: usize, bytes: usize, protection: i32, key: i32) ->
         child::before(address, bytes, Content::Stays)?;
     }
     if !matches!(key, NO_KEY | DEFAULT_KEY) {
-        note_kept();
+        kept::note(address, bytes);
     }
     let is_as_managed =
         protection == libc::PROT_READ | libc::PROT_WRITE && matches!(key, NO_KEY | DEFAULT_KEY);
@@ -37,7 +36,7 @@ pub(crate) fn before(address: usize, bytes: usize, protection: i32, key: i32) ->
 /// As for [`before`].
 pub(crate) fn before_seal(address: usize, bytes: usize) -> Result<(), Errno> {
     child::before(address, bytes, Content::Stays)?;
-    note_kept();
+    kept::note(address, bytes);
     give_back(address, bytes, "seal memory (mseal)")
 }
 

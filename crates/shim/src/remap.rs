@@ -8,12 +8,14 @@
 use std::ffi::c_void;
 use std::io;
 
-use bindery_sys::{mapping, maps, table};
+use bindery_sys::mapping;
+use bindery_sys::maps::{self, Advised, AdvisedMappings};
 use bindery_units::{HostAddress, PAGE_BYTES};
 use libc::{MAP_ANONYMOUS, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE};
 
 use crate::answer::{Errno, aside};
-use crate::{kernel, managed};
+use crate::child::advise;
+use crate::{kept, kernel, managed};
 
 /// What mremap(2) is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -111,9 +113,10 @@ impl Remap {
     /// # Safety
     /// As mremap(2), for whole pages.
     unsafe fn piecewise(self) -> Result<usize, Errno> {
+        let advised = self.advised_at_the_end()?;
         if self.target.is_none() && self.new_bytes > self.old_bytes {
             // SAFETY: the caller's contract; nothing is replaced.
-            let grown = unsafe { self.grow_in_place() };
+            let grown = unsafe { self.grow_in_place(advised) };
             if grown || !self.may_move {
                 return grown.then_some(self.old).ok_or(Errno(libc::ENOMEM));
             }
@@ -131,6 +134,7 @@ impl Remap {
             if self.new_bytes > self.old_bytes {
                 let (start, bytes) = (target + self.old_bytes, self.new_bytes - self.old_bytes);
                 mapping::replace_with_anonymous(HostAddress(start), bytes)?;
+                advise(advised, start, bytes)?;
             } else if self.new_bytes < self.old_bytes {
                 let (start, bytes) = (self.old + self.new_bytes, self.old_bytes - self.new_bytes);
                 mapping::unmap(HostAddress(start), bytes)?;
@@ -139,11 +143,29 @@ impl Remap {
         Ok(target)
     }
 
+    /// What was advised for the last page of the range: what it grows by is advised so, too.
+    fn advised_at_the_end(self) -> io::Result<Advised> {
+        if self.new_bytes <= self.old_bytes || !kept::may_keep(self.old, self.old_bytes) {
+            return Ok(Advised::default());
+        }
+        let advised = managed::with_own_table(AdvisedMappings::of_self)?;
+        Ok(advised.at(HostAddress(self.old + self.old_bytes - PAGE_BYTES)))
+    }
+
     /// Adds memory behind the range. False if there is no room.
-    unsafe fn grow_in_place(self) -> bool {
+    unsafe fn grow_in_place(self, advised: Advised) -> bool {
         let end = self.old + self.old_bytes;
         let bytes = self.new_bytes - self.old_bytes;
-        map(end, bytes, libc::PROT_READ | libc::PROT_WRITE, MAP_FIXED_NOREPLACE).is_ok()
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        if map(end, bytes, protection, MAP_FIXED_NOREPLACE).is_err() {
+            return false;
+        }
+        let is_advised = advise(advised, end, bytes).is_ok();
+        if !is_advised {
+            // SAFETY: it was just mapped, and nobody knows of it.
+            let _ = unsafe { mapping::unmap(HostAddress(end), bytes) };
+        }
+        is_advised
     }
 
     /// The mappings that are to be moved: each a start and a length, together the whole range. All
@@ -151,10 +173,9 @@ impl Remap {
     fn pieces(self) -> Result<Vec<(usize, usize)>, Errno> {
         let end = self.old + self.old_bytes.min(self.new_bytes);
         let (mut at, mut pieces) = (self.old, Vec::new());
-        let between = || maps::between(HostAddress(self.old), HostAddress(end));
-        // A copy of the process has no table of ours.
-        let areas = if managed::is_copy() { between() } else { table::run(between) };
-        for area in areas? {
+        let areas =
+            managed::with_own_table(|| maps::between(HostAddress(self.old), HostAddress(end)))?;
+        for area in areas {
             if area.start.0 != at || area.permissions() != "rw-p" || area.inode != 0 {
                 return Err(Errno(libc::EFAULT));
             }

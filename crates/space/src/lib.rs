@@ -67,9 +67,9 @@ use std::{
     time::Duration,
 };
 
+pub use advice::LastingAdvice;
 use bindery_sys::{mapping::Mapping, table, thread::CpuClock, userfault::feature};
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
-pub use advice::LastingAdvice;
 pub use manage::ManageError;
 pub use release::ReleaseError;
 pub use restore::Unmerged;

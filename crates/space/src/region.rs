@@ -15,7 +15,12 @@ use std::{
 use bindery_sys::{mapping::Mapping, maps::Advised};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
-use crate::{advice::{Advice, LastingAdvice}, entry::Entry, untold::Untold, wire::control::Region as Announced};
+use crate::{
+    advice::{Advice, LastingAdvice},
+    entry::Entry,
+    untold::Untold,
+    wire::control::Region as Announced,
+};
 
 /// Pages that share one bit of the summary of losses.
 pub(crate) const GROUP_PAGES: usize = 64;

@@ -85,7 +85,9 @@ impl AdvisedMappings {
     #[must_use]
     pub fn between(&self, start: HostAddress, end: HostAddress) -> Vec<(HostAddress, Advised)> {
         let within = self.within(start, end);
-        within.map(|mapping| (start.max(HostAddress(mapping.range.start)), mapping.advised)).collect()
+        within
+            .map(|mapping| (start.max(HostAddress(mapping.range.start)), mapping.advised))
+            .collect()
     }
 
     /// Returns true if any mapping between two addresses is wiped on fork, grows downwards, is sealed, or
