@@ -92,6 +92,16 @@ fn anywhere(one: &[u64], other: &[u64]) -> usize {
     set(one).intersection(&set(other)).count()
 }
 
+/// A guest has no descriptor of a store, but while it merges.
+fn assert_holds_no_store(guest: &ProcessGuest) {
+    await_some(
+        "a guest holds no store",
+        fire::PATIENCE,
+        || store_descriptors(guest.pid()).is_empty().then_some(()),
+        || format!("{:?}", store_descriptors(guest.pid())),
+    );
+}
+
 /// The ranges of `/proc/PID/maps` in which a process maps a store.
 fn mapped_ranges(pid: u32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
@@ -129,6 +139,7 @@ fn guests_of_two_domains_share_no_page_and_no_store() {
         assert_eq!(shared, 0, "{:?} and {:?} share frames", names[one], names[other]);
     }
 
+    guests.iter().for_each(assert_holds_no_store);
     let stores: Vec<_> = guests.iter().map(|guest| mapped_stores(guest.pid())).collect();
     for (one, other) in [(0, 1), (2, 3)] {
         assert!(!stores[one].is_disjoint(&stores[other]), "one domain has one store: {stores:?}");
@@ -238,6 +249,7 @@ fn a_guest_of_another_user_shares_nothing_and_opens_no_store() {
     if let (Some(mine), Some(yours)) = (frames(&ours), frames(&theirs)) {
         assert_eq!(anywhere(&mine, &yours), 0, "users share frames");
     }
+    [&ours, &theirs].into_iter().for_each(assert_holds_no_store);
     let others = mapped_stores(ours.pid());
     assert!(!others.is_empty() && mapped_stores(theirs.pid()).is_disjoint(&others));
     let daemon_pid = daemon.pid().unwrap();

@@ -14,7 +14,7 @@ use std::io;
 use std::ptr::copy_nonoverlapping;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bindery_space::wire::control::STORE_NAME;
+use bindery_space::wire::control::is_store;
 use bindery_sys::mapping;
 use bindery_sys::maps::{self, Advised, AdvisedMappings, Line};
 use bindery_units::HostAddress;
@@ -101,8 +101,7 @@ fn find(start: usize, end: usize, pieces: &mut [Piece; PIECES]) -> io::Result<us
 
 /// True for a private mapping of a store: a file in memory, so named by whoever made it.
 fn is_of_store(line: &Line<'_>) -> bool {
-    let name = line.name.strip_prefix("/memfd:").or_else(|| line.name.strip_prefix('/'));
-    line.permissions.ends_with('p') && name.is_some_and(|name| name.starts_with(STORE_NAME))
+    line.permissions.ends_with('p') && is_store(line.name)
 }
 
 impl Piece {

@@ -92,15 +92,21 @@ impl Managed {
                 let pages: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
                 let bytes = offered as u64 + pages * PAGE_BYTES as u64;
                 if bytes > 0 {
-                    log::say(format_args!(
-                        "the VMM is to {what}: {} KiB stepped aside and are merged no more",
-                        bytes >> 10
-                    ));
+                    let kib = bytes >> 10;
+                    self.agent.say_rarely(
+                        what,
+                        format_args!(
+                            "the VMM is to {what}: {kib} KiB stepped aside and are merged no more"
+                        ),
+                    );
                 }
                 true
             }
             Err(error) => {
-                log::say(format_args!("the VMM is to {what}, and memory is in the way: {error}"));
+                self.agent.say_rarely(
+                    &format!("{what}, in the way"),
+                    format_args!("the VMM is to {what}, and memory is in the way: {error}"),
+                );
                 false
             }
         }

@@ -1,12 +1,8 @@
 //! Managed memory that its VMM unmaps, replaces or moves.
 
-use std::ffi::c_void;
-
-use bindery_space::agent::log;
 use bindery_units::{HostAddress, PAGE_BYTES};
 
 use crate::answer::aside;
-use crate::kernel;
 use crate::managed::{self, Managed};
 
 /// Managed memory about to go. What the daemon is told of it waits for what the kernel answers.
@@ -37,14 +33,12 @@ impl Going {
     /// After the kernel did it, or did not.
     pub(crate) fn after(self, is_gone: bool) {
         aside(|| {
-            if !is_gone {
-                // Still mapped, and no longer ours: make copies of what is mapped from the store
-                // before the daemon hears that it may take the slots away.
-                // SAFETY: populating keeps content.
-                unsafe {
-                    let address = self.address as *mut c_void;
-                    kernel::madvise(address, self.bytes, libc::MADV_POPULATE_WRITE)
-                };
+            if !is_gone
+                && let Err(error) = self.managed.space.leave(HostAddress(self.address), self.bytes)
+            {
+                self.managed.agent.say_rarely("stays", format_args!(
+                    "memory stays mapped that was to go, and what was merged in it cannot be discarded: {error}"
+                ));
             }
             self.managed.agent.regions_changed();
         });
@@ -75,9 +69,10 @@ pub(crate) fn before_move(address: usize, bytes: usize) -> bool {
         }
         let is_ordinary = managed::overlapping(address, bytes).is_none();
         if !is_ordinary {
-            log::say(format_args!(
-                "the memory cannot be moved: some pages lie in mappings of the store until they are discarded"
-            ));
+            managed.agent.say_rarely(
+                "not moved",
+                "the memory cannot be moved: some pages lie in mappings of the store until they are discarded",
+            );
         }
         is_ordinary
     })

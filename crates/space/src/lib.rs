@@ -85,7 +85,7 @@ use crate::{
     regions::Regions,
     release::Release,
     store::StoreView,
-    wire::control::{REGIONS_MAX, Region, StoreId},
+    wire::control::{Region, StoreId},
 };
 
 /// Number of parts that a region may fall into.
@@ -272,10 +272,11 @@ impl Space {
     #[must_use]
     pub fn would_tear(&self, address: HostAddress, bytes: usize) -> bool {
         let end = end_of(address, bytes);
-        let is_full = || self.core.regions.read().len() >= REGIONS_MAX;
         self.core.regions.overlapping(address, end).iter().any(|region| {
             let is_inside = region.start() < address && end < region.end();
-            region.watched && is_inside && (region.parts() > PARTS_MAX || is_full())
+            region.watched
+                && is_inside
+                && (region.parts() > PARTS_MAX || self.core.regions.is_full())
         })
     }
 
@@ -285,6 +286,16 @@ impl Space {
         let end = end_of(address, bytes);
         self.core.offers.withdraw(address, end);
         self.core.forget(address, end)
+    }
+
+    /// Leaves a range to its owner that was [forgotten](Self::forget) and stays mapped, for the call that was
+    /// to unmap or replace it has failed. What was merged there stays so, as strays that nobody watches.
+    ///
+    /// # Errors
+    /// As read(2) of `/proc/self/maps`; `ENOMEM` if there are too many regions. Then discarded pages may show
+    /// what they were merged with.
+    pub fn leave(&self, address: HostAddress, bytes: usize) -> io::Result<()> {
+        table::run(|| self.core.leave(address, end_of(address, bytes)))
     }
 
     /// Notes what the VMM advised for a range of whole pages, so that mappings made there later get it too.

@@ -224,7 +224,7 @@ impl Core {
         let end = end_of_pages(address, bytes)?;
         let _one_at_a_time = self.managing.lock().unwrap_or_else(PoisonError::into_inner);
         // An offer was one, but may have fallen apart since.
-        if self.regions.read().len() >= REGIONS_MAX {
+        if self.regions.is_full() {
             return Err(ManageError::TooManyRegions);
         }
         if self.regions.overlapping(address, end).iter().any(|r| r.watched) {

@@ -11,7 +11,7 @@ use bindery_units::{HostAddress, PageIndex, PageRange};
 
 use crate::extents::Extents;
 use crate::region::Region;
-use crate::wire::control::PAGES_MAX;
+use crate::wire::control::{PAGES_MAX, REGIONS_MAX};
 
 /// Regions start at multiples of this many pages, so that a group of pages is of one region.
 const REGION_ALIGN_PAGES: u32 = 512;
@@ -122,6 +122,11 @@ impl Regions {
             return Vec::new();
         }
         self.read().overlapping(start, end).cloned().collect()
+    }
+
+    /// Returns true if there are as many as a daemon takes.
+    pub(crate) fn is_full(&self) -> bool {
+        self.read().len() >= REGIONS_MAX
     }
 
     pub(crate) fn add(&self, region: Region) -> Arc<Region> {

@@ -12,10 +12,17 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use bindery_sys::{mapping, userfault::mode};
+use bindery_sys::{mapping, maps, userfault::mode};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
-use crate::{Core, copies::find_copies, entry::Kind, region::Region, spare::Spare};
+use crate::{
+    Core,
+    copies::find_copies,
+    entry::{Entry, Kind},
+    region::Region,
+    spare::Spare,
+    wire::control::{Region as Announced, is_store},
+};
 
 /// What giving memory back needs.
 pub(crate) struct Release<'a> {
@@ -106,6 +113,38 @@ impl<'a> Release<'a> {
 }
 
 impl Core {
+    /// Leaves memory that was [forgotten](Self::forget) to its owner, whose call about it failed: nobody
+    /// watches it any more, and what lies in mappings of a store is strays.
+    pub(crate) fn leave(&self, start: HostAddress, end: HostAddress) -> io::Result<()> {
+        for area in maps::between(start, end)? {
+            let is_merged = is_store(&area.name) && !area.is_shared();
+            if !is_merged && area.inode != 0 {
+                continue;
+            }
+            let (start, bytes) = (area.start, area.end.0 - area.start.0);
+            let faults = if is_merged { &self.store_faults } else { &self.guest_faults };
+            // SAFETY: it was forgotten: no page is in transit, and absent ones are zero ones.
+            let unwatched = unsafe { faults.unregister(start, bytes) };
+            if is_merged {
+                unwatched?;
+                self.add_strays(start, bytes)?;
+            }
+            // Other memory of the VMM's may be watched by somebody else.
+        }
+        Ok(())
+    }
+
+    /// Makes a region of strays, which are unwatched.
+    fn add_strays(&self, address: HostAddress, bytes: usize) -> io::Result<()> {
+        let count = (bytes / PAGE_BYTES) as u32;
+        let numbered = self.regions.number(count).filter(|_| !self.regions.is_full());
+        let pages = numbered.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let region = Region::new(Announced { pages, address }, [])?.unwatched_part(pages);
+        pages.pages().for_each(|page| region.set_entry(page, Entry::STRAY));
+        self.regions.add(region);
+        Ok(())
+    }
+
     /// Has the kernel copy a page that could not be protected. Whether it needs no slot any more.
     fn unbind(&self, region: &Region, page: PageIndex) -> bool {
         if region.entry(page).kind() != Kind::Bound {

@@ -11,6 +11,7 @@
 use std::fs;
 use std::io;
 
+use bindery_space::wire::control::is_store;
 use bindery_sys::pagemap::{Extent, Pagemap, Query, category};
 use bindery_sys::process::{FrameTable, MemorySpan, PageEntry, PageTable, read_memory};
 use bindery_units::{HostAddress, PAGE_BYTES};
@@ -18,10 +19,6 @@ use bindery_units::{HostAddress, PAGE_BYTES};
 use super::{BATCH_PAGES, CHUNK_PAGES, Chunk, Findings};
 use crate::exit::{Failure, Reason};
 use crate::output::printable;
-
-/// How the mappings of a bindery store are called in `/proc/PID/maps`: on a tmpfs of its own, and as a
-/// memfd.
-const STORE_NAMES: [&str; 2] = ["/bindery-store", "/memfd:bindery-store"];
 
 /// A process that is looked at.
 pub(super) struct ProcessMemory {
@@ -259,7 +256,7 @@ impl Maps {
             let inode = fields.nth(2).unwrap_or("0");
             let name = fields.next().unwrap_or_default();
             let private = permissions.ends_with('p');
-            if STORE_NAMES.iter().any(|store| name.starts_with(store)) {
+            if is_store(name) {
                 // The shim's own view of the whole store is a shared mapping.
                 maps.store.extend(private.then_some((start, end - start)));
             } else if !private && (name.starts_with("/memfd:") || name.starts_with("/dev/shm/")) {

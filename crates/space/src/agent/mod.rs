@@ -20,10 +20,11 @@ mod announce;
 pub mod config;
 mod lane;
 pub mod log;
-mod refusals;
+mod repeats;
 mod request;
 mod session;
 
+use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +36,7 @@ pub use self::config::AgentConfig;
 use bindery_sys::table::Bell;
 use bindery_sys::{socket, table};
 
-use self::refusals::Refusals;
+use self::repeats::Repeats;
 use self::session::{Ended, Session, SessionError};
 use crate::{ManageError, Space};
 
@@ -64,7 +65,7 @@ struct Shared {
     wake: &'static Bell,
     stopping: AtomicBool,
     ended: AtomicBool,
-    refusals: Mutex<Refusals>,
+    repeats: Mutex<Repeats>,
 }
 
 impl Agent {
@@ -81,7 +82,7 @@ impl Agent {
             wake: Bell::new()?,
             stopping: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            refusals: Mutex::default(),
+            repeats: Mutex::default(),
         });
         let control = Arc::clone(&shared);
         let thread = table::spawn("bindery-ctl", move || control.run())?;
@@ -97,6 +98,11 @@ impl Agent {
     /// Logs that offered memory cannot be taken, unless much like it was logged before.
     pub fn note_refusal(&self, error: &ManageError) {
         self.shared.note_refusal(error);
+    }
+
+    /// Logs a message, unless ones of its kind were logged often before.
+    pub fn say_rarely(&self, kind: &str, message: impl Display) {
+        self.shared.say_rarely(kind.to_owned(), message);
     }
 
     /// Whether no daemon will merge this guest any more: it was refused from the start, or told to step
@@ -132,7 +138,11 @@ impl Agent {
 
 impl Shared {
     fn note_refusal(&self, error: &ManageError) {
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).note(error);
+        self.say_rarely(error.kind(), format_args!("{error}; left to KSM"));
+    }
+
+    fn say_rarely(&self, kind: String, message: impl Display) {
+        self.repeats.lock().unwrap_or_else(PoisonError::into_inner).note(kind, message);
     }
 
     fn is_stopping(&self) -> bool {

@@ -43,6 +43,13 @@ pub const REGIONS_MAX: usize = 16 * 1024;
 /// What the files of stores are called, or begin with: by that a child of fork knows their mappings.
 pub const STORE_NAME: &str = "bindery-store";
 
+/// Returns true for the name of a store's file as `/proc/PID/maps` has it.
+#[must_use]
+pub fn is_store(name: &str) -> bool {
+    let file = name.strip_prefix("/memfd:").or_else(|| name.strip_prefix('/'));
+    file.is_some_and(|file| file.starts_with(STORE_NAME))
+}
+
 /// Where shims and operators look for this user's own daemon: `/run/bindery/bindery.sock` for root,
 /// otherwise `$XDG_RUNTIME_DIR/bindery.sock`, or `/tmp/bindery-<uid>/bindery.sock` where that is not
 /// set.

@@ -1,28 +1,29 @@
-//! What is said of offered memory that cannot be taken: the first of each kind, then ever more rarely.
+//! What is said again and again: the first of each kind, then ever more rarely.
 //!
-//! Programs offer all sorts of memory, and some offer the same again and again.
+//! Programs offer all sorts of memory that cannot be taken, and do all sorts of things for which memory has
+//! to be given back, some of them a thousand times a second.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use super::log;
-use crate::ManageError;
 
 /// Number of kinds that are told apart. Beyond, all are one more kind.
 const KINDS_MAX: usize = 64;
 
-/// Refusals so far, by kind.
+/// How often what was said, by kind.
 #[derive(Debug, Default)]
-pub(super) struct Refusals {
+pub(super) struct Repeats {
     counts: BTreeMap<String, u64>,
 }
 
-impl Refusals {
-    /// Counts a refusal, and logs it if it is the first of its kind, the tenth, the hundredth, ….
-    pub(super) fn note(&mut self, error: &ManageError) {
-        match self.count(error.kind()) {
-            1 => log::say(format_args!("{error}; left to KSM")),
+impl Repeats {
+    /// Counts a message, and logs it if it is the first of its kind, the tenth, the hundredth, ….
+    pub(super) fn note(&mut self, kind: String, message: impl Display) {
+        match self.count(kind) {
+            1 => log::say(format_args!("{message}")),
             count if is_power_of_ten(count) => {
-                log::say(format_args!("{error}; left to KSM, as {} before it", count - 1));
+                log::say(format_args!("{message}, as {} before it", count - 1));
             }
             _ => {}
         }
@@ -56,11 +57,11 @@ mod tests {
 
     #[test]
     fn kinds_are_bounded() {
-        let mut refusals = Refusals::default();
+        let mut repeats = Repeats::default();
         for kind in 0..1000 {
-            refusals.count(kind.to_string());
+            repeats.count(kind.to_string());
         }
-        assert_eq!(refusals.counts.len(), KINDS_MAX + 1);
-        assert_eq!(refusals.count("5".into()), 2);
+        assert_eq!(repeats.counts.len(), KINDS_MAX + 1);
+        assert_eq!(repeats.count("5".into()), 2);
     }
 }
