@@ -183,6 +183,8 @@ cases! {
     programs_may_use_the_numbers_of_others: "closed" ["pipes", "dup"];
     protection_is_kept: "protect" ["execute", "read", "none", "read-execute", "pages", "key"];
     memory_moves_as_without: "move" ["keep-mapped", "alias", "fixed", "part", "userfault"];
+    memory_that_did_not_move_is_as_without: "move" ["refused", "filled"];
+    children_lack_what_was_kept_from_them: "advice" ["before", "resting", "again", "after", "grown"];
 }
 
 #[test]

@@ -168,7 +168,7 @@ pub unsafe extern "C" fn mremap(
         replace::before_shrink(address as usize, old_bytes, new_bytes)
     } else if answer(|| child::before(address as usize, old_bytes, Content::Stays)) != 0 {
         return libc::MAP_FAILED;
-    } else if old_bytes > 0 && !replace::before_move(address as usize, old_bytes) {
+    } else if old_bytes > 0 && !replace::before_move(address as usize, old_bytes, new_bytes) {
         Errno(libc::ENOMEM).set();
         return libc::MAP_FAILED;
     } else if flags & libc::MREMAP_FIXED != 0 {

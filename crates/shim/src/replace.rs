@@ -58,14 +58,21 @@ pub(crate) fn before_shrink(address: usize, old_bytes: usize, new_bytes: usize) 
     (0 < new && new < old).then(|| before_unmap(address + new, old - new)).flatten()
 }
 
+const WHAT: &str = "move memory (mremap)";
+
 /// Before a range is moved or grown: the kernel moves ordinary memory only. Whether it may be: a page
 /// that stays with us would be looked for where it was.
-pub(crate) fn before_move(address: usize, bytes: usize) -> bool {
-    let bytes = bytes.max(1);
+pub(crate) fn before_move(address: usize, old_bytes: usize, new_bytes: usize) -> bool {
+    let bytes = old_bytes.max(1);
     let Some(managed) = managed::overlapping(address, bytes) else { return true };
     aside(|| {
-        if !managed.step_aside(address, bytes, "move memory (mremap)") {
+        if !managed.step_aside(address, bytes, WHAT) {
             return false;
+        }
+        let grown = new_bytes.saturating_sub(bytes);
+        if grown > 0 && managed::overlapping(address.saturating_add(bytes), grown).is_none() {
+            // What grows up to other memory of its kind is joined with it, if nobody watches that either.
+            managed.step_aside(address.saturating_add(new_bytes), PAGE_BYTES, WHAT);
         }
         let is_ordinary = managed::overlapping(address, bytes).is_none();
         if !is_ordinary {

@@ -169,7 +169,7 @@ fn unpack_tests(archive: &Path, into: &Path) -> Result<()> {
         .arg(archive)
         .args(["--strip-components=1", "--wildcards"]);
     command.args(["*/tools/testing/selftests/mm", "*/tools/testing/selftests/*.h"]);
-    command.args(["*/tools/include/uapi", "*/mm/gup_test.h"]);
+    command.args(["*/tools/include/uapi", "*/tools/arch/*/include/uapi", "*/mm/gup_test.h"]);
     run(&mut command)?;
     std::fs::remove_dir_all(into.join("usr")).context("removing the rest of the source")
 }

@@ -77,12 +77,51 @@ static void by_userfault(void)
 	printf("moved %lld, wrong: %zu\n", (long long)move.moved, wrong(room, PAGES, 1));
 }
 
+/* A move onto merged memory that the kernel refuses leaves it: what is discarded there is zero. */
+static void refused(void)
+{
+	unsigned char *other = mmap(NULL, BYTES, BOTH, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *moved = mremap(other, 0, BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, ram);
+
+	CHECK(moved == MAP_FAILED);
+	printf("%s, wrong: %zu, ", strerror(errno), wrong(ram, PAGES, 1));
+	CHECK(madvise(ram, BYTES / 2, MADV_DONTNEED) == 0);
+	CHECK(madvise(ram + BYTES / 2, BYTES / 4, MADV_FREE) == 0);
+	printf("left: %zu, ", not_zero(ram, BYTES / 2));
+	fill(ram, PAGES, 2);
+	printf("written wrong: %zu\n", wrong(ram, PAGES, 2));
+}
+
+/* Fills memory that was merged by a userfaultfd of its own, all at once. */
+static void filled(void)
+{
+	int file = syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_api api = { .api = UFFD_API };
+	unsigned char *other = mmap(NULL, BYTES, BOTH, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct uffdio_register range = { .range = { (uintptr_t)ram, BYTES }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_copy copy = { (uintptr_t)ram, (uintptr_t)other, BYTES, 0, 0 };
+
+	if (file < 0 || ioctl(file, UFFDIO_API, &api) != 0) {
+		puts("no userfaultfd");
+		return;
+	}
+	fill(other, PAGES, 2);
+	for (size_t page = 0; page < PAGES; page += 5)
+		ram[page * PAGE] = 1;
+	CHECK(ioctl(file, UFFDIO_REGISTER, &range) == 0);
+	CHECK(madvise(ram, BYTES, MADV_DONTNEED) == 0);
+	if (ioctl(file, UFFDIO_COPY, &copy) != 0)
+		printf("%s, ", strerror(errno));
+	close(file);
+	printf("filled %lld, wrong: %zu\n", (long long)copy.copy, wrong(ram, PAGES, 2));
+}
+
 static const struct {
 	const char *mode;
 	void (*act)(void);
 } modes[] = {
 	{ "keep-mapped", keep_mapped },	      { "alias", alias }, { "fixed", fixed }, { "part", part },
-	{ "userfault", by_userfault },
+	{ "userfault", by_userfault },	      { "refused", refused }, { "filled", filled },
 };
 
 int main(int count, char **words)
