@@ -103,11 +103,22 @@ pub(crate) unsafe fn advise(
             | libc::MADV_NOHUGEPAGE
             | libc::MADV_NORMAL
             | libc::MADV_RANDOM
-            | libc::MADV_SEQUENTIAL => for_each_piece(managed, address, bytes, advice, |_| Ok(())),
-            libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED | libc::MADV_FREE | libc::MADV_REMOVE => {
-                let discard = |piece| discard(managed, piece, advice);
-                for_each_piece(managed, address, bytes, advice, discard)
+            | libc::MADV_SEQUENTIAL => for_each_piece(managed, address, bytes, |piece| {
+                if piece.is_managed { Ok(()) } else { pass_on(piece.address, piece.bytes, advice) }
+            }),
+            // What rests is discarded by the kernel, and not taken meanwhile.
+            libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
+                for_each_piece(managed, address, bytes, |piece| {
+                    Ok(managed.space.discard(HostAddress(piece.address), piece.bytes, advice)?)
+                })
             }
+            libc::MADV_REMOVE => for_each_piece(managed, address, bytes, |piece| {
+                if piece.is_managed {
+                    // As for the anonymous memory that it was.
+                    return Err(Errno(libc::EINVAL));
+                }
+                pass_on(piece.address, piece.bytes, advice)
+            }),
             libc::MADV_UNMERGEABLE => {
                 managed.step_aside(address, bytes, "keep memory unmerged (MADV_UNMERGEABLE)");
                 pass_on(address, bytes, advice)
@@ -130,34 +141,17 @@ pub(crate) unsafe fn advise(
     }
 }
 
-/// Discards a managed piece as the memory that it was before would be.
-fn discard(managed: &Managed, piece: Piece, advice: i32) -> Result<(), Errno> {
-    if advice == libc::MADV_REMOVE {
-        return Err(Errno(libc::EINVAL));
-    }
-    Ok(managed.space.discard(HostAddress(piece.address), piece.bytes, advice)?)
-}
-
-/// Calls `ours` for each managed piece, and gives the advice to the kernel for each other one. Goes
-/// on over memory that is not mapped, as the kernel does, and tells of it at the end.
-///
-/// # Safety
-/// As madvise(2).
-unsafe fn for_each_piece(
+/// Calls `act` for each piece that is managed, and each between. Goes on over memory that is not
+/// mapped, as the kernel does, and tells of it at the end.
+fn for_each_piece(
     managed: &Managed,
     address: usize,
     bytes: usize,
-    advice: i32,
-    mut ours: impl FnMut(Piece) -> Result<(), Errno>,
+    mut act: impl FnMut(Piece) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let mut result = Ok(());
     for piece in pieces(managed.regions_in(address, bytes), address, bytes) {
-        let done = if piece.is_managed {
-            ours(piece)
-        } else {
-            // SAFETY: the caller's contract.
-            unsafe { pass_on(piece.address, piece.bytes, advice) }
-        };
+        let done = act(piece);
         match done {
             Err(Errno(libc::ENOMEM)) => result = done,
             _ => done?,

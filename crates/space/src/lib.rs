@@ -247,17 +247,15 @@ impl Space {
     /// # Errors
     /// As madvise(2).
     pub fn discard(&self, address: HostAddress, bytes: usize, advice: i32) -> io::Result<()> {
-        self.core.discard(address, end_of(address, bytes), advice)
+        let end = end_of(address, bytes);
+        self.core.offers.while_resting(address, end, || self.core.discard(address, end, advice))
     }
 
     /// Returns true if any byte of a range is managed or offered. Takes no lock and allocates nothing
     /// where none is.
     #[must_use]
     pub fn overlaps(&self, address: HostAddress, bytes: usize) -> bool {
-        let (end, regions) = (end_of(address, bytes), &self.core.regions);
-        let managed = regions.may_overlap(address, end)
-            && regions.read().overlapping(address, end).next().is_some();
-        managed || self.core.offers.overlaps(address, end)
+        self.core.offers.overlap_with(&self.core.regions, address, end_of(address, bytes))
     }
 
     /// Returns the managed regions that have a byte of a range, ascending by address.

@@ -7,7 +7,8 @@
 //! Whatever changes the mappings of offered memory (`munmap`, `mremap`, `mprotect`, `mlock`, another
 //! userfaultfd, …) withdraws the offer, as it gives back managed memory. The lock of the offers is held
 //! while one is taken, so a call about that memory comes either before, and withdraws it, or after, and
-//! finds it managed.
+//! finds it managed: whoever asks for both asks for offers first, for one that is taken is a region before
+//! it is an offer no more. What discards offered memory keeps it from being taken meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,7 @@ use bindery_units::HostAddress;
 
 use crate::advice::{LastingAdvice, Noted};
 use crate::extents::Extents;
+use crate::regions::Regions;
 
 /// How long offered memory rests before it is taken.
 pub(crate) const REST: Duration = Duration::from_millis(500);
@@ -94,6 +96,32 @@ impl Offers {
         self.extents.may_overlap(start, end) && !overlapping(&self.lock(), start, end).is_empty()
     }
 
+    /// Returns true if anything between two addresses is offered, or in a region. Takes no lock where
+    /// nothing is.
+    pub(crate) fn overlap_with(
+        &self,
+        regions: &Regions,
+        start: HostAddress,
+        end: HostAddress,
+    ) -> bool {
+        // Offers first: one that is taken meanwhile is a region before it is an offer no more.
+        self.overlaps(start, end)
+            || (regions.may_overlap(start, end)
+                && regions.read().overlapping(start, end).next().is_some())
+    }
+
+    /// Calls `act`. Nothing that is offered between two addresses is taken meanwhile.
+    pub(crate) fn while_resting<T>(
+        &self,
+        start: HostAddress,
+        end: HostAddress,
+        act: impl FnOnce() -> T,
+    ) -> T {
+        let resting = self.extents.may_overlap(start, end).then(|| self.lock());
+        let _held = resting.filter(|resting| !overlapping(resting, start, end).is_empty());
+        act()
+    }
+
     /// Returns the number of ranges.
     pub(crate) fn len(&self) -> usize {
         self.lock().len()
@@ -169,9 +197,14 @@ fn cut(resting: &mut Resting, start: HostAddress, end: HostAddress) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
     use bindery_sys::maps::Advised;
 
     use super::*;
+    use crate::region::Region;
+    use crate::wire::control::Region as Announced;
 
     fn at(page: usize) -> HostAddress {
         HostAddress(page << 12)
@@ -217,6 +250,38 @@ mod tests {
         assert_eq!(ranges(&offers), [(10, 13), (13, 15), (15, 20)]);
         let kept = |page| offers.lock()[&at(page)].noted.after(Advised::default()).dont_fork;
         assert_eq!([10, 13, 15].map(kept), [false, true, false]);
+    }
+
+    #[test]
+    fn what_is_taken_is_found_at_every_moment() {
+        const ROUNDS: u32 = 20_000;
+        let (offers, regions) = (Offers::default(), Regions::default());
+        offers.add(at(1), at(2), true);
+        let rounds = AtomicU32::new(0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    let offer = offers.lock()[&at(1)];
+                    let taken = offers.take(at(1), offer, |_| {
+                        let pages = regions.number(1).expect("few pages");
+                        let announced = Announced { pages, address: at(1) };
+                        regions.add(Region::new(announced, []).expect("small tables"))
+                    });
+                    let region = taken.expect("nobody withdraws it");
+                    // From the beginning again, unseen.
+                    rounds.fetch_add(1, Ordering::SeqCst);
+                    regions.cut(&region, region.pages());
+                    offers.add(at(1), at(2), true);
+                    rounds.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            while rounds.load(Ordering::SeqCst) < 2 * ROUNDS {
+                let before = rounds.load(Ordering::SeqCst);
+                let found = offers.overlap_with(&regions, at(1), at(2));
+                let is_same = before.is_multiple_of(2) && rounds.load(Ordering::SeqCst) == before;
+                assert!(found || !is_same, "it is offered or managed");
+            }
+        });
     }
 
     #[test]
