@@ -1,7 +1,6 @@
 //! Taking memory under management.
 
 use std::{
-    cell::OnceCell,
     io,
     sync::{Arc, PoisonError},
     time::Instant,
@@ -137,7 +136,11 @@ impl Space {
     /// taken, and why. Returns true if anything was taken.
     pub fn take_offers(&self, mut refused: impl FnMut(HostAddress, usize, ManageError)) -> bool {
         let rested = self.core.offers.rested();
-        let before = OnceCell::new();
+        // Before the offers are locked, for it takes long: what is advised from here on is noted with them.
+        let before = match rested.iter().any(|(_, offer)| !offer.is_plain) {
+            true => AdvisedMappings::of_self(),
+            false => Ok(AdvisedMappings::default()),
+        };
         let mut any = false;
         for (start, offer) in rested {
             let bytes = offer.end.0 - start.0;
@@ -165,20 +168,20 @@ impl Space {
 }
 
 impl Offer {
-    /// Returns what was advised for the range, each part by its first byte, from `before`, which is read if
-    /// it is needed.
+    /// Returns what was advised for the range, each part by its first byte. `before`: what was advised for
+    /// each mapping when it had rested.
     fn advised_since(
         &self,
         start: HostAddress,
-        before: &OnceCell<AdvisedMappings>,
+        before: &io::Result<AdvisedMappings>,
     ) -> Result<Vec<(HostAddress, Advised)>, ManageError> {
         if self.is_plain {
             return Ok(vec![(start, self.noted.after(Advised::default()))]);
         }
-        if before.get().is_none() {
-            before.set(advised_mappings(start)?).expect("it was empty");
-        }
-        let before = before.get().expect("it was just set");
+        let before = before.as_ref().map_err(|error| ManageError::Kernel {
+            address: start,
+            source: error.raw_os_error().map_or(error.kind().into(), io::Error::from_raw_os_error),
+        })?;
         let mut advised = advised_between(before, start, self.end)?;
         advised.iter_mut().for_each(|(_, advised)| *advised = self.noted.after(*advised));
         Ok(advised)

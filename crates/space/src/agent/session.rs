@@ -25,9 +25,9 @@ use crate::{AttachError, ReleaseError};
 /// How long the daemon may leave a message of ours unread.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// An announcement is followed by a rest of so many times as long: a program that maps and unmaps
-/// without end keeps the control thread busy for a fraction of the time only.
-const ANNOUNCEMENT_REST: u32 = 20;
+/// Offers that were taken, and an announcement, are each followed by a rest of so many times as long: a
+/// program that maps and unmaps without end keeps the control thread busy for a fraction of the time only.
+const REST_TIMES: u32 = 20;
 
 /// The most lanes of one session: a daemon has one for each of its workers, of which there are 256 at
 /// most, and one for each operator who watches the guest.
@@ -86,6 +86,7 @@ pub(super) struct Session<'a> {
     stale: bool,
     /// When it may be told again.
     next_announcement: Instant,
+    next_taking: Instant,
     lanes: Lanes,
 }
 
@@ -114,6 +115,7 @@ impl<'a> Session<'a> {
             told: Vec::new(),
             stale: false,
             next_announcement: Instant::now(),
+            next_taking: Instant::now(),
             lanes: Lanes::default(),
         })
     }
@@ -140,7 +142,9 @@ impl<'a> Session<'a> {
                 self.stale = true;
             }
             if self.is_welcome() {
-                self.stale |= self.take_offers();
+                if Instant::now() >= self.next_taking {
+                    self.stale |= self.take_offers();
+                }
                 if self.stale && Instant::now() >= self.next_announcement {
                     self.announce()?;
                 }
@@ -162,6 +166,7 @@ impl<'a> Session<'a> {
     fn patience(&self) -> Option<Duration> {
         let now = Instant::now();
         let offers = self.shared.space.next_offer().filter(|_| self.is_welcome());
+        let offers = offers.map(|rested| rested.max(self.next_taking));
         let announcement = self.stale.then_some(self.next_announcement);
         let times = [offers, announcement].into_iter().flatten();
         times.map(|time| time.saturating_duration_since(now)).min()
@@ -169,13 +174,16 @@ impl<'a> Session<'a> {
 
     /// Takes what was offered and has rested. What cannot be taken is left to KSM. Returns true if
     /// regions came.
-    fn take_offers(&self) -> bool {
-        self.shared.space.take_offers(|address, bytes, error| {
+    fn take_offers(&mut self) -> bool {
+        let started = Instant::now();
+        let any = self.shared.space.take_offers(|address, bytes, error| {
             self.shared.note_refusal(&error);
             // Its owner may have unmapped it meanwhile, and kernels can be without KSM.
             // SAFETY: its owner has asked for this advice, which keeps content.
             let _ = unsafe { mapping::advise(address, bytes, libc::MADV_MERGEABLE) };
-        })
+        });
+        self.next_taking = Instant::now() + started.elapsed() * REST_TIMES;
+        any
     }
 
     fn take(
@@ -221,7 +229,7 @@ impl<'a> Session<'a> {
         }
         self.told = current;
         self.stale = false;
-        self.next_announcement = begun + begun.elapsed() * ANNOUNCEMENT_REST;
+        self.next_announcement = begun + begun.elapsed() * REST_TIMES;
         Ok(())
     }
 
