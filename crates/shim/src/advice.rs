@@ -82,7 +82,7 @@ pub(crate) unsafe fn offer(address: usize, bytes: usize) -> Result<(), Errno> {
             result = result.and(passed);
         }
     }
-    managed.agent.regions_changed();
+    managed.agent.offered();
     result
 }
 

@@ -86,7 +86,9 @@ impl Managed {
     pub(crate) fn step_aside(&self, address: usize, bytes: usize, what: &str) -> bool {
         let offered = self.space.withdraw(HostAddress(address), bytes);
         let released = self.space.release_range(HostAddress(address), bytes);
-        self.agent.regions_changed();
+        if released.as_ref().map_or(true, |ranges| !ranges.is_empty()) {
+            self.agent.regions_changed();
+        }
         match released {
             Ok(ranges) => {
                 let pages: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();

@@ -10,6 +10,8 @@ pub(crate) struct Going {
     managed: &'static Managed,
     address: usize,
     bytes: usize,
+    /// Whether any of it was managed, and not only offered.
+    was_managed: bool,
 }
 
 /// Before a range is unmapped, or replaced by another mapping: waits for work on it and forgets it.
@@ -20,18 +22,21 @@ pub(crate) fn before_unmap(address: usize, bytes: usize) -> Option<Going> {
         return None;
     }
     let managed = managed::overlapping(address, bytes)?;
-    aside(|| {
+    let was_managed = aside(|| {
         if managed.space.would_tear(HostAddress(address), bytes) {
             managed.step_aside(address, bytes, "unmap memory piece by piece");
         }
-        managed.space.forget(HostAddress(address), bytes);
+        !managed.space.forget(HostAddress(address), bytes).is_empty()
     });
-    Some(Going { managed, address, bytes })
+    Some(Going { managed, address, bytes, was_managed })
 }
 
 impl Going {
     /// After the kernel did it, or did not.
     pub(crate) fn after(self, is_gone: bool) {
+        if !self.was_managed {
+            return;
+        }
         aside(|| {
             if !is_gone
                 && let Err(error) = self.managed.space.leave(HostAddress(self.address), self.bytes)

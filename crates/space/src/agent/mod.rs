@@ -65,6 +65,8 @@ struct Shared {
     wake: &'static Bell,
     stopping: AtomicBool,
     ended: AtomicBool,
+    /// The control thread will look for offers by itself, no later than the next one has rested.
+    awaits_offers: AtomicBool,
     repeats: Mutex<Repeats>,
 }
 
@@ -82,6 +84,7 @@ impl Agent {
             wake: Bell::new()?,
             stopping: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            awaits_offers: AtomicBool::new(false),
             repeats: Mutex::default(),
         });
         let control = Arc::clone(&shared);
@@ -89,10 +92,19 @@ impl Agent {
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Says that memory was offered, came under management, or went: the daemon is told soon after.
-    /// Never blocks.
+    /// Says that memory came under management, or went: the daemon is told soon after. Never blocks.
     pub fn regions_changed(&self) {
         self.shared.wake.ring();
+    }
+
+    /// Says that memory was offered. Never blocks, and mostly does nothing: of offers that rest, the first
+    /// has rested first.
+    pub fn offered(&self) {
+        // SeqCst, with the store and load of `next_offer`: either the offer is found there, or this finds
+        // that it was not.
+        if !self.shared.awaits_offers.swap(true, Ordering::SeqCst) {
+            self.shared.wake.ring();
+        }
     }
 
     /// Logs that offered memory cannot be taken, unless much like it was logged before.
@@ -143,6 +155,17 @@ impl Shared {
 
     fn say_rarely(&self, kind: String, message: impl Display) {
         self.repeats.lock().unwrap_or_else(PoisonError::into_inner).note(kind, message);
+    }
+
+    /// Returns when the next offer will have rested. If there is none, whoever offers any wakes the control
+    /// thread.
+    fn next_offer(&self) -> Option<Instant> {
+        self.awaits_offers.store(false, Ordering::SeqCst);
+        let next = self.space.next_offer();
+        if next.is_some() {
+            self.awaits_offers.store(true, Ordering::SeqCst);
+        }
+        next
     }
 
     fn is_stopping(&self) -> bool {

@@ -165,7 +165,7 @@ impl<'a> Session<'a> {
     /// Returns how long to wait for a message or a wake.
     fn patience(&self) -> Option<Duration> {
         let now = Instant::now();
-        let offers = self.shared.space.next_offer().filter(|_| self.is_welcome());
+        let offers = self.is_welcome().then(|| self.shared.next_offer()).flatten();
         let offers = offers.map(|rested| rested.max(self.next_taking));
         let announcement = self.stale.then_some(self.next_announcement);
         let times = [offers, announcement].into_iter().flatten();
