@@ -172,7 +172,7 @@ pub unsafe extern "C" fn mremap(
         Errno(libc::ENOMEM).set();
         return libc::MAP_FAILED;
     } else if flags & libc::MREMAP_FIXED != 0 {
-        replace::before_unmap(new_address as usize, new_bytes)
+        replace::before_overwrite(new_address as usize, new_bytes)
     } else {
         None
     };

@@ -31,6 +31,16 @@ pub(crate) fn before_unmap(address: usize, bytes: usize) -> Option<Going> {
     Some(Going { managed, address, bytes, was_managed })
 }
 
+/// Before other memory is moved to a range, which the kernel may yet refuse for what it finds elsewhere: what
+/// is there is private memory by then, and stays so.
+pub(crate) fn before_overwrite(address: usize, bytes: usize) -> Option<Going> {
+    let whole = bytes.checked_next_multiple_of(PAGE_BYTES)?;
+    if let Some(managed) = managed::overlapping(address, whole) {
+        aside(|| managed.step_aside(address, whole, "put other memory in its place (mremap)"));
+    }
+    before_unmap(address, bytes)
+}
+
 impl Going {
     /// After the kernel did it, or did not.
     pub(crate) fn after(self, is_gone: bool) {
