@@ -329,6 +329,10 @@ impl Window<'_> {
                 .is_ok();
         if mapped {
             self.core.budget.made(MAPPINGS_PER_RUN);
+            // Populate before registering: a registered mapping has its pages mapped one by one, an
+            // unregistered one sixteen at a time, or a whole folio, but none beyond its end.
+            // SAFETY: these are mappings of the store's slots; the window is held.
+            unsafe { mapping::read_around(address, bytes) };
         }
         mapped
     }
@@ -411,10 +415,6 @@ impl Window<'_> {
 
     /// From here on a write to the range waits for the handler.
     fn make_writes_wait(&self, address: HostAddress, bytes: usize) -> bool {
-        // Populate before registering: a registered mapping has its pages mapped one by one, an
-        // unregistered one sixteen at a time, or a whole folio.
-        // SAFETY: these are mappings of the store's slots; the window is held.
-        unsafe { mapping::read_around(address, bytes) };
         // SAFETY: the advice was the VMM's own, for this range.
         let advised = unsafe { self.region.advise_mapping(address, bytes) };
         // SAFETY: writes are served by the handler of the store's mappings.

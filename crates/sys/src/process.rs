@@ -139,10 +139,13 @@ impl PageEntry {
         self.0 >> 63 & 1 == 1
     }
 
-    /// Whether the page is in swap.
+    /// Whether the page is in swap. An absent page that is protected all the same, by what the kernel calls a
+    /// marker, is not.
     #[must_use]
     pub const fn is_swapped(self) -> bool {
-        self.0 >> 62 & 1 == 1
+        // The last of 32 types of swap entries is that of markers (include/linux/swapops.h).
+        const MARKER: u64 = 31;
+        self.0 >> 62 & 1 == 1 && self.0 & 31 != MARKER
     }
 
     /// Whether the page belongs to a file or to shared memory, as opposed to being anonymous.

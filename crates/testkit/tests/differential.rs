@@ -10,7 +10,9 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_testkit::bindery::{Bindery, Daemon};
@@ -26,6 +28,9 @@ const OPERATIONS: u32 = 2 * RUN;
 
 /// Operations that one run of the program does: a new one, with another seed, goes on.
 const RUN: u32 = 1000;
+
+/// Runs at once: most of each is waiting until memory is merged.
+const AT_ONCE: usize = 4;
 
 /// How often a sequence that may be wrong only sometimes is run before it is believed to be right.
 const TRIES: u32 = 3;
@@ -63,7 +68,7 @@ fn finish(mut command: Command) -> Run {
             child.wait().unwrap();
             break "it hangs".to_owned();
         }
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     };
     let (text, said) = (whole(log), whole(errors));
     let merged = said.lines().find_map(|line| line.strip_prefix("merged ")?.parse().ok());
@@ -119,7 +124,7 @@ fn compare(daemon: &Daemon, seed: u64, numbers: &[u32]) -> Outcome {
         let mut command = Command::new(&launcher[0]);
         command.args(&launcher[1..]).arg(program).args(&words).env("DIFFERENTIAL_MANAGED", "1");
         command.env("BINDERY_LOG_FILE", "/dev/null");
-        std::thread::spawn(move || finish(command))
+        thread::spawn(move || finish(command))
     });
     let plain = finish(plain);
     let mut outcome = Outcome { difference: None, merged: 0 };
@@ -200,15 +205,28 @@ fn memory_is_the_same_with_bindery() {
         }
         return;
     }
-    let mut merged = 0;
-    for (seed, done) in (seed..).zip((0..operations).step_by(RUN as usize)) {
-        let numbers: Vec<u32> = (0..RUN.min(operations - done)).collect();
-        let outcome = compare(&daemon, seed, &numbers);
-        merged += outcome.merged;
-        if let Some(difference) = outcome.difference {
-            report(&daemon, seed, numbers, &difference);
+    let merged = AtomicU64::new(0);
+    let runs = Mutex::new((seed..).zip((0..operations).step_by(RUN as usize)));
+    let differing = Mutex::new(None);
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while differing.lock().unwrap().is_none() {
+                    let Some((seed, done)) = runs.lock().unwrap().next() else { return };
+                    let numbers: Vec<u32> = (0..RUN.min(operations - done)).collect();
+                    let outcome = compare(&daemon, seed, &numbers);
+                    merged.fetch_add(outcome.merged, Ordering::Relaxed);
+                    if let Some(difference) = outcome.difference {
+                        *differing.lock().unwrap() = Some((seed, numbers, difference));
+                    }
+                }
+            });
         }
+    });
+    if let Some((seed, numbers, difference)) = differing.into_inner().unwrap() {
+        report(&daemon, seed, numbers, &difference);
     }
+    let merged = merged.into_inner();
     println!("{operations} operations, {merged} merged pages seen");
     assert!(merged > 0, "nothing was merged, so nothing was shown: {}", daemon.log());
 }

@@ -120,15 +120,19 @@ impl ProcessMemory {
         let zero = self.zero_pages(first, chunk.pages);
         let mut wanted = Vec::with_capacity(chunk.pages);
         let counts = findings.counts(chunk.input);
+        let is_of_store = self.maps.is_of_store(chunk.start);
         for (at, entry) in entries[..filled].iter().enumerate() {
             if entry.is_swapped() {
                 counts.swapped_pages += 1;
+                continue;
             }
-            if !entry.is_present() {
+            // A page of a store is shared whether it was read here or not.
+            let is_unread = is_of_store && !entry.is_present();
+            if !entry.is_present() && !is_unread {
                 continue;
             }
             counts.pages += 1;
-            if entry.is_file() {
+            if entry.is_file() || is_unread {
                 // Nothing else that is scanned has a file, unless it was merged since.
                 counts.store_pages += 1;
                 continue;
@@ -266,6 +270,14 @@ impl Maps {
             }
         }
         maps
+    }
+}
+
+impl Maps {
+    /// Whether the byte at an address is in a mapping of a store.
+    fn is_of_store(&self, address: u64) -> bool {
+        let behind = self.store.partition_point(|(start, _)| *start <= address);
+        self.store[..behind].last().is_some_and(|(start, bytes)| address < start + bytes)
     }
 }
 

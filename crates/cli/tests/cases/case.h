@@ -109,7 +109,10 @@ static inline size_t not_zero(const unsigned char *memory, size_t bytes)
 	return found;
 }
 
-/* How many pages are mapped from a file: those of private memory are so once they are merged. */
+/*
+ * How many pages are mapped from a file: those of private memory are so once they are merged. Those that
+ * were not read there yet have a marker, which the kernel shows as the last type of swap.
+ */
 static inline size_t merged(const unsigned char *memory, size_t pages)
 {
 	int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -119,7 +122,8 @@ static inline size_t merged(const unsigned char *memory, size_t pages)
 	for (size_t page = 0; page < pages; page++) {
 		off_t at = ((uintptr_t)memory / PAGE + page) * sizeof entry;
 
-		found += pread(map, &entry, sizeof entry, at) == sizeof entry && entry >> 61 & 1;
+		if (pread(map, &entry, sizeof entry, at) == sizeof entry)
+			found += (entry >> 61 & 1) || ((entry >> 62 & 1) && (entry & 31) == 31);
 	}
 	close(map);
 	return found;

@@ -1,5 +1,6 @@
 //! Shims made of a thread, which say what a test has them say.
 
+use std::io;
 use std::path::Path;
 
 use bindery_space::wire::channel::{Channel, Received};
@@ -10,8 +11,13 @@ use crate::common::PATIENCE;
 
 /// Connects to the daemon at `socket` and asks to be the guest `name`.
 pub(crate) fn hello(socket: &Path, name: &str) -> Channel<FromShim, FromDaemon> {
-    let stream = socket::connect(socket).unwrap();
-    socket::send_all(&stream, &MAGIC, &[], PATIENCE).unwrap();
+    try_hello(socket, name).unwrap()
+}
+
+/// The same, of a daemon that may hang up at any moment.
+pub(crate) fn try_hello(socket: &Path, name: &str) -> io::Result<Channel<FromShim, FromDaemon>> {
+    let stream = socket::connect(socket)?;
+    socket::send_all(&stream, &MAGIC, &[], PATIENCE)?;
     let mut channel = Channel::new(stream);
     let hello = FromShim::Hello {
         version: VERSION,
@@ -21,8 +27,8 @@ pub(crate) fn hello(socket: &Path, name: &str) -> Channel<FromShim, FromDaemon> 
         command: "shim".into(),
         stores: Vec::new(),
     };
-    channel.send(&hello, &[], PATIENCE).unwrap();
-    channel
+    channel.send(&hello, &[], PATIENCE)?;
+    Ok(channel)
 }
 
 /// The same, and is welcomed.
