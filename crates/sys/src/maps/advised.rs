@@ -124,7 +124,8 @@ mod tests {
         let (from, to) = (HostAddress(0x7f_0003_8000), HostAddress(0x7f_0004_8000));
         let second = (HostAddress(0x7f_0004_0000), dont(false, true));
         assert_eq!(advised.between(from, to), [(from, dont(true, false)), second]);
-        assert_eq!(advised.between(to, to), []);
+        let behind = HostAddress(0x7f_0005_0000);
+        assert_eq!(advised.between(behind, HostAddress(usize::MAX)), []);
         assert!(!advised.are_special(HostAddress(0), HostAddress(usize::MAX)));
         let here = HostAddress((&raw const smaps).addr());
         assert_eq!(AdvisedMappings::of_self().unwrap().at(here), dont(false, false));
