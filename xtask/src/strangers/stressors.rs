@@ -13,7 +13,7 @@ use crate::cargo::target_directory;
 use crate::setup;
 
 /// Stressors that map, discard, move, protect, lock, share or fill memory.
-const STRESSORS: [&str; 24] = [
+const STRESSORS: [&str; 23] = [
     "bigheap",
     "brk",
     "fault",
@@ -34,7 +34,6 @@ const STRESSORS: [&str; 24] = [
     "msync",
     "munmap",
     "numa",
-    "page-in",
     "shm",
     "stream",
     "vm",
