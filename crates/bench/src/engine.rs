@@ -226,7 +226,7 @@ impl Merger {
         }
     }
 
-    /// Whether any memory that was offered is taken to be merged. The kernel takes it at once.
+    /// Returns true once any memory that was offered is managed. With kernel KSM that is at once.
     pub(crate) fn has_taken(&self) -> Result<bool> {
         match self {
             Self::Neither { .. } | Self::Ksm(_) => Ok(true),

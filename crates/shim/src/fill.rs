@@ -96,7 +96,7 @@ impl Filling {
         words
     }
 
-    /// What is asked for `bytes` from an offset on.
+    /// Returns the request for `bytes` of what was asked for, from an offset on.
     fn part(self, asked: [u64; WORDS], offset: u64, bytes: u64) -> [u64; WORDS] {
         let mut part = asked;
         part[0] += offset;

@@ -1,7 +1,7 @@
 //! Memory that was given what it keeps for good: advice, a protection key, a seal.
 //!
-//! What is offered later is looked up in `/proc/self/smaps`, which takes long in a large process, only where it
-//! was given any. Ranges are never taken out: memory that is mapped where other memory was is looked up for
+//! The library reads `/proc/self/smaps`, which takes long in a large process, only for offers of memory that was
+//! given any. Ranges are never taken out: memory that is mapped where other memory was is looked up for
 //! nothing.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -143,7 +143,7 @@ impl Remap {
         Ok(target)
     }
 
-    /// What was advised for the last page of the range: what it grows by is advised so, too.
+    /// Returns the advice of the range's last page, which the kernel gives to what the range grows by, too.
     fn advised_at_the_end(self) -> io::Result<Advised> {
         if self.new_bytes <= self.old_bytes || !kept::may_keep(self.old, self.old_bytes) {
             return Ok(Advised::default());

@@ -10,7 +10,7 @@ pub(crate) struct Going {
     managed: &'static Managed,
     address: usize,
     bytes: usize,
-    /// Whether any of it was managed, and not only offered.
+    /// True if any of the range was managed, and not only offered.
     was_managed: bool,
 }
 

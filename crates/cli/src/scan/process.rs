@@ -274,7 +274,7 @@ impl Maps {
 }
 
 impl Maps {
-    /// Whether the byte at an address is in a mapping of a store.
+    /// Returns true if the byte at an address is in a mapping of a store.
     fn is_of_store(&self, address: u64) -> bool {
         let behind = self.store.partition_point(|(start, _)| *start <= address);
         self.store[..behind].last().is_some_and(|(start, bytes)| address < start + bytes)

@@ -14,7 +14,7 @@ pub(crate) fn hello(socket: &Path, name: &str) -> Channel<FromShim, FromDaemon> 
     try_hello(socket, name).unwrap()
 }
 
-/// The same, of a daemon that may hang up at any moment.
+/// Connects to the daemon at `socket`, which may hang up at any moment, and asks to be the guest `name`.
 pub(crate) fn try_hello(socket: &Path, name: &str) -> io::Result<Channel<FromShim, FromDaemon>> {
     let stream = socket::connect(socket)?;
     socket::send_all(&stream, &MAGIC, &[], PATIENCE)?;

@@ -49,7 +49,7 @@ pub struct Residency {
 /// A list of objects that can be read as memory, until this is dropped. They stay as they are for so
 /// long, deleted or not.
 ///
-/// It is one process's. In a child of fork(2) every call is refused ([`OtherProcess`]),
+/// A map is one process's. In a child of fork(2) every call is refused ([`OtherProcess`]),
 /// and to drop it does nothing. A [`View`] that was had before shows the same bytes with the file back end, for as
 /// long as the parent holds the map; the memory of the memfd back end children do not have, and to read it is
 /// `SIGSEGV`.
