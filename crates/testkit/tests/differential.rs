@@ -22,6 +22,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 const OPERATIONS_VARIABLE: &str = "BINDERY_DIFFERENTIAL_OPERATIONS";
 const SEED_VARIABLE: &str = "BINDERY_DIFFERENTIAL_SEED";
 const SEQUENCE_VARIABLE: &str = "BINDERY_DIFFERENTIAL_SEQUENCE";
+const AT_ONCE_VARIABLE: &str = "BINDERY_DIFFERENTIAL_AT_ONCE";
 
 /// Operations of the short form.
 const OPERATIONS: u32 = 2 * RUN;
@@ -198,6 +199,7 @@ fn memory_is_the_same_with_bindery() {
     let arguments = ["--period", "20ms", "--set", "advisor_mode=none"];
     let daemon = bindery.daemon(&arguments).unwrap_or_else(|error| panic!("{error}"));
     let seed = variable(SEED_VARIABLE).unwrap_or(1);
+    let at_once = variable(AT_ONCE_VARIABLE).unwrap_or(AT_ONCE);
     if let Ok(text) = sequence {
         let numbers = parse_sequence(&text);
         if let Some(difference) = find(&daemon, seed, &numbers) {
@@ -209,7 +211,7 @@ fn memory_is_the_same_with_bindery() {
     let runs = Mutex::new((seed..).zip((0..operations).step_by(RUN as usize)));
     let differing = Mutex::new(None);
     thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..at_once {
             scope.spawn(|| {
                 while differing.lock().unwrap().is_none() {
                     let Some((seed, done)) = runs.lock().unwrap().next() else { return };
