@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindery_sys::socket;
 use serde::Deserialize;
@@ -80,7 +80,7 @@ impl Client {
     }
 
     fn read_line(&mut self, patience: Duration) -> Result<Vec<u8>, ClientError> {
-        let mut searched = 0;
+        let (mut searched, start) = (0, Instant::now());
         loop {
             if let Some(end) = self.buffer[searched..].iter().position(|&byte| byte == b'\n') {
                 let rest = self.buffer.split_off(searched + end + 1);
@@ -90,7 +90,8 @@ impl Client {
             if searched > ANSWER_BYTES_MAX {
                 return Err(ClientError::Nonsense("an answer without end".into()));
             }
-            if !socket::wait_readable(&self.stream, patience)? {
+            let left = patience.saturating_sub(start.elapsed());
+            if left.is_zero() || !socket::wait_readable(&self.stream, left)? {
                 return Err(ClientError::Silent(patience));
             }
             let mut piece = [0; 16 * 1024];
@@ -149,6 +150,21 @@ mod tests {
         assert!(matches!(error, ClientError::Failed(Failure { kind: FailureKind::Version, .. })));
         assert!(matches!(ask(b"HTTP/1.1 400\r\n").unwrap_err(), ClientError::Nonsense(_)));
         assert!(ask(b"half an answer").is_err());
+    }
+
+    #[test]
+    fn an_answer_that_comes_byte_by_byte_is_waited_for_no_longer() {
+        let (ours, theirs) = socket::stream_pair().unwrap();
+        let mut client = Client { stream: ours, buffer: Vec::new() };
+        let talk = std::thread::spawn(move || {
+            while socket::send_all(&theirs, b"x", &[], SOON).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let error = client.ask(&Request::Status {}, Duration::from_millis(200)).unwrap_err();
+        assert!(matches!(error, ClientError::Silent(_)), "{error}");
+        drop(client);
+        talk.join().unwrap();
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! One operator's connection: reads lines, has them done, writes answers.
+//! One operator's connection: reads lines, performs them, writes answers.
 //!
-//! Nothing that comes over the connection stops the daemon, or holds a thread longer than [`IDLE_MAX`]
-//! without a request. It holds a line of memory, and a session's: one guest that is watched.
+//! Nothing that comes over the connection stops the daemon, or holds a thread longer than
+//! [`Limits`] allow without a whole request. It holds a line of memory, and a session's: one guest
+//! that is watched.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,11 +15,16 @@ use crate::protocol::{
 };
 use crate::stop::Stopping;
 
-/// How long an operator may say nothing.
-const IDLE_MAX: Duration = Duration::from_secs(60);
+/// How slow an operator may be, however steadily it sends or reads.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Time from one answer to the end of the next request's line.
+    request: Duration,
+    /// Time in which a whole answer is taken.
+    answer: Duration,
+}
 
-/// How long an operator may leave an answer unread.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LIMITS: Limits = Limits { request: Duration::from_secs(60), answer: Duration::from_secs(10) };
 
 /// How often a waiting connection looks whether the daemon ends.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -32,25 +38,31 @@ pub(crate) trait Control {
     fn perform(&self, session: &mut Self::Session, request: Request) -> Answer;
 }
 
-/// Serves one operator until it leaves, is idle for too long, or the daemon ends.
+/// Serves one operator until it leaves, makes no request for a minute, or the daemon ends.
 pub(crate) fn serve(stream: &OwnedFd, control: &impl Control, stopping: &Stopping) {
-    if let Err(error) = converse(stream, control, stopping) {
+    if let Err(error) = converse(stream, control, stopping, LIMITS) {
         tracing::debug!("an operator's connection ended: {error}");
     }
 }
 
 /// Tells an operator that it is not served, and why.
 pub(crate) fn refuse(stream: &OwnedFd, kind: FailureKind, reason: &str) {
-    if let Err(error) = answer(stream, &Answer::Error(Failure::new(kind, reason))) {
+    let refusal = Answer::Error(Failure::new(kind, reason));
+    if let Err(error) = answer(stream, &refusal, LIMITS.answer) {
         tracing::debug!("an operator left before it was refused: {error}");
     }
 }
 
-fn converse<C: Control>(stream: &OwnedFd, control: &C, stopping: &Stopping) -> io::Result<()> {
+fn converse<C: Control>(
+    stream: &OwnedFd,
+    control: &C,
+    stopping: &Stopping,
+    limits: Limits,
+) -> io::Result<()> {
     let mut lines = Lines { stream, buffer: Vec::new(), searched: 0 };
     let mut session = C::Session::default();
     loop {
-        let reply = match lines.next(stopping)? {
+        let reply = match lines.next(stopping, Instant::now() + limits.request)? {
             Line::End => return Ok(()),
             Line::TooLong => {
                 let reason = format!("a line has at most {LINE_BYTES_MAX} bytes");
@@ -62,12 +74,12 @@ fn converse<C: Control>(stream: &OwnedFd, control: &C, stopping: &Stopping) -> i
                 Err(failure) => Answer::Error(failure),
             },
         };
-        answer(stream, &reply)?;
+        answer(stream, &reply, limits.answer)?;
     }
 }
 
-fn answer(stream: &OwnedFd, answer: &Answer) -> io::Result<()> {
-    socket::send_all(stream, &encode_line(answer), &[], PATIENCE)
+fn answer(stream: &OwnedFd, answer: &Answer, patience: Duration) -> io::Result<()> {
+    socket::send_all(stream, &encode_line(answer), &[], patience)
 }
 
 enum Line {
@@ -80,37 +92,59 @@ struct Lines<'a> {
     stream: &'a OwnedFd,
     /// What was received and not yet returned: less than a line and one read more.
     buffer: Vec<u8>,
-    /// How much of it is known to have no line end.
+    /// Number of bytes of the buffer that are known to have no line end.
     searched: usize,
 }
 
 impl Lines<'_> {
-    fn next(&mut self, stopping: &Stopping) -> io::Result<Line> {
-        let deadline = Instant::now() + IDLE_MAX;
+    /// Returns the next line; `End` if all of it has not come by `deadline`.
+    fn next(&mut self, stopping: &Stopping, deadline: Instant) -> io::Result<Line> {
         loop {
-            let unsearched = &self.buffer[self.searched..];
-            if let Some(end) = unsearched.iter().position(|&byte| byte == b'\n') {
-                let rest = self.buffer.split_off(self.searched + end + 1);
-                self.searched = 0;
-                return Ok(Line::Complete(std::mem::replace(&mut self.buffer, rest)));
+            if let Some(line) = self.pop() {
+                return Ok(Line::Complete(line));
             }
-            self.searched = self.buffer.len();
             if self.buffer.len() >= LINE_BYTES_MAX {
                 return Ok(Line::TooLong);
             }
-            while !socket::wait_readable(self.stream, LOOK_EVERY)? {
-                if stopping.is_set() || Instant::now() > deadline {
-                    return Ok(Line::End);
-                }
-            }
-            let mut piece = [0; 4096];
-            // An operator has no business sending descriptors: they are closed at once.
-            let count = socket::receive(self.stream, &mut piece, &mut Vec::new())?;
-            if count == 0 {
+            if !self.fill(stopping, deadline)? {
                 return Ok(Line::End);
             }
-            self.buffer.extend_from_slice(&piece[..count]);
         }
+    }
+
+    /// Takes a line that was received already.
+    fn pop(&mut self) -> Option<Vec<u8>> {
+        let end = self.buffer[self.searched..].iter().position(|&byte| byte == b'\n');
+        let Some(end) = end else {
+            self.searched = self.buffer.len();
+            return None;
+        };
+        let rest = self.buffer.split_off(self.searched + end + 1);
+        self.searched = 0;
+        Some(std::mem::replace(&mut self.buffer, rest))
+    }
+
+    /// Receives once. Returns false if the operator has left, the deadline has passed, or the daemon
+    /// ends and nothing has come.
+    fn fill(&mut self, stopping: &Stopping, deadline: Instant) -> io::Result<bool> {
+        // Looked at for each piece: an operator who sends a byte now and then is idle, too.
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            if socket::wait_readable(self.stream, left.min(LOOK_EVERY))? {
+                break;
+            }
+            if stopping.is_set() {
+                return Ok(false);
+            }
+        }
+        let mut piece = [0; 4096];
+        // An operator has no business sending descriptors: they are closed at once.
+        let count = socket::receive(self.stream, &mut piece, &mut Vec::new())?;
+        self.buffer.extend_from_slice(&piece[..count]);
+        Ok(count > 0)
     }
 }
 
@@ -148,6 +182,44 @@ mod tests {
             let _ = ours.shutdown(Shutdown::Write);
             answers.join().unwrap()
         })
+    }
+
+    /// Converses under short limits with an operator that does as `act` says, until either ends it.
+    /// Returns how long that took.
+    fn time_taken_by(act: impl FnOnce(UnixStream) + Send) -> Duration {
+        let limits = Limits { request: Duration::from_secs(1), answer: Duration::from_secs(1) };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| act(ours));
+            let (start, stream) = (Instant::now(), OwnedFd::from(theirs));
+            let _ = converse(&stream, &Echo, &Stopping::default(), limits);
+            start.elapsed()
+        })
+    }
+
+    #[test]
+    fn a_line_that_comes_byte_by_byte_has_the_idle_limit() {
+        let taken = time_taken_by(|ours| {
+            // As many bytes as would take ten seconds, unless the other end is closed.
+            for _ in 0..200 {
+                if (&ours).write_all(b"x").is_err() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        assert!(taken < Duration::from_secs(5), "{taken:?}");
+    }
+
+    #[test]
+    fn each_request_has_a_limit_of_its_own() {
+        let taken = time_taken_by(|ours| {
+            for _ in 0..4 {
+                std::thread::sleep(Duration::from_millis(400));
+                (&ours).write_all(b"nonsense\n").unwrap();
+            }
+        });
+        assert!(taken > Duration::from_millis(1500), "it was hung up on after {taken:?}");
     }
 
     #[test]

@@ -119,8 +119,9 @@ pub fn send_now(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::
 /// Sends all of `bytes` over a stream, with its first byte the descriptors.
 ///
 /// # Errors
-/// Those of [`send`]. `TimedOut` if the other end took nothing for `patience`. After an error the
-/// stream may have been left in the middle of a message and is of no further use.
+/// Those of [`send`]. `TimedOut` if the other end has not taken all of it after `patience`, however
+/// steadily it reads. After an error the stream may have been left in the middle of a message and is
+/// of no further use.
 ///
 /// # Panics
 /// Those of [`send`].
@@ -131,6 +132,7 @@ pub fn send_all(
     patience: Duration,
 ) -> io::Result<()> {
     let (mut rest, mut fds) = (bytes, fds);
+    let start = Instant::now();
     while !rest.is_empty() {
         match send_now(&socket, rest, fds) {
             Ok(taken) => {
@@ -138,7 +140,8 @@ pub fn send_all(
                 fds = &[];
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if !wait_writable(&socket, patience)? {
+                let left = patience.saturating_sub(start.elapsed());
+                if left.is_zero() || !wait_writable(&socket, left)? {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
             }

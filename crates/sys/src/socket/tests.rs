@@ -58,6 +58,24 @@ fn descriptors_arrive_in_order_and_close_on_exec() {
 }
 
 #[test]
+fn a_reader_who_is_slow_is_waited_for_no_longer() {
+    let (a, b) = stream_pair().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut piece = vec![0; 16 << 10];
+        // Room is made again and again, too little for all.
+        while receive(&b, &mut piece, &mut Vec::new()).is_ok_and(|count| count > 0) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let start = std::time::Instant::now();
+    let sent = send_all(&a, &vec![0; 64 << 20], &[], Duration::from_millis(300));
+    assert_eq!(sent.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    shutdown(&a).unwrap();
+    reader.join().unwrap();
+}
+
+#[test]
 fn a_packet_longer_than_agreed_is_invalid() {
     let (a, b) = seqpacket_pair().unwrap();
     send(&a, &[7; 65], &[]).unwrap();
