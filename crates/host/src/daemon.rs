@@ -12,6 +12,7 @@ mod guests;
 mod look;
 mod pressure;
 mod reload;
+mod seats;
 mod watch;
 
 use std::fs::File;
@@ -19,7 +20,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,14 +42,10 @@ use crate::settings::{Refused, Settings};
 use crate::stop::{Order, StopReceiver, Stopper, Stopping};
 use control::Desk;
 pub use reload::Reload;
+use seats::Seats;
 
 /// How long a new connection may take to say what it is.
 const GREETING_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Operators served at once: members of the group, and all. The daemon's user and root always find
-/// room.
-const MEMBERS_MAX: usize = 48;
-const OPERATORS_MAX: usize = 64;
 
 /// How long to wait when descriptors or threads are short, before the next connection is taken.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(200);
@@ -124,8 +121,7 @@ struct Shared {
     access: Access,
     notifier: Notifier,
     started: Instant,
-    operators: AtomicUsize,
-    members: AtomicUsize,
+    seats: Seats,
     /// Set while connections cannot be taken.
     is_short: AtomicBool,
     unmerge_at_exit: AtomicBool,
@@ -155,8 +151,7 @@ impl Daemon {
             access: Access::new(config.group),
             notifier: Notifier::from_environment(),
             started: Instant::now(),
-            operators: AtomicUsize::new(0),
-            members: AtomicUsize::new(0),
+            seats: Seats::default(),
             is_short: AtomicBool::new(false),
             unmerge_at_exit: AtomicBool::new(config.unmerge_at_exit),
             reload: config.reload,
@@ -223,7 +218,7 @@ impl Daemon {
         drop(http);
         let engine = engine.join();
         let deadline = Instant::now() + FAREWELL_PATIENCE;
-        while shared.operators.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
+        while !shared.seats.are_free() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
         tracing::info!("ended");
@@ -351,18 +346,13 @@ impl Shared {
             let reason = self.access.refusal_of_operator(peer);
             return operator::refuse(stream, FailureKind::Refused, &reason);
         }
-        let is_member = matches!(rights, Rights::Member { .. });
-        let members = &self.members;
-        let is_full = is_member && members.fetch_add(1, Ordering::Relaxed) >= MEMBERS_MAX;
-        if self.operators.fetch_add(1, Ordering::Relaxed) < OPERATORS_MAX && !is_full {
-            operator::serve(stream, &Desk { shared: self, rights }, &self.stopping);
-        } else {
-            let most = if is_member { MEMBERS_MAX } else { OPERATORS_MAX };
-            let reason = format!("{most} operators are served already; try again");
-            operator::refuse(stream, FailureKind::Busy, &reason);
+        match self.seats.take(rights) {
+            Ok(_seat) => operator::serve(stream, &Desk { shared: self, rights }, &self.stopping),
+            Err(served) => {
+                let reason = format!("{served} operators are served already; try again");
+                operator::refuse(stream, FailureKind::Busy, &reason);
+            }
         }
-        self.operators.fetch_sub(1, Ordering::Relaxed);
-        members.fetch_sub(usize::from(is_member), Ordering::Relaxed);
     }
 }
 
