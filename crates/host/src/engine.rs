@@ -165,6 +165,13 @@ impl Engine {
         Ok(guest)
     }
 
+    /// Returns true if a guest has this number, or had it until its connection ended and its process
+    /// still maps pages of the store.
+    pub(crate) fn knows(&self, id: u32) -> bool {
+        let guests = self.lock();
+        guests.connected.contains_key(&id) || guests.lost.contains(&id)
+    }
+
     /// Takes out a guest whose connection has ended.
     pub(crate) fn remove(&self, id: u32) {
         let status = self.merge.status();

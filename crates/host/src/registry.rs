@@ -1,4 +1,4 @@
-//! Which guests there are: names are unique, numbers are never given twice.
+//! Which guests there are. Names are unique, and so are numbers, which come round after 2^32 guests.
 //!
 //! A guest is entered when it is welcomed and taken out when its connection ends. A process whose
 //! connection broke comes back under its own name, even if the end of the old connection was not
@@ -40,19 +40,30 @@ struct Inner {
     last_id: u32,
 }
 
+impl Inner {
+    /// Returns the number after the last one, past those in use, from 1 on again after the end.
+    fn free_id(&self, is_in_use: impl Fn(u32) -> bool) -> u32 {
+        let after = self.last_id.wrapping_add(1).max(1);
+        let has_it = |id: &u32| self.by_name.values().any(|entry| entry.id == *id);
+        let mut ids = (after..=u32::MAX).chain(1..=self.last_id);
+        ids.find(|id| !has_it(id) && !is_in_use(*id)).expect("guests are fewer than numbers")
+    }
+}
+
 impl Registry {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Each change is one insertion or removal: a panic elsewhere leaves the map whole.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a process a number and a name: the one it asks for, or one made of its command.
+    /// Gives a process a number, one for which `is_in_use` is false, and a name: the one it asks for,
+    /// or one made of its command.
     pub(crate) fn enter(
         &self,
         asked: Option<&str>,
         command: &str,
-        pid: i32,
-        instance: u64,
+        (pid, instance): (i32, u64),
+        is_in_use: impl Fn(u32) -> bool,
     ) -> Result<(u32, String), NameTaken> {
         let mut inner = self.lock();
         let is_free = |name: &str| match inner.by_name.get(name) {
@@ -69,8 +80,8 @@ impl Registry {
                 .find(|name| is_free(name))
                 .expect("there are more numbered names than guests"),
         };
-        inner.last_id += 1;
-        let id = inner.last_id;
+        let id = inner.free_id(is_in_use);
+        inner.last_id = id;
         inner.by_name.insert(name.clone(), Entry { id, pid, instance });
         Ok((id, name))
     }
@@ -121,24 +132,38 @@ fn default_names(command: &str, pid: i32) -> impl Iterator<Item = String> {
 mod tests {
     use super::*;
 
+    fn enter(registry: &Registry, pid: i32, instance: u64) -> Result<(u32, String), NameTaken> {
+        registry.enter(Some("web"), "qemu", (pid, instance), |_| false)
+    }
+
+    #[test]
+    fn numbers_come_round_past_those_in_use() {
+        let registry = Registry::default();
+        let enter = |name| registry.enter(Some(name), "qemu", (10, 1), |id| id == 2).unwrap().0;
+        assert_eq!(enter("first"), 1);
+        registry.lock().last_id = u32::MAX - 1;
+        assert_eq!(enter("last"), u32::MAX);
+        assert_eq!(enter("third"), 3);
+    }
+
     #[test]
     fn a_name_is_given_once() {
         let registry = Registry::default();
-        let (id, name) = registry.enter(Some("web"), "qemu", 10, 1).unwrap();
+        let (id, name) = enter(&registry, 10, 1).unwrap();
         assert_eq!((id, name.as_str()), (1, "web"));
-        let taken = registry.enter(Some("web"), "qemu", 11, 2).unwrap_err();
+        let taken = enter(&registry, 11, 2).unwrap_err();
         assert!(taken.to_string().contains("process 10"), "{taken}");
         // The same process number, but another process.
-        assert!(registry.enter(Some("web"), "qemu", 10, 3).is_err());
+        assert!(enter(&registry, 10, 3).is_err());
         registry.leave(id);
-        assert_eq!(registry.enter(Some("web"), "qemu", 11, 2).unwrap().0, 2);
+        assert_eq!(enter(&registry, 11, 2).unwrap().0, 2);
     }
 
     #[test]
     fn a_process_that_comes_back_keeps_its_name() {
         let registry = Registry::default();
-        let (old, _) = registry.enter(Some("web"), "qemu", 10, 1).unwrap();
-        let (new, _) = registry.enter(Some("web"), "qemu", 10, 1).unwrap();
+        let (old, _) = enter(&registry, 10, 1).unwrap();
+        let (new, _) = enter(&registry, 10, 1).unwrap();
         assert_ne!(old, new);
         // The old connection's end is noticed last, and must not free the new one's name.
         registry.leave(old);
@@ -149,7 +174,9 @@ mod tests {
     #[test]
     fn default_names_are_names() {
         let registry = Registry::default();
-        let name = |command: &str, instance| registry.enter(None, command, 7, instance).unwrap().1;
+        let name = |command: &str, instance| {
+            registry.enter(None, command, (7, instance), |_| false).unwrap().1
+        };
         assert_eq!(name("/usr/bin/qemu-system-x86_64 -m 1G", 1), "qemu-system-x86_64-7");
         assert_eq!(name("/usr/bin/qemu-system-x86_64 -m 1G", 2), "qemu-system-x86_64-7.2");
         assert_eq!(name("", 3), "guest-7");

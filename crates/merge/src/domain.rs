@@ -14,6 +14,7 @@ use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot, SlotRange};
 use crate::classes::Classes;
 use crate::compact::Patience;
 use crate::copies::{Copies, free_rows};
+use crate::entry::MEMBERS_MAX;
 use crate::links::Link;
 use crate::member::Member;
 use crate::meter::Meter;
@@ -95,7 +96,8 @@ pub(crate) struct Domain {
     /// Guests whose connection failed. What they map is counted until their processes end, or come back and
     /// map nothing of it any more.
     pub(crate) departed: Vec<Member>,
-    next_member: u32,
+    /// Number that the next guest gets, if no guest has it.
+    pub(crate) next_member: u32,
     /// Classes made in this round.
     pub(crate) classes: Classes,
     pub(crate) found: Mutex<Found>,
@@ -144,13 +146,25 @@ impl Domain {
     }
 
     pub(crate) fn add(&mut self, connection: Connected) {
-        let number = self.next_member;
-        self.next_member += 1;
+        let number = self.free_number();
+        self.next_member = (number + 1) % MEMBERS_MAX;
         let (meter, troubles) = (Arc::clone(&self.meter), Arc::clone(&self.troubles));
         // What the last connection is linked to is given back by what this one reports.
         let mut all = self.members.values().chain(&self.departed);
         let returns = all.any(|member| member.is_of_process(connection.identity()));
         self.members.insert(number, Member::new(number, connection, returns, meter, troubles));
+    }
+
+    /// Returns the next number that no guest has, departed ones included. They come round: a domain
+    /// may live to see more connections than there are numbers, one of a guest that comes again and
+    /// again each time.
+    fn free_number(&self) -> u32 {
+        let is_free = |number: &u32| {
+            let has_it = |member: &Member| member.number == *number;
+            !self.members.contains_key(number) && !self.departed.iter().any(has_it)
+        };
+        let mut numbers = (self.next_member..MEMBERS_MAX).chain(0..self.next_member);
+        numbers.find(is_free).expect("no machine has as many guests as there are numbers")
     }
 
     /// Gives a reference back. What nobody maps any more is freed when the phase is over.

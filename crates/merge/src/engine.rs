@@ -299,8 +299,8 @@ impl Engine {
 
     /// Looks at everything, as no other code may.
     #[cfg(test)]
-    pub(crate) fn with_domains<T>(&self, look: impl FnOnce(&Domains) -> T) -> T {
-        look(&guard(&self.core).domains)
+    pub(crate) fn with_domains<T>(&self, look: impl FnOnce(&mut Domains) -> T) -> T {
+        look(&mut guard(&self.core).domains)
     }
 
     fn take_changes(&self, core: &mut Core) {

@@ -136,7 +136,7 @@ impl Desk<'_> {
         if self.rights == Rights::Owner {
             return Ok((name, id));
         }
-        // Numbers are never given twice: whose guest it is cannot change after this.
+        // A number is given again only after all others: whose guest it is cannot change after this.
         let uid = self.shared.engine.guest(id).map(|guest| guest.identity().uid);
         match uid.is_some_and(|uid| self.rights.cover_guests_of(uid)) {
             true => Ok((name, id)),

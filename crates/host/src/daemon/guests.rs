@@ -77,7 +77,9 @@ impl Shared {
             return Ok(None);
         }
         let (pid, instance) = (arrival.peer.pid, arrival.instance);
-        let entered = self.guests.enter(arrival.name.as_deref(), &arrival.command, pid, instance);
+        let asked = arrival.name.as_deref();
+        let is_in_use = |id| self.engine.knows(id);
+        let entered = self.guests.enter(asked, &arrival.command, (pid, instance), is_in_use);
         match entered {
             Ok((id, name)) => {
                 let added = self.engine.add(arrival, id, name);

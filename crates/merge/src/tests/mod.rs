@@ -3,6 +3,7 @@
 mod audit;
 mod compaction;
 mod model;
+mod numbers;
 mod process;
 mod random;
 mod scenes;
