@@ -182,12 +182,18 @@ impl Core {
         members.iter().for_each(|member| {
             member.reclaim();
         });
-        find().ok_or_else(|| AllocateError::NoSpace {
+        find().ok_or_else(|| self.no_space(class, bytes))
+    }
+
+    /// Returns the error for a request of `bytes` that no device of a class has room for.
+    pub(crate) fn no_space(&self, class: MediaClass, bytes: u64) -> AllocateError {
+        let members = self.members_of(class);
+        AllocateError::NoSpace {
             class,
             bytes,
             free_bytes: members.iter().map(|member| member.free_bytes()).sum(),
             longest_bytes: members.iter().map(|member| member.longest_bytes()).max().unwrap_or(0),
-        })
+        }
     }
 
     /// Ids that were never given before; the first of `count` that follow each other.

@@ -146,12 +146,7 @@ impl Pool {
         class: MediaClass,
         capacity_bytes: u64,
     ) -> Result<(Arc<Member>, [Extent; 2]), AllocateError> {
-        let no_room = || AllocateError::NoSpace {
-            class,
-            bytes: capacity_bytes,
-            free_bytes: self.usage(class).free_bytes,
-            longest_bytes: self.usage(class).total_bytes,
-        };
+        let no_room = || self.core.no_space(class, capacity_bytes);
         let data_bytes = capacity_bytes.checked_next_multiple_of(BLOCK_BYTES as u64);
         let data_bytes = data_bytes.filter(|bytes| *bytes < 1 << 62).ok_or_else(no_room)?;
         let alignment = data_bytes.next_power_of_two().min(LARGEST_ALIGNMENT);

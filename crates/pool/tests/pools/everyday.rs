@@ -87,6 +87,27 @@ fn what_does_not_fit_is_refused_and_what_was_not_written_is_free() {
 }
 
 #[test]
+fn a_refusal_reports_the_longest_free_piece() {
+    let rig = Rig::two();
+    let pool = rig.create();
+    let _first = write(&pool, Capacity, Written { seed: 1, length: 1 << 20 });
+    let free = pool.usage(Capacity).free_bytes;
+    for much in [1 << 30, 1 << 62, u64::MAX] {
+        match pool.allocate_mblock(Capacity, much).unwrap_err() {
+            AllocateError::NoSpace { free_bytes, longest_bytes, .. } => {
+                assert_eq!(free_bytes, free, "of {much} bytes");
+                // One piece less than all that is free, which the first object cuts in two.
+                assert!(longest_bytes > MIB && longest_bytes < free, "{longest_bytes} of {free}");
+                let part_bytes = longest_bytes - MIB / 2;
+                assert!(pool.allocate_mblock(Capacity, part_bytes).is_ok());
+                pool.reclaim();
+            }
+            error => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
 fn a_deleted_object_stays_readable_for_whoever_holds_it() {
     let rig = Rig::two();
     let pool = rig.create();
