@@ -7,9 +7,9 @@ use bindery_pool::format::record::{
     ArchivedEntry, LogEntry, MblockEntry, MdcEntry, ObjectEntry, Record,
 };
 use bindery_pool::format::superblock::{DeviceEntry, Residence, Superblock};
-use bindery_pool::log::{Identity, Log, Place};
+use bindery_pool::log::{Log, Place};
 use bindery_pool::object::Object;
-use bindery_pool::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass, ObjectId, Pool};
+use bindery_pool::{BLOCK_BYTES, DeviceIndex, Extent, LogIdentity, MediaClass, ObjectId, Pool};
 use bindery_sys::direct::Buffer;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 
@@ -177,7 +177,7 @@ fn append(rig: &Rig, lines: &[Line]) {
         let device = attached[usize::from(extent.device.0)].device.clone();
         Place { device, extent }
     });
-    let identity = Identity { pool: superblock.pool, log: ObjectId(1) };
+    let identity = LogIdentity { pool: superblock.pool, log: ObjectId(1) };
     let session = superblock.opening;
     let mut log = Log::open(identity, copies.collect(), session).expect("it is as it was written");
     for line in lines {

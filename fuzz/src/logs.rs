@@ -1,14 +1,14 @@
 //! A log that is written, perhaps damaged, and read.
 
-use bindery_pool::log::{Identity, Log, OpenError, Place, Reader, WriteError};
-use bindery_pool::{BLOCK_BYTES, ObjectId};
+use bindery_pool::log::{Log, OpenError, Place, Reader, WriteError};
+use bindery_pool::{BLOCK_BYTES, LogIdentity, ObjectId};
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 
 use crate::damage::Change;
 use crate::memory::bounded;
 use crate::simulated::{Machine, places};
 
-const IDENTITY: Identity = Identity { pool: 0xb1d, log: ObjectId(7) };
+const IDENTITY: LogIdentity = LogIdentity { pool: 0xb1d, log: ObjectId(7) };
 const BLOCKS: u64 = 16;
 
 /// What is done to a log.

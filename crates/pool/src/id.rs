@@ -15,6 +15,15 @@ impl fmt::Display for ObjectId {
     }
 }
 
+/// The pool and the id of a log. Every block of the log holds both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogIdentity {
+    /// Id of the pool.
+    pub pool: u128,
+    /// Id of the log in the pool.
+    pub log: ObjectId,
+}
+
 /// A device of a pool, in the order in which devices were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIndex(pub u16);

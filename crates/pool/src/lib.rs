@@ -13,6 +13,7 @@
 
 #[cfg(feature = "archive")]
 pub mod archive;
+mod block;
 pub mod catalogue;
 mod crc;
 pub mod device;
@@ -31,13 +32,9 @@ mod process;
 pub mod reaper;
 pub mod space;
 
+pub use block::{BLOCK_BYTES, UNIT_BYTES};
 pub use extent::Extent;
-pub use id::{DeviceIndex, MediaClass, ObjectId, UnknownClass};
+pub use id::{DeviceIndex, LogIdentity, MediaClass, ObjectId, UnknownClass};
 pub use name::{BadName, LONGEST_NAME, PoolName};
-pub use object::UNIT_BYTES;
 pub use pool::Pool;
 pub use process::OtherProcess;
-
-/// What devices are read and written in, and what all their structures are aligned to, in bytes: the
-/// least that O_DIRECT takes on every device of today, and a page.
-pub const BLOCK_BYTES: usize = 4096;

@@ -8,10 +8,7 @@ use bindery_sys::direct::Buffer;
 use thiserror::Error;
 
 use crate::device::Device;
-use crate::{BLOCK_BYTES, MediaClass, ObjectId, OtherProcess};
-
-/// What one checksum covers, in bytes.
-pub const UNIT_BYTES: usize = BLOCK_BYTES;
+use crate::{MediaClass, ObjectId, OtherProcess, UNIT_BYTES};
 
 /// A committed object. Its bytes never change, and its place on the device is not given to another
 /// one while anybody holds this: to hold it is to keep it readable, deleted or not.
@@ -28,7 +25,7 @@ pub trait Object: Send + Sync + fmt::Debug {
     /// Where it is. An object in the archive is a device of its own, which has no file.
     fn device(&self) -> &Arc<dyn Device>;
 
-    /// Where on the device it begins; a multiple of [`BLOCK_BYTES`].
+    /// Where on the device it begins; a multiple of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
     fn offset_bytes(&self) -> u64;
 
     /// Reads whole units from the device, past every cache, and verifies them. Blocks.
@@ -114,14 +111,24 @@ pub enum ReadError {
         /// Where on it.
         offset_bytes: u64,
     },
-    /// The archive did not give it, or gave something else than was stored there.
+    /// The archive holds something else than what was stored there, or no longer holds the object.
     #[error("object {object} cannot be read at byte {offset_bytes}, in the archive: {source}")]
     Archive {
-        /// Which object.
+        /// Object that was to be read.
         object: ObjectId,
-        /// From where it was to be read, from the object's beginning.
+        /// Start of the range that was to be read, from the object's beginning.
         offset_bytes: u64,
-        /// What the archive says, with the key.
+        /// The archive's error, with the key.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The archive cannot be reached, so that nothing is known of what it holds.
+    #[error("object {object} cannot be read at byte {offset_bytes}, in the archive: {source}")]
+    ArchiveUnreachable {
+        /// Object that was to be read.
+        object: ObjectId,
+        /// Start of the range that was to be read, from the object's beginning.
+        offset_bytes: u64,
+        /// The archive's error, with the key.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The object is shorter than that.
@@ -130,18 +137,11 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// Returns true if the archive could not be asked, so that nothing is known of what it holds.
+    /// Returns true if the object was not looked at, because the archive cannot be reached or this process is
+    /// the wrong one.
     #[must_use]
-    pub fn is_of_reach(&self) -> bool {
-        match self {
-            Self::OtherProcess(_) => true,
-            #[cfg(feature = "archive")]
-            Self::Archive { source, .. } => matches!(
-                source.downcast_ref::<crate::archive::ReadError>(),
-                Some(crate::archive::ReadError::Fault(_))
-            ),
-            _ => false,
-        }
+    pub const fn is_of_reach(&self) -> bool {
+        matches!(self, Self::OtherProcess(_) | Self::ArchiveUnreachable { .. })
     }
 }
 

@@ -6,9 +6,9 @@ mod simulated;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bindery_pool::ObjectId;
-use bindery_pool::log::{Identity, WriteError};
+use bindery_pool::log::WriteError;
 use bindery_pool::mdc::{Half, Mdc, MdcReader};
+use bindery_pool::{LogIdentity, ObjectId};
 use simulated::{Machine, places};
 
 /// How many records count, of those that were appended: the last ones.
@@ -78,7 +78,7 @@ fn write(mut mdc: Mdc, progress: &Progress) {
 fn readers_see_whole_metadata_while_it_is_written_and_compacted() {
     let mut machine = Machine::new();
     let halves = [1, 2].map(|log| Half {
-        identity: Identity { pool: 0xb1d, log: ObjectId(log) },
+        identity: LogIdentity { pool: 0xb1d, log: ObjectId(log) },
         places: places(&mut machine, 2, 70),
     });
     let mdc = Mdc::create(halves.clone(), 1).unwrap();

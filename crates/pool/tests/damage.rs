@@ -5,12 +5,12 @@ mod simulated;
 
 use std::sync::Arc;
 
-use bindery_pool::log::{Damage, Identity, Log, OpenError, Place, Reader};
+use bindery_pool::log::{Damage, Log, OpenError, Place, Reader};
 use bindery_pool::mdc::{Half, Mdc, MdcReader};
-use bindery_pool::{BLOCK_BYTES, DeviceIndex, ObjectId};
+use bindery_pool::{BLOCK_BYTES, DeviceIndex, LogIdentity, ObjectId};
 use simulated::{Fault, Machine, Simulated, places};
 
-const IDENTITY: Identity = Identity { pool: 0xb1d, log: ObjectId(7) };
+const IDENTITY: LogIdentity = LogIdentity { pool: 0xb1d, log: ObjectId(7) };
 const BLOCKS: u64 = 12;
 /// Two heads, five blocks of records, a mark.
 const USED: u64 = 8;
@@ -150,7 +150,8 @@ fn blocks_of_others_are_found() {
         assert!(is_at(&reader.damaged()[0], 0, to) && reader.damaged().len() == 1);
         device.replace(good.clone());
     }
-    for other in [Identity { pool: 1, ..IDENTITY }, Identity { log: ObjectId(8), ..IDENTITY }] {
+    for other in [LogIdentity { pool: 1, ..IDENTITY }, LogIdentity { log: ObjectId(8), ..IDENTITY }]
+    {
         let opened = Reader::open(other, places.clone());
         assert!(matches!(opened, Err(OpenError::NoLog(_))), "{opened:?}");
     }
@@ -279,7 +280,7 @@ fn nonsense_is_refused() {
 fn an_mdc_reads_around_damage_and_repairs_it() {
     let mut machine = Machine::new();
     let halves = [1, 2].map(|log| Half {
-        identity: Identity { pool: 0xb1d, log: ObjectId(log) },
+        identity: LogIdentity { pool: 0xb1d, log: ObjectId(log) },
         places: places(&mut machine, 2, BLOCKS),
     });
     let mut mdc = Mdc::create(halves.clone(), 1).unwrap();

@@ -3,12 +3,12 @@
 
 mod simulated;
 
-use bindery_pool::log::{Identity, Log, Reader, WriteError};
-use bindery_pool::{BLOCK_BYTES, ObjectId};
+use bindery_pool::log::{Log, Reader, WriteError};
+use bindery_pool::{BLOCK_BYTES, LogIdentity, ObjectId};
 use proptest::prelude::*;
 use simulated::{Machine, places};
 
-const IDENTITY: Identity = Identity { pool: 0xb1d, log: ObjectId(7) };
+const IDENTITY: LogIdentity = LogIdentity { pool: 0xb1d, log: ObjectId(7) };
 
 fn read(log: &Log) -> Vec<Vec<u8>> {
     log.records().collect::<Result<_, _>>().unwrap()

@@ -3,11 +3,11 @@
 
 mod simulated;
 
-use bindery_pool::log::{Identity, Log, OpenError, Place, Reader};
-use bindery_pool::{BLOCK_BYTES, ObjectId};
+use bindery_pool::log::{Log, OpenError, Place, Reader};
+use bindery_pool::{BLOCK_BYTES, LogIdentity, ObjectId};
 use simulated::{Machine, Simulated, place, places};
 
-const IDENTITY: Identity = Identity { pool: 0xb1d, log: ObjectId(7) };
+const IDENTITY: LogIdentity = LogIdentity { pool: 0xb1d, log: ObjectId(7) };
 const BLOCKS: u64 = 12;
 
 fn log(copies: u16) -> (Machine, Vec<Place>, Log) {

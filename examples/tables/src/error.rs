@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use bindery_pool::ObjectId;
-use bindery_pool::log;
+use bindery_pool::{ObjectId, log};
 use bindery_pool::map::MapError;
 use bindery_pool::mblock::{AppendError, CommitError};
 use bindery_pool::mdc::MdcError;

@@ -1,4 +1,4 @@
-//! `bindery bench pool`: what the pool costs, and what it is good for.
+//! `bindery-bench pool`: what the pool costs, and what it is good for.
 
 mod cpu;
 pub mod faults;

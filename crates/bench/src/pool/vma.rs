@@ -1,4 +1,4 @@
-//! `bindery bench pool vma`: objects mapped each by itself, beside maps of collections.
+//! `bindery-bench pool vma`: objects mapped each by itself, beside maps of collections.
 //!
 //! The question of October 2020 (linux-kernel, on mpool): what does one mapping a collection save over one
 //! an object? The contenders map the same number of objects of 128 KiB: each a file that is opened, mapped
@@ -85,8 +85,8 @@ pub fn run(options: &Options) -> Result<Report> {
             // A round that is thrown away: slabs and page tables that stay are made in it.
             measure(&scene, kind, objects)?;
         }
-        let contenders =
-            take_turns(*rounds, &names, |who| measure(&scene, Kind::ALL[who], objects))?;
+        let turn = |who: usize| measure(&scene, Kind::ALL[who], objects);
+        let contenders = take_turns(&format!("{objects} objects"), *rounds, &names, turn)?;
         Ok(Comparison { objects, contenders })
     };
     let comparisons = objects.iter().map(compare).collect::<Result<_>>()?;

@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use bindery_pool::archive;
 use bindery_pool::pool::{CreateOptions, DevicePath};
-use bindery_pool::{DeviceIndex, MediaClass, Pool, PoolName};
+use bindery_pool::{DeviceIndex, MediaClass, Pool, PoolName, archive};
 use serde_json::json;
 
 use super::Pools;

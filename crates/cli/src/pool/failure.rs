@@ -1,8 +1,6 @@
 //! Which exit code each error of a pool has.
 
-use bindery_pool::archive;
-use bindery_pool::device;
-use bindery_pool::log;
+use bindery_pool::{archive, device, log};
 use bindery_pool::mblock::{AppendError, CommitError};
 use bindery_pool::mdc::MdcError;
 use bindery_pool::object::ReadError;
@@ -109,8 +107,9 @@ fn of_path(error: &PathError) -> Reason {
 
 fn of_read(error: &ReadError) -> Reason {
     match error {
-        ReadError::Damaged(_) | ReadError::Checksums { .. } => Reason::Damaged,
-        ReadError::Archive { .. } if !error.is_of_reach() => Reason::Damaged,
+        ReadError::Damaged(_) | ReadError::Checksums { .. } | ReadError::Archive { .. } => {
+            Reason::Damaged
+        }
         _ => Reason::Failed,
     }
 }

@@ -1,6 +1,7 @@
 //! A regular file or a block device.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -9,15 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bindery_sys::block::{self, Kind};
 use bindery_sys::direct::{Buffer, Source, Transfer};
+use bindery_sys::lock::{RangeLock, RangeLocks};
 use bindery_sys::process::Origin;
 use bindery_sys::uring::{Queue, Written};
 
 use super::engine::Engine;
 use super::error::{IoError, Operation};
-use super::open::{Access, Parts};
+use super::options::Access;
 use super::sync_gate::{Closed, SyncGate};
 use super::under_way::{self, UnderWay};
-use super::{Device, Hold, Read, Write};
+use super::{Device, Hold, Read, Write, write_gathered};
 use crate::BLOCK_BYTES;
 use crate::process::{self, OtherProcess};
 
@@ -41,6 +43,18 @@ pub struct FileDevice {
     gate: SyncGate,
     /// Queues without writes, and buffers to fill, that a caller has left for the next one.
     idle: Mutex<Vec<UnderWay>>,
+}
+
+/// What an open device consists of.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) file: File,
+    pub(super) cached: File,
+    pub(super) kind: Kind,
+    pub(super) locks: Arc<RangeLocks>,
+    /// There if it was opened for writing.
+    pub(super) writer: Option<RangeLock>,
+    pub(super) buffered_because: Option<String>,
 }
 
 /// How many callers' queues and buffers are kept, in case they write again.
@@ -258,7 +272,10 @@ impl Device for FileDevice {
         self.check_writable(Operation::Write, offset_bytes)?;
         let file = self.parts.file.as_fd();
         let Some(queue) = self.queue(under_way) else {
-            return under_way.gather(self, offset_bytes, from);
+            return match under_way.gather(offset_bytes, from) {
+                true => write_gathered(self, under_way),
+                false => Ok(()),
+            };
         };
         let is_full = queue.under_way() == queue.depth();
         let earlier = if is_full { queue.wait(file) } else { None };
@@ -269,7 +286,7 @@ impl Device for FileDevice {
 
     fn end_writes(&self, under_way: &mut UnderWay) -> io::Result<()> {
         self.check_process(Operation::Write, 0)?;
-        let mut outcome = under_way.write_gathered(self);
+        let mut outcome = write_gathered(self, under_way);
         while let Some(written) =
             under_way.queue.as_mut().and_then(|queue| queue.wait(self.parts.file.as_fd()))
         {

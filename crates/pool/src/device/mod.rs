@@ -17,6 +17,7 @@ mod error;
 mod failing;
 mod file;
 mod open;
+mod options;
 mod sync_gate;
 mod under_way;
 
@@ -24,7 +25,7 @@ pub use self::engine::{Engine, UnknownEngine};
 pub use self::error::{IoError, OpenError, Operation};
 pub use self::failing::{Failing, Fault};
 pub use self::file::FileDevice;
-pub use self::open::{Access, Options};
+pub use self::options::{Access, Options};
 pub use self::under_way::UnderWay;
 
 /// A read of whole blocks.
@@ -140,7 +141,10 @@ pub trait Device: Send + Sync + fmt::Debug {
         offset_bytes: u64,
         from: Source,
     ) -> io::Result<()> {
-        under_way.gather(self, offset_bytes, from)
+        match under_way.gather(offset_bytes, from) {
+            true => write_gathered(self, under_way),
+            false => Ok(()),
+        }
     }
 
     /// Waits for all writes that were begun: none is under way afterwards, whatever this returns.
@@ -148,7 +152,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`write`](Self::write), of the first that failed.
     fn end_writes(&self, under_way: &mut UnderWay) -> io::Result<()> {
-        under_way.write_gathered(self)
+        write_gathered(self, under_way)
     }
 
     /// Keeps the owner of the device, another process, from using a range for something else as long as
@@ -174,6 +178,17 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+}
+
+/// Writes at once what a caller's earlier writes have gathered.
+fn write_gathered<D: Device + ?Sized>(device: &D, under_way: &mut UnderWay) -> io::Result<()> {
+    let gathered = under_way.take_gathered();
+    let writes =
+        gathered.iter().map(|(offset_bytes, from)| Write { offset_bytes: *offset_bytes, from });
+    let writes: Vec<Write<'_>> = writes.collect();
+    let written = device.write_many(&writes);
+    gathered.into_iter().for_each(|(_, source)| under_way.give_back(source));
+    written
 }
 
 /// A range that its owner leaves alone for as long as this lives. Ends with the process at the latest.

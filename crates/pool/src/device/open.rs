@@ -13,37 +13,8 @@ use bindery_sys::lock::{RangeLock, RangeLocks};
 
 use super::engine::Engine;
 use super::error::OpenError;
-use super::file::FileDevice;
-
-/// What a device is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Reading, beside any number of others and one that writes.
-    Read,
-    /// Reading and writing, which one at a time may.
-    Write,
-}
-
-/// How a device is opened.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// For what.
-    pub access: Access,
-    /// How many transfers are done at once; io_uring if this process may use it, where none is named.
-    pub engine: Option<Engine>,
-    /// How many transfers of one call are under way at most, from 1 to 4096.
-    pub depth: usize,
-    /// Through the page cache, even where O_DIRECT works.
-    pub buffered: bool,
-}
-
-impl Options {
-    /// What serves most: io_uring if it can be, 64 transfers at once, past the page cache.
-    #[must_use]
-    pub const fn new(access: Access) -> Self {
-        Self { access, engine: None, depth: 64, buffered: false }
-    }
-}
+use super::file::{FileDevice, Parts, assert_whole_blocks};
+use super::options::{Access, Options};
 
 /// The byte that whoever writes has locked: behind all that a file can be long.
 const WRITER: std::ops::Range<u64> = i64::MAX as u64 - 1..i64::MAX as u64;
@@ -66,7 +37,7 @@ impl FileDevice {
     /// # Panics
     /// If `bytes` are not whole blocks.
     pub fn create(path: &Path, bytes: u64, options: &Options) -> Result<Self, OpenError> {
-        super::file::assert_whole_blocks(0, bytes);
+        assert_whole_blocks(0, bytes);
         let because = failed("make", path);
         let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let file = new.map_err(&because)?;
@@ -111,18 +82,6 @@ impl FileDevice {
         let parts = Parts { file, cached, kind, locks, writer, buffered_because };
         Ok(Self::new(path.into(), parts, engine(options)?, options.depth, bytes))
     }
-}
-
-/// What an open device consists of.
-#[derive(Debug)]
-pub(super) struct Parts {
-    pub(super) file: File,
-    pub(super) cached: File,
-    pub(super) kind: Kind,
-    pub(super) locks: Arc<RangeLocks>,
-    /// There if it was opened for writing.
-    pub(super) writer: Option<RangeLock>,
-    pub(super) buffered_because: Option<String>,
 }
 
 /// A device opened for what was asked, and its lock where that is writing.

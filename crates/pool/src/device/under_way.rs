@@ -1,22 +1,23 @@
 //! Writes of one caller that go on while it prepares the next ones.
 
 use std::fmt;
-use std::io;
 
 use bindery_sys::direct::{Buffer, Source};
 use bindery_sys::uring::Queue;
-
-use super::{Device, Write};
 
 /// How many writes are begun before the first is waited for: enough to have a device busy while its
 /// caller computes checksums.
 pub(super) const MOST: usize = 4;
 
-/// From [`Device::under_way`]: memory that was given to [`Device::begin_write`], and buffers that can be
-/// filled again.
+/// Memory that was given to [`Device::begin_write`], and buffers that can be filled again. Made by
+/// [`Device::under_way`].
 ///
 /// Whoever drops it before [`Device::end_writes`] must not care what becomes of the writes, but may
 /// write to the same place afterwards: none is under way then.
+///
+/// [`Device::under_way`]: super::Device::under_way
+/// [`Device::begin_write`]: super::Device::begin_write
+/// [`Device::end_writes`]: super::Device::end_writes
 #[derive(Default)]
 pub struct UnderWay {
     /// Where the kernel does them.
@@ -45,27 +46,16 @@ impl UnderWay {
         }
     }
 
-    /// Keeps a write until enough have come together.
-    pub(super) fn gather<D: Device + ?Sized>(
-        &mut self,
-        device: &D,
-        offset_bytes: u64,
-        from: Source,
-    ) -> io::Result<()> {
+    /// Keeps a write that the kernel does not do by itself. Returns true if enough have come together to be
+    /// written at once.
+    pub(super) fn gather(&mut self, offset_bytes: u64, from: Source) -> bool {
         self.gathered.push((offset_bytes, from));
-        if self.gathered.len() < MOST { Ok(()) } else { self.write_gathered(device) }
+        self.gathered.len() >= MOST
     }
 
-    /// Writes what was kept, at once.
-    pub(super) fn write_gathered<D: Device + ?Sized>(&mut self, device: &D) -> io::Result<()> {
-        let write = |(offset_bytes, from)| Write { offset_bytes, from };
-        let pairs = self.gathered.iter().map(|(offset_bytes, from)| (*offset_bytes, &**from));
-        let writes: Vec<Write<'_>> = pairs.map(write).collect();
-        let written = device.write_many(&writes);
-        for (_, source) in std::mem::take(&mut self.gathered) {
-            self.give_back(source);
-        }
-        written
+    /// Takes out the writes that were kept, as places and contents.
+    pub(super) fn take_gathered(&mut self) -> Vec<(u64, Source)> {
+        std::mem::take(&mut self.gathered)
     }
 }
 

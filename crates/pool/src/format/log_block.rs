@@ -3,10 +3,9 @@
 use thiserror::Error;
 
 use super::le::{put_u16, put_u32, put_u64, put_u128, u16_at, u32_at, u64_at, u128_at};
-use crate::BLOCK_BYTES;
 use crate::crc::crc32c;
 use crate::id::ObjectId;
-use crate::log::Identity;
+use crate::{BLOCK_BYTES, LogIdentity};
 
 const MAGIC: &[u8; 8] = b"BndryLog";
 /// The format that is written, and the latest that is read.
@@ -52,7 +51,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Whose it is.
-    pub(crate) identity: Identity,
+    pub(crate) identity: LogIdentity,
     /// How often the log was erased before, and one.
     pub(crate) generation: u64,
     /// The opening of the pool that wrote it.
@@ -153,12 +152,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Block<'_>, NotABlock> {
     Ok(Block { header, checksum, payload })
 }
 
-fn identity_at(bytes: &[u8]) -> Identity {
-    Identity { pool: u128_at(bytes, POOL_AT), log: ObjectId(u64_at(bytes, LOG_AT)) }
+fn identity_at(bytes: &[u8]) -> LogIdentity {
+    LogIdentity { pool: u128_at(bytes, POOL_AT), log: ObjectId(u64_at(bytes, LOG_AT)) }
 }
 
 /// Whether these bytes may once have been a block of a log: no single fault hides that.
-pub(crate) fn resembles(bytes: &[u8], identity: Identity) -> bool {
+pub(crate) fn resembles(bytes: &[u8], identity: LogIdentity) -> bool {
     bytes.len() == BLOCK_BYTES && (bytes.starts_with(MAGIC) || identity_at(bytes) == identity)
 }
 
@@ -170,7 +169,7 @@ mod tests {
 
     fn sample() -> Header {
         Header {
-            identity: Identity { pool: 0x1234 << 99, log: ObjectId(0x77) },
+            identity: LogIdentity { pool: 0x1234 << 99, log: ObjectId(0x77) },
             generation: 3,
             session: 9,
             sequence: 12,
@@ -230,7 +229,7 @@ mod tests {
             payload in proptest::collection::vec(any::<u8>(), 0..=PAYLOAD_BYTES),
         ) {
             let header = Header {
-                identity: Identity { pool, log: ObjectId(log) },
+                identity: LogIdentity { pool, log: ObjectId(log) },
                 generation: numbers[0],
                 session: numbers[1],
                 sequence: numbers[2],

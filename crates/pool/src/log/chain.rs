@@ -1,18 +1,8 @@
 //! The blocks of a log one after the other, each from a copy that has it.
 
-use super::copies::Copies;
-use super::error::Damage;
-use super::heads::HEADS;
+use super::copies::{Copies, Defect, HEADS};
 use super::window::Window;
 use crate::format::log_block::{self, Block, Header, Kind, NotABlock};
-
-/// A block of a copy that is not what it should be.
-#[derive(Debug)]
-pub(super) struct Defect {
-    pub(super) damage: Damage,
-    /// A copy that has it; none of a head, which is made anew.
-    pub(super) good: Option<usize>,
-}
 
 /// Where a log's blocks have been followed to.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +44,7 @@ pub(super) enum Wrong {
     #[error(transparent)]
     NotABlock(#[from] NotABlock),
     #[error("belongs to log {} of pool {:#x}", .0.log, .0.pool)]
-    Foreign(super::Identity),
+    Foreign(crate::LogIdentity),
     #[error("is number {sequence} of generation {generation}")]
     Elsewhere { sequence: u64, generation: u64 },
     #[error("was written by opening {session}, after which the one before it was written")]

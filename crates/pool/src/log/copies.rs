@@ -4,18 +4,30 @@ use std::sync::Arc;
 
 use bindery_sys::direct::Buffer;
 
+use super::LEAST_BLOCKS;
 use super::error::{Damage, DeviceError, OpenError};
 use super::place::Place;
-use super::{Identity, LEAST_BLOCKS};
-use crate::BLOCK_BYTES;
+use crate::{BLOCK_BYTES, LogIdentity};
 
 /// How many blocks are read or written at once.
 pub(super) const CHUNK_BLOCKS: u64 = 64;
 
+/// Number of heads with which each copy begins. Block `sequence` of a generation is block
+/// `HEADS + sequence` of the extent.
+pub(super) const HEADS: u64 = 2;
+
+/// A block of a copy that is not what it should be.
+#[derive(Debug)]
+pub(super) struct Defect {
+    pub(super) damage: Damage,
+    /// A copy in which the block is good; none of a head, which is made anew.
+    pub(super) good: Option<usize>,
+}
+
 /// The copies of a log: as many blocks each, and the same in each.
 #[derive(Debug)]
 pub(super) struct Copies {
-    pub(super) identity: Identity,
+    pub(super) identity: LogIdentity,
     places: Vec<Place>,
     blocks: u64,
 }
@@ -23,7 +35,7 @@ pub(super) struct Copies {
 impl Copies {
     /// # Errors
     /// If a log cannot lie there.
-    pub(super) fn new(identity: Identity, places: Vec<Place>) -> Result<Self, OpenError> {
+    pub(super) fn new(identity: LogIdentity, places: Vec<Place>) -> Result<Self, OpenError> {
         let log = identity.log;
         let bytes = places.first().map_or(0, |place| place.extent.bytes);
         let blocks = bytes / BLOCK_BYTES as u64;

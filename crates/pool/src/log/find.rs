@@ -5,10 +5,10 @@
 //! it is no end but damage. Such a claim is never stale: blocks that were durable are not written
 //! again in their generation, whoever comes next.
 
-use super::chain::{Chain, Defect, Position};
-use super::copies::Copies;
+use super::chain::{Chain, Position};
+use super::copies::{Copies, Defect, HEADS};
 use super::error::{Damage, OpenError};
-use super::heads::{self, HEADS};
+use super::heads;
 use super::window::Window;
 use crate::format::log_block::{self, Header};
 

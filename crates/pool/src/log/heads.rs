@@ -6,17 +6,12 @@
 
 use bindery_sys::direct::Buffer;
 
-use super::Identity;
-use super::chain::Defect;
-use super::copies::Copies;
+use super::copies::{Copies, Defect, HEADS};
 use super::error::{DeviceError, OpenError};
 use super::window::Window;
-use crate::BLOCK_BYTES;
 use crate::format::le::u64_at;
 use crate::format::log_block::{self, Header, Kind, NotABlock, VERSION};
-
-/// How many there are. Block `sequence` of a generation is block `HEADS + sequence` of the extent.
-pub(super) const HEADS: u64 = 2;
+use crate::{BLOCK_BYTES, LogIdentity};
 
 /// What the heads say.
 #[derive(Debug)]
@@ -29,7 +24,7 @@ pub(super) struct Heads {
 }
 
 /// A head of a log.
-fn encode(identity: Identity, generation: u64, session: u64, blocks: u64) -> Buffer {
+fn encode(identity: LogIdentity, generation: u64, session: u64, blocks: u64) -> Buffer {
     let header = Header {
         identity,
         generation,

@@ -31,16 +31,5 @@ pub use reader::Reader;
 pub use records::Records;
 pub use writer::Log;
 
-use crate::id::ObjectId;
-
 /// The least blocks that a log lies in: two heads, one of records, one mark.
 pub const LEAST_BLOCKS: u64 = 4;
-
-/// Whose a log is; every block of it says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// The pool's id.
-    pub pool: u128,
-    /// The log's id in it.
-    pub log: ObjectId,
-}

@@ -1,11 +1,11 @@
 //! A log for those who only read it.
 
-use super::Identity;
 use super::copies::Copies;
 use super::error::{Damage, OpenError};
 use super::find::{Found, find};
 use super::place::Place;
 use super::records::Records;
+use crate::LogIdentity;
 
 /// A log as it was when it was opened, for reading. Others may read it, and one write it, meanwhile.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl Reader {
     ///
     /// # Errors
     /// If there is no such log, or if what was synced is damaged in all copies.
-    pub fn open(identity: Identity, places: Vec<Place>) -> Result<Self, OpenError> {
+    pub fn open(identity: LogIdentity, places: Vec<Place>) -> Result<Self, OpenError> {
         let copies = Copies::new(identity, places)?;
         let mut found = find(&copies)?;
         let damaged = std::mem::take(&mut found.defects).into_iter().map(|it| it.damage).collect();

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use super::chain::{Chain, Position};
-use super::copies::Copies;
+use super::copies::{Copies, HEADS};
 use super::error::OpenError;
-use super::heads::{self, HEADS};
+use super::heads;
 use crate::format::log_block::Kind;
 use crate::format::piece::Joiner;
 

@@ -2,10 +2,10 @@
 
 use bindery_sys::direct::Buffer;
 
-use super::chain::{Chain, Defect, Position};
-use super::copies::Copies;
+use super::chain::{Chain, Position};
+use super::copies::{Copies, Defect, HEADS};
 use super::error::OpenError;
-use super::heads::{self, HEADS};
+use super::heads;
 use crate::BLOCK_BYTES;
 use crate::format::log_block;
 

@@ -2,18 +2,17 @@
 
 use bindery_sys::direct::Buffer;
 
-use super::Identity;
 use super::chain::Position;
-use super::copies::{CHUNK_BLOCKS, Copies};
+use super::copies::{CHUNK_BLOCKS, Copies, HEADS};
 use super::error::{Damage, DeviceError, OpenError, WriteError};
 use super::find::find;
-use super::heads::{self, HEADS};
+use super::heads;
 use super::place::Place;
 use super::records::Records;
 use super::repair;
-use crate::BLOCK_BYTES;
 use crate::format::log_block::{self, Header, Kind};
 use crate::format::piece;
+use crate::{BLOCK_BYTES, LogIdentity};
 
 /// A log, open for writing. One at a time has it.
 ///
@@ -43,7 +42,11 @@ impl Log {
     ///
     /// # Errors
     /// If a log cannot lie there, or a device fails.
-    pub fn create(identity: Identity, places: Vec<Place>, session: u64) -> Result<Self, OpenError> {
+    pub fn create(
+        identity: LogIdentity,
+        places: Vec<Place>,
+        session: u64,
+    ) -> Result<Self, OpenError> {
         let copies = Copies::new(identity, places)?;
         // It may have been made before, by somebody who could not remember it.
         let generation = heads::generation(&copies).unwrap_or(0) + 1;
@@ -59,7 +62,11 @@ impl Log {
     ///
     /// # Errors
     /// If there is no such log, if what was synced is damaged in all copies, or if a device fails.
-    pub fn open(identity: Identity, places: Vec<Place>, session: u64) -> Result<Self, OpenError> {
+    pub fn open(
+        identity: LogIdentity,
+        places: Vec<Place>,
+        session: u64,
+    ) -> Result<Self, OpenError> {
         let copies = Copies::new(identity, places)?;
         let found = find(&copies)?;
         if found.end.session > session {

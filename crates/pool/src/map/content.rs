@@ -17,7 +17,8 @@ use bindery_units::PAGE_BYTES;
 use super::back_end::Duty;
 use super::layout::Layout;
 use super::options::{Access, Lost};
-use crate::object::{Damage, Object, UNIT_BYTES, units_of};
+use crate::UNIT_BYTES;
+use crate::object::{Damage, Object, units_of};
 
 /// Verifies whole units from `first` on.
 pub(super) fn verify_units(object: &dyn Object, first: u64, bytes: &[u8]) -> Result<(), Damage> {

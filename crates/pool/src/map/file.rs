@@ -14,7 +14,8 @@ use super::content::verify_units;
 use super::error::{EvictError, MapError};
 use super::options::{BackEndKind, Options};
 use super::window::{DeviceFiles, Extent, Tenant, Window};
-use crate::object::{Object, ReadError, UNIT_BYTES, units_of};
+use crate::UNIT_BYTES;
+use crate::object::{Object, ReadError, units_of};
 
 /// What a checked read reads at once, in bytes.
 const READ_BYTES: u64 = 128 << 10;

@@ -18,8 +18,9 @@ use super::content::{Content, Place, verify_units};
 use super::error::{EvictError, MapError};
 use super::layout::Layout;
 use super::options::{Access, BackEndKind, Options};
+use crate::UNIT_BYTES;
 use crate::device::{Device, Read};
-use crate::object::{Object, ReadError, UNIT_BYTES, units_of};
+use crate::object::{Object, ReadError, units_of};
 
 /// How many reads of up to [`FETCH_PAGES_MAX`] pages each a prefetch has under way at once.
 const QUEUE_DEPTH: usize = 32;

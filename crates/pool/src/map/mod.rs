@@ -17,6 +17,8 @@ mod content;
 mod error;
 mod file;
 mod layout;
+mod make;
+mod mapped;
 mod memory;
 mod options;
 mod registry;
@@ -24,16 +26,17 @@ mod window;
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::Ordering;
 
 use bindery_sys::mapped::View;
 
 use crate::OtherProcess;
 use crate::object::{self, Object, ReadError};
 
-pub(crate) use self::back_end::{BackEnd, Identity};
+pub(crate) use self::back_end::Identity;
 pub use self::back_end::{PageRun, Prefetched};
 pub use self::error::{EvictError, MapError};
+pub(crate) use self::mapped::Mapped;
 pub use self::options::{Access, BackEndKind, Choice, Lost, Options, Temperature};
 pub use self::registry::Maps;
 
@@ -58,24 +61,6 @@ pub struct Map {
     /// There until this is dropped.
     mapped: Option<Arc<Mapped>>,
     maps: Maps,
-}
-
-/// What a map is, for those who must not keep it.
-#[derive(Debug)]
-pub(crate) struct Mapped {
-    pub(crate) objects: Vec<Arc<dyn Object>>,
-    pub(crate) back_end: Box<dyn BackEnd>,
-    temperature: AtomicU8,
-}
-
-impl Mapped {
-    pub(crate) fn temperature(&self) -> Temperature {
-        Temperature::of_number(self.temperature.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn pages_of(&self, object: usize) -> u64 {
-        object::units_of(&*self.objects[object])
-    }
 }
 
 impl Map {

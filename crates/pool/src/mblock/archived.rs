@@ -47,7 +47,10 @@ impl Archived {
         let object = self.entry().id;
         match error {
             archive::ReadError::BeyondEnd(beyond) => beyond.into(),
-            error => ReadError::Archive { object, offset_bytes, source: Box::new(error) },
+            archive::ReadError::Fault(_) => {
+                ReadError::ArchiveUnreachable { object, offset_bytes, source: Box::new(error) }
+            }
+            _ => ReadError::Archive { object, offset_bytes, source: Box::new(error) },
         }
     }
 }

@@ -1,15 +1,16 @@
 //! One of the two logs of an MDC.
 
 use super::error::MdcError;
+use crate::LogIdentity;
 use crate::format::mdc_record::{self, Entry};
 use crate::id::ObjectId;
-use crate::log::{Identity, Place, Records};
+use crate::log::{Place, Records};
 
 /// Whose one of the two logs is, and where its copies lie.
 #[derive(Clone, Debug)]
 pub struct Half {
     /// Whose it is.
-    pub identity: Identity,
+    pub identity: LogIdentity,
     /// Its copies.
     pub places: Vec<Place>,
 }

@@ -2,14 +2,15 @@
 
 use super::error::MdcError;
 use super::half::{Half, State, read, which};
+use crate::LogIdentity;
 use crate::format::mdc_record::{Entry, encode, into_client};
-use crate::log::{Damage, Identity, Log, OpenError, Records, WriteError};
+use crate::log::{Damage, Log, OpenError, Records, WriteError};
 
 /// An MDC, open for writing. One at a time has it.
 #[derive(Debug)]
 pub struct Mdc {
     logs: [Log; 2],
-    identities: [Identity; 2],
+    identities: [LogIdentity; 2],
     /// Which of them counts.
     active: usize,
     /// Its number.
@@ -58,7 +59,7 @@ impl Mdc {
 
     /// The log that counts now.
     #[must_use]
-    pub const fn active(&self) -> Identity {
+    pub const fn active(&self) -> LogIdentity {
         self.identities[self.active]
     }
 
@@ -152,7 +153,7 @@ impl Mdc {
     }
 }
 
-fn state(log: &Log, identity: Identity) -> Result<State, MdcError> {
+fn state(log: &Log, identity: LogIdentity) -> Result<State, MdcError> {
     read(identity.log, log.records(), |_| {})
 }
 

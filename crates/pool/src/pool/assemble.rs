@@ -14,9 +14,9 @@ use super::member::{Attached, Member};
 use super::superblocks;
 use crate::catalogue::{CATALOGUE_LOGS, Contents};
 use crate::format::superblock::{DeviceEntry, NoSuperblock, Residence, Superblock};
-use crate::log::{Damage, Identity, Place};
+use crate::log::{Damage, Place};
 use crate::mdc::{Half, MdcReader};
-use crate::{Extent, PoolName};
+use crate::{Extent, LogIdentity, PoolName};
 
 /// A device with its superblock.
 #[derive(Clone, Debug)]
@@ -244,7 +244,7 @@ fn halves(found: &[Found], lead: &Superblock) -> Result<[Half; 2], OpenError> {
         if extent.lies_within(device.bytes()) { Ok(place) } else { Err(misplaced()) }
     };
     let half = |at: usize| -> Result<Half, OpenError> {
-        let identity = Identity { pool: lead.pool, log: CATALOGUE_LOGS[at] };
+        let identity = LogIdentity { pool: lead.pool, log: CATALOGUE_LOGS[at] };
         let places = lead.catalogue[at].into_iter().map(place).collect::<Result<_, _>>()?;
         Ok(Half { identity, places })
     };

@@ -15,9 +15,9 @@ use crate::catalogue::{CATALOGUE_LOGS, Catalogue, Contents};
 use crate::device::Device;
 use crate::format::record::Record;
 use crate::format::superblock::{DeviceEntry, HEAD_BYTES, MOST_DEVICES, Superblock};
-use crate::log::{Identity, Place};
+use crate::log::Place;
 use crate::mdc::{Half, Mdc};
-use crate::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass, PoolName};
+use crate::{BLOCK_BYTES, DeviceIndex, Extent, LogIdentity, MediaClass, PoolName};
 
 /// A device that is to become part of a pool.
 #[derive(Clone, Debug)]
@@ -150,7 +150,7 @@ fn make(name: PoolName, members: Vec<Arc<Member>>, log_bytes: u64) -> Result<Cor
             let device = &members[usize::from(extent.device.0)].device;
             Place { device: Arc::clone(device), extent }
         };
-        let identity = Identity { pool, log: CATALOGUE_LOGS[half] };
+        let identity = LogIdentity { pool, log: CATALOGUE_LOGS[half] };
         Half { identity, places: places[half].into_iter().map(place).collect() }
     });
     let mdc = Mdc::create(halves, number)?;

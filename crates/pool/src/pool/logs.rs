@@ -9,9 +9,9 @@ use super::error::{AllocateError, FindError, LogError};
 use super::member::Member;
 use crate::catalogue::CatalogueError;
 use crate::format::record::{LogEntry, MOST_COPIES, MdcEntry, ObjectEntry};
-use crate::log::{Identity, Log, Place};
+use crate::log::{Log, Place};
 use crate::mdc::{Half, Mdc};
-use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId};
+use crate::{BLOCK_BYTES, Extent, LogIdentity, MediaClass, ObjectId};
 
 /// An mlog that is open; it can be opened again once this is dropped.
 #[derive(Debug)]
@@ -142,8 +142,8 @@ impl Pool {
             .map(|(at, places)| Half { identity: self.identity(ObjectId(id.0 + at)), places })
     }
 
-    fn identity(&self, log: ObjectId) -> Identity {
-        Identity { pool: self.core.pool, log }
+    fn identity(&self, log: ObjectId) -> LogIdentity {
+        LogIdentity { pool: self.core.pool, log }
     }
 
     fn places(&self, copies: &[Extent]) -> Vec<Place> {

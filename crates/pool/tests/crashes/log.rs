@@ -1,14 +1,14 @@
 //! Lives of logs.
 
-use bindery_pool::log::{Identity, Log, OpenError, Place, Reader, WriteError};
-use bindery_pool::{BLOCK_BYTES, ObjectId};
+use bindery_pool::log::{Log, OpenError, Place, Reader, WriteError};
+use bindery_pool::{BLOCK_BYTES, LogIdentity, ObjectId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::simulated::{Fault, Machine, places};
 use super::{Stopped, is_left_of, lives, record};
 
-const IDENTITY: Identity = Identity { pool: 0xb1d, log: ObjectId(7) };
+const IDENTITY: LogIdentity = LogIdentity { pool: 0xb1d, log: ObjectId(7) };
 const BLOCKS: u64 = 24;
 
 struct Life {

@@ -1,8 +1,8 @@
 //! Lives of MDCs.
 
-use bindery_pool::ObjectId;
-use bindery_pool::log::{Identity, OpenError, WriteError};
+use bindery_pool::log::{OpenError, WriteError};
 use bindery_pool::mdc::{Half, Mdc, MdcError, MdcReader};
+use bindery_pool::{LogIdentity, ObjectId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -52,7 +52,7 @@ impl From<WriteError> for Ends {
 }
 
 fn half(machine: &mut Machine, copies: u16, log: u64) -> Half {
-    let identity = Identity { pool: 0xb1d, log: ObjectId(log) };
+    let identity = LogIdentity { pool: 0xb1d, log: ObjectId(log) };
     Half { identity, places: places(machine, copies, BLOCKS) }
 }
 

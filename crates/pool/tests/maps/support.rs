@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_pool::device::Device;
-use bindery_pool::object::{Damage, Object, ReadError, UNIT_BYTES};
-use bindery_pool::{MediaClass, ObjectId};
+use bindery_pool::object::{Damage, Object, ReadError};
+use bindery_pool::{MediaClass, ObjectId, UNIT_BYTES};
 use bindery_sys::direct::Buffer;
 
 /// A file as a device.

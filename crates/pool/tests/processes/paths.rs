@@ -3,11 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use bindery_pool::device;
 use bindery_pool::pool::{
     CreateError, CreateOptions, DevicePath, JoinError, OpenError, PathError, PoolReader, scan,
 };
-use bindery_pool::{MediaClass, Pool, PoolName};
+use bindery_pool::{MediaClass, Pool, PoolName, device};
 
 use crate::child::{Other, open, patiently};
 use crate::model::{Written, read};

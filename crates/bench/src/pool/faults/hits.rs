@@ -28,7 +28,7 @@ pub(super) fn run(
         Contender::new("map, file, found each time", &mut find_in_file),
         Contender::new("map, memfd, found each time", &mut find_in_memory),
     ];
-    interleave(rounds, &mut contenders)
+    interleave("touches of what is there", rounds, &mut contenders)
 }
 
 /// A way through memory in which each byte decides where the next one is.

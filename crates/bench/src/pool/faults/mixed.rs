@@ -23,7 +23,7 @@ pub(super) fn run(
 ) -> Result<Vec<SampleSet>> {
     let names: Vec<String> = Way::ALL.iter().map(|way| way.name().to_owned()).collect();
     let (mut turn, mut round) = (0, Vec::new());
-    take_turns(rounds, &names, |who| {
+    take_turns(&format!("{threads} threads by all ways"), rounds, &names, |who| {
         // Who comes first in a round has all measured, and the others take what is theirs.
         if turn % names.len() == 0 {
             round = self::round(scene, places, threads)?;

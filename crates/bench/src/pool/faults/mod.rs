@@ -1,4 +1,4 @@
-//! `bindery bench pool faults`: what a page costs that is touched first, and one that is there.
+//! `bindery-bench pool faults`: what a page costs that is touched first, and one that is there.
 //!
 //! *Cold*: nothing is in memory, and threads touch random pages of maps of many objects, no page twice.
 //! The rivals are as many threads that read the same pages of the same file by pread(2) past the page
@@ -110,7 +110,7 @@ pub fn run(options: &Options) -> Result<Report> {
             cold(&scene, way, &places, threads)?;
         }
         let turn = |who: usize| cold(&scene, Way::ALL[who], &places, threads);
-        let contenders = take_turns(options.rounds, &names, turn)?;
+        let contenders = take_turns(&format!("{threads} threads"), options.rounds, &names, turn)?;
         let mixed = mixed::run(&scene, &places, threads, options.rounds)?;
         Ok(Cold { threads, contenders, mixed })
     };

@@ -1,4 +1,4 @@
-//! `bindery bench pool`: what the pool costs over the bare file.
+//! `bindery-bench pool`: what the pool costs over the bare file.
 //!
 //! The rival is a plain io_uring loop on a file opened with O_DIRECT, with none of the pool's code in
 //! between. Every contender has a file of its own in the same directory, and they take turns. Writes are
@@ -213,7 +213,7 @@ fn write(
     mib: u64,
     rounds: usize,
 ) -> Result<Vec<SampleSet>> {
-    take_turns(rounds, &names(&contenders), |who| {
+    take_turns("written", rounds, &names(&contenders), |who| {
         let contender = &mut contenders[who];
         let (elapsed, cpu, outcome) = with_cpu(|| contender.write());
         outcome?;
@@ -242,7 +242,7 @@ fn read(
         // A round that is thrown away.
         contender.read(&offsets)?;
     }
-    take_turns(rounds, &names(&contenders), |who| {
+    take_turns("read", rounds, &names(&contenders), |who| {
         let (elapsed, cpu, check) = with_cpu(|| contenders[who].read(&offsets));
         Ok(Measured::new("read", "k/s", reads as f64 / elapsed.as_secs_f64() / 1e3)
             .and("CPU", "µs/read", cpu.as_secs_f64() * 1e6 / reads as f64)

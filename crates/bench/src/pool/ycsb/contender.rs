@@ -69,8 +69,8 @@ impl Engine {
     /// What starts its process, but for the task.
     fn command(self, options: &Options) -> Result<Command> {
         if !self.is_rival() {
-            let mut command = Command::new(&options.program);
-            command.args(["bench", "pool", "store-process"]);
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["pool", "store-process"]);
             return Ok(command);
         }
         ensure!(

@@ -1,4 +1,4 @@
-//! `bindery bench pool ycsb`: reading more than memory holds, with and without the reaper, beside other
+//! `bindery-bench pool ycsb`: reading more than memory holds, with and without the reaper, beside other
 //! stores.
 //!
 //! Every contender is a process of its own in a control group with the same memory, page cache included.
@@ -34,6 +34,7 @@ use self::contender::Stage;
 pub use self::report::{Course, Report};
 pub use self::store::perform;
 use super::medium::{Medium, Rates};
+use crate::harness::ledger;
 use crate::interrupt;
 
 /// A played device's size, in terms of the data.
@@ -69,8 +70,6 @@ pub struct Options {
     pub read_ahead_kib: u64,
     /// Where the stores lie.
     pub directory: PathBuf,
-    /// The `bindery` program to run.
-    pub program: PathBuf,
     /// The program with the other stores.
     pub rivals: PathBuf,
 }
@@ -123,12 +122,31 @@ pub fn run(options: &Options) -> Result<Report> {
     for round in 0..options.rounds {
         for turn in 0..options.engines.len() {
             let engine = options.engines[(round + turn) % options.engines.len()];
-            let stage = Stage::load(engine, options)?;
-            for workload in [Workload::B, Workload::C] {
-                courses.push(stage.measure(workload, round).map_err(interrupt::or_why)?);
-                interrupt::rest(Duration::ZERO)?;
+            if let Err(error) = run_workloads(engine, options, round, &mut courses) {
+                courses.truncate(round * options.engines.len() * WORKLOADS.len());
+                if round > 0 {
+                    ledger::keep(&Report::of(options, courses));
+                }
+                return Err(interrupt::or_why(error));
             }
         }
     }
     Ok(Report::of(options, courses))
+}
+
+/// The workloads that each store is put under, in order.
+const WORKLOADS: [Workload; 2] = [Workload::B, Workload::C];
+
+fn run_workloads(
+    engine: Engine,
+    options: &Options,
+    round: usize,
+    courses: &mut Vec<Course>,
+) -> Result<()> {
+    let stage = Stage::load(engine, options)?;
+    for workload in WORKLOADS {
+        courses.push(stage.measure(workload, round)?);
+        interrupt::check()?;
+    }
+    Ok(())
 }

@@ -1,0 +1,64 @@
+//! Making maps: the back end that fits the objects.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use super::Map;
+use super::back_end::BackEnd;
+use super::error::MapError;
+use super::file::FileMap;
+use super::mapped::Mapped;
+use super::memory::MemoryMap;
+use super::options::{BackEndKind, Choice, Options, Temperature};
+use super::registry::Maps;
+use crate::object::Object;
+
+impl Maps {
+    /// Maps objects, in this order. See [the module](super) for what it costs, and [`Options`].
+    ///
+    /// # Errors
+    /// See [`MapError`].
+    pub fn map(
+        &self,
+        objects: &[Arc<dyn Object>],
+        temperature: Temperature,
+        options: &Options,
+    ) -> Result<Map, MapError> {
+        if objects.is_empty() {
+            return Err(MapError::Empty);
+        }
+        self.check_here()?;
+        objects.iter().try_for_each(|object| object.device().check_here())?;
+        let back_end: Box<dyn BackEnd> = match choose(objects, options)? {
+            BackEndKind::Memfd => Box::new(MemoryMap::new(objects, options)?),
+            BackEndKind::File => {
+                let file = file_of(&*objects[0])?;
+                Box::new(FileMap::new(self.next_id(), objects, file, self.files(), options)?)
+            }
+        };
+        let temperature = AtomicU8::new(temperature.number());
+        let mapped = Arc::new(Mapped { objects: objects.to_vec(), back_end, temperature });
+        self.insert(&mapped);
+        Ok(Map::new(mapped, self.clone()))
+    }
+}
+
+fn file_of(object: &dyn Object) -> Result<BorrowedFd<'_>, MapError> {
+    object.device().file().ok_or_else(|| MapError::no_file(object))
+}
+
+/// Returns the back end for these objects.
+fn choose(objects: &[Arc<dyn Object>], options: &Options) -> Result<BackEndKind, MapError> {
+    let device = |object: &Arc<dyn Object>| Arc::as_ptr(object.device()).addr();
+    let elsewhere = objects.iter().find(|object| device(object) != device(&objects[0]));
+    match (options.choice, &options.memory, elsewhere) {
+        (_, Some(_), _)
+        | (Choice::Fixed(BackEndKind::Memfd), ..)
+        | (Choice::Automatic, _, Some(_)) => Ok(BackEndKind::Memfd),
+        (Choice::Fixed(BackEndKind::File), _, Some(object)) => {
+            Err(MapError::SeveralDevices { first: objects[0].id(), object: object.id() })
+        }
+        (Choice::Automatic | Choice::Fixed(BackEndKind::File), _, None) => Ok(BackEndKind::File),
+    }
+}
