@@ -31,7 +31,8 @@ const OWN: Query = Query {
 pub(crate) struct Copies {
     /// Those that the kernel copied.
     pub(crate) copied: PageSet,
-    /// Those of which that cannot be told: in swap, and there is no memory to bring them back.
+    /// Those of which that cannot be told: in swap, and there is no memory to bring them back; or all
+    /// others, if the kernel does not say where pages are.
     pub(crate) unknown: PageSet,
 }
 
@@ -42,11 +43,15 @@ pub(crate) fn find_copies(pagemap: &Pagemap, start: HostAddress, count: u32) -> 
     let mut copies = Copies::default();
     for _ in 0..LOOKS_MAX {
         let mut away = PageSet::default();
-        scan_window(pagemap, start, count, OWN, |pages, categories| {
+        let is_told = scan_window(pagemap, start, count, OWN, |pages, categories| {
             let found =
                 if categories & category::PRESENT != 0 { &mut copies.copied } else { &mut away };
             *found = found.or(pages);
         });
+        if !is_told {
+            let unknown = PageSet::first(count).without(copies.copied);
+            return Copies { unknown, ..copies };
+        }
         // A copy stays one when it goes to swap.
         copies.unknown = away.without(copies.copied);
         // Marks are common, and bringing in what they stand for takes a tenth of what merging does.
@@ -137,11 +142,15 @@ mod tests {
         let directory = directory.expect("directory");
         let swap = match SwapGuard::add(directory.path(), 16) {
             Ok(swap) => swap,
-            Err(error) => return eprintln!("SKIPPED: {error}"),
+            Err(error) => return bindery_testkit::skipped!("{error}"),
         };
         // SAFETY: paging out changes no content.
         unsafe { mapping::advise(start, BYTES, libc::MADV_PAGEOUT) }.expect("page out");
-        assert_eq!(find_pages(&pagemap, start, PAGES, AWAY), set(&[2, 5]), "they went to swap");
+        assert_eq!(
+            find_pages(&pagemap, start, PAGES, AWAY),
+            Some(set(&[2, 5])),
+            "they went to swap"
+        );
         assert_eq!(find_copies(&pagemap, start, PAGES), copies);
         drop(swap);
     }
@@ -152,7 +161,7 @@ mod tests {
         let faults = match Userfault::open(feature::PAGEFAULT_FLAG_WP | feature::WP_HUGETLBFS_SHMEM)
         {
             Ok(faults) => faults,
-            Err(error) => return eprintln!("SKIPPED: userfaultfd: {error}"),
+            Err(error) => return bindery_testkit::skipped!("userfaultfd: {error}"),
         };
         let (memory, pagemap) = (of_a_file(), Pagemap::of_self().expect("pagemap"));
         let start = memory.address();
@@ -160,7 +169,7 @@ mod tests {
         // SAFETY: nobody writes to what is protected.
         unsafe { faults.register(start, BYTES, mode::WP) }.expect("register");
         faults.write_protect(start, BYTES, true).expect("protect");
-        let marked = find_pages(&pagemap, start, PAGES, AWAY);
+        let marked = find_pages(&pagemap, start, PAGES, AWAY).expect("a scan");
         assert_eq!(
             marked,
             PageSet::first(PAGES).without(set(&[3])),

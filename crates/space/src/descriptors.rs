@@ -5,11 +5,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use bindery_sys::pagemap::{self, Extent, Query, Scanned};
 use bindery_sys::table::Kept;
 use bindery_sys::userfault::{self, Fault, Stopped};
 use bindery_units::HostAddress;
+
+use crate::agent::log;
 
 /// As [`userfault::Userfault`], which says what each call does and needs.
 #[derive(Debug)]
@@ -105,11 +108,35 @@ impl Userfault {
 
 /// As [`pagemap::Pagemap`].
 #[derive(Debug)]
-pub(crate) struct Pagemap(Kept<pagemap::Pagemap>);
+pub(crate) struct Pagemap {
+    pagemap: Kept<pagemap::Pagemap>,
+    /// Error number of a scan that failed for good and of which the log has not heard, or 0.
+    failure: AtomicI32,
+    /// Error number that the log has heard of last.
+    said: AtomicI32,
+}
 
 impl Pagemap {
     pub(crate) fn of_self() -> io::Result<Self> {
-        Kept::open(pagemap::Pagemap::of_self).map(Self)
+        let pagemap = Kept::open(pagemap::Pagemap::of_self)?;
+        Ok(Self { pagemap, failure: AtomicI32::new(0), said: AtomicI32::new(0) })
+    }
+
+    /// Notes that a scan failed for good. May be called by a fault handler: neither logs nor waits.
+    pub(crate) fn note(&self, errno: i32) {
+        self.failure.store(errno, Ordering::Relaxed);
+    }
+
+    /// Logs a failure that was noted, unless the one before it was the same.
+    pub(crate) fn say_failure(&self) {
+        let errno = self.failure.swap(0, Ordering::Relaxed);
+        if errno != 0 && self.said.swap(errno, Ordering::Relaxed) != errno {
+            let error = io::Error::from_raw_os_error(errno);
+            log::say(format_args!(
+                "the kernel does not say where pages are (PAGEMAP_SCAN: {error}): they stay as they are, \
+                 and no more are merged"
+            ));
+        }
     }
 
     pub(crate) fn scan(
@@ -119,7 +146,7 @@ impl Pagemap {
         query: Query,
         extents: &mut [Extent],
     ) -> io::Result<Scanned> {
-        self.0.with(|pagemap| pagemap.scan(start, bytes, query, extents))
+        self.pagemap.with(|pagemap| pagemap.scan(start, bytes, query, extents))
     }
 }
 

@@ -1,8 +1,22 @@
 //! The two fault handlers: the only threads that a guest ever waits for.
 //!
 //! One serves absent pages of guest memory, with zeros. The other serves writes to merged pages, by
-//! bringing them back. Neither waits for anybody, allocates, logs, or touches guest memory; a page
-//! that is held is left to its holder, who wakes those that wait for it.
+//! bringing them back.
+//!
+//! # What they wait for
+//! Neither waits for who holds a page: it is left to its holder, who wakes those that wait for it. Where
+//! no range can be held at all, whoever wrote is woken and tries again.
+//! What they wait for is this:
+//! - the locks of the regions, the stores and the held ranges. All of them are kept for microseconds, for
+//!   a look or a change of a list, and never while a guest's page is touched;
+//! - the kernel: its lock of the address space, memory for the pages that come back, and up to
+//!   [`SCANS_MAX`](crate::transfer) scans of 100 µs each where it has no memory for an answer;
+//! - a place of a guest's that the kernel has unmapped in a failed mremap(2), until the page is back there
+//!   ([`put_in_place`](crate::restore)).
+//!
+//! Neither uses the heap or logs. Of guest memory only merged pages are read, which are in their page
+//! table: the one that is written, and where there were memory errors those that were found readable.
+//! Spare pages are mapped by the handler of writes itself, between faults unless it has none left.
 
 use std::{
     io,

@@ -47,6 +47,7 @@ mod region;
 mod regions;
 mod release;
 mod restore;
+mod return_pages;
 mod spare;
 mod store;
 mod transfer;

@@ -14,13 +14,18 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
     Core,
+    agent::log,
     region::Region,
     restore::put_in_place,
+    return_pages::{give_back, stray},
     spare::Spare,
-    transfer::{HERE, MADV_DONTNEED_LOCKED, PageSet, WINDOW_PAGES, find_pages, give_back, take},
+    transfer::{
+        HERE, MADV_DONTNEED_LOCKED, PageSet, WINDOW_PAGES, errno_of, find_pages, may_pass, take,
+    },
 };
 
-/// Between two tries to register memory.
+/// Tries to register memory while the kernel is out of it, and the pause between two.
+const REGISTERS_MAX: u32 = 100;
 const REGISTER_PAUSE: Duration = Duration::from_micros(100);
 
 impl Core {
@@ -40,6 +45,7 @@ impl Core {
             }
         }
         self.budget.refresh();
+        self.pagemap.say_failure();
     }
 
     fn mend_run(&self, region: &Region, run: PageRange, spare: &mut Spare) {
@@ -61,26 +67,52 @@ impl Core {
         if anonymous_run(region, run) != run {
             return spare.discard(joined, run.count as usize);
         }
-        let (faults, pagemap) = (&self.guest_faults, &self.pagemap);
         let wanted = PageSet::first(run.count);
         // SAFETY: the run is held and anonymous; the spare pages are empty and ours.
-        let moved = unsafe { take(faults, pagemap, joined, start, wanted) };
+        let Some(moved) = (unsafe { take(self, region, joined, start, wanted) }) else {
+            return spare.discard(joined, run.count as usize);
+        };
         // A page that is pinned or locked stays, and its mapping with it.
-        let placed = find_pages(pagemap, start, run.count, HERE).is_empty()
+        let is_empty =
+            find_pages(&self.pagemap, start, run.count, HERE) == Some(PageSet::default());
+        let placed = is_empty
             // SAFETY: all pages of the run are in the spare mapping, absent ones absent.
             && unsafe { put_in_place(region, spare, joined, (start, bytes)) }.is_ok();
-        if !placed {
+        if placed {
+            self.watch_mended(region, run);
+        } else {
             // SAFETY: the run is held, the pages are in the spare mapping, their places are absent.
             // Copies that stay behind go with the spare pages.
-            unsafe { give_back(faults, pagemap, joined, start, moved) };
-            return spare.discard(joined, run.count as usize);
+            unsafe { give_back(self, region, joined, start, moved) };
+            spare.discard(joined, run.count as usize);
         }
-        let modes = mode::MISSING | mode::WP;
-        // SAFETY: pages that are absent now are zero ones.
-        while unsafe { faults.register(start, bytes, modes) }.is_err() {
-            // The kernel is out of memory for a moment, and memory that nobody watches cannot be
-            // merged again.
-            thread::sleep(REGISTER_PAUSE);
+    }
+
+    /// Registers a run that was put in place. If that cannot be done its pages are strays: private
+    /// memory that nobody watches.
+    fn watch_mended(&self, region: &Region, run: PageRange) {
+        let (start, bytes) = (region.address(run.first), run.count as usize * PAGE_BYTES);
+        for tries in 1.. {
+            // SAFETY: pages that are absent now are zero ones.
+            let registered =
+                unsafe { self.guest_faults.register(start, bytes, mode::MISSING | mode::WP) };
+            match registered {
+                Ok(()) => return,
+                Err(error) if may_pass(errno_of(&error)) && tries < REGISTERS_MAX => {
+                    thread::sleep(REGISTER_PAUSE);
+                }
+                Err(error) => {
+                    log::say(format_args!(
+                        "{} pages from {start} on cannot be watched any more ({error}): they stay \
+                         private",
+                        run.count
+                    ));
+                    break;
+                }
+            }
+        }
+        for page in run.pages() {
+            region.change_entry(page, stray);
         }
     }
 }

@@ -92,6 +92,7 @@ impl Core {
             window.rehome(merged, segments, slots);
         }
         drop(hold);
+        self.pagemap.say_failure();
         transit.elapsed().as_nanos() as u64
     }
 }
@@ -143,11 +144,13 @@ impl Window<'_> {
         if wanted.is_empty() {
             return;
         }
-        let (faults, pagemap) = (&self.core.guest_faults, &self.core.pagemap);
-        let guest = self.address(0);
-        let written = find_pages(pagemap, guest, wanted.end(), WRITTEN);
+        let (core, region, guest) = (self.core, self.region, self.address(0));
+        let Some(written) = find_pages(&core.pagemap, guest, wanted.end(), WRITTEN) else {
+            // A page that is merged now could have a write that nobody would ever hear of.
+            return;
+        };
         // SAFETY: the window is held.
-        let staged = unsafe { staging.take(faults, pagemap, guest, wanted) };
+        let staged = unsafe { staging.take(core, region, guest, wanted) };
         if staged.is_empty() {
             return;
         }
@@ -163,7 +166,7 @@ impl Window<'_> {
         }
         let back = staged.without(placed);
         // SAFETY: the window is held, these pages are staged and their places are absent.
-        let copied = unsafe { staging.give_back(faults, pagemap, guest, back) };
+        let copied = unsafe { staging.give_back(core, region, guest, back) };
         if copied || !placed.is_empty() {
             staging.retire(self.pages.count);
         }

@@ -56,7 +56,9 @@ impl Core {
 
 /// Which of the `wanted` pages from `start` on can be read.
 fn find_readable(pagemap: &Pagemap, start: HostAddress, wanted: PageSet) -> PageSet {
-    let mut readable = wanted.and(find_pages(pagemap, start, wanted.end(), PRESENT));
+    // Where the kernel does not say, each is brought in.
+    let present = find_pages(pagemap, start, wanted.end(), PRESENT).unwrap_or_default();
+    let mut readable = wanted.and(present);
     for (first, count) in wanted.without(readable).spans() {
         if bring_in(start.plus_pages(first), count) {
             readable = readable.with_span(first, count);

@@ -2,7 +2,8 @@
 //!
 //! `UFFDIO_MOVE` may stop at any page for many reasons, and on Linux 6.18 it reports `EEXIST` for a
 //! page that it did move (a retry inside the kernel that succeeds is not counted). So what really
-//! happened is asked of the staging area, which nobody else touches.
+//! happened is asked of the staging area, which nobody else touches. Where the kernel does not say, all
+//! pages are [given back](crate::return_pages), which needs no answer.
 
 use std::{io, thread, time::Duration};
 
@@ -13,7 +14,12 @@ use bindery_sys::{
 };
 use bindery_units::{HostAddress, PAGE_BYTES};
 
-use crate::descriptors::{Pagemap, Userfault};
+use crate::{
+    Core,
+    descriptors::{Pagemap, Userfault},
+    region::Region,
+    return_pages::give_back,
+};
 
 /// The most pages in transit at once: one bit each in a [`PageSet`].
 pub(crate) const WINDOW_PAGES: u32 = u64::BITS;
@@ -150,21 +156,27 @@ impl Staging {
         self.window = 0;
     }
 
-    /// Moves the `wanted` pages from `guest` into staging, and says which came. Those that did not
+    /// Moves the `wanted` pages, `guest` being page 0, into staging. Returns those that came. The others
     /// are where they were: pinned, shared, locked or absent.
     ///
     /// # Safety
-    /// The caller holds the guest's range.
+    /// The caller holds the pages, which are the region's.
     pub(crate) unsafe fn take(
         &mut self,
-        faults: &Userfault,
-        pagemap: &Pagemap,
+        core: &Core,
+        region: &Region,
         guest: HostAddress,
         wanted: PageSet,
     ) -> PageSet {
         // SAFETY: the caller's contract; staging is ours.
-        let came = unsafe { take(faults, pagemap, self.address(0), guest, wanted) };
-        if came.is_empty() && !find_pages(pagemap, self.address(0), wanted.end(), HERE).is_empty() {
+        let came = unsafe { take(core, region, self.address(0), guest, wanted) };
+        let Some(came) = came else {
+            // Copies may have stayed behind.
+            self.retire(wanted.end());
+            return PageSet::default();
+        };
+        let here = || find_pages(&core.pagemap, self.address(0), wanted.end(), HERE);
+        if came.is_empty() && here().is_none_or(|here| !here.is_empty()) {
             // Somebody populated the window: no page will ever come to these.
             self.retire(wanted.end());
         }
@@ -178,82 +190,48 @@ impl Staging {
     #[must_use = "copies that stay behind would be taken for the next run's pages"]
     pub(crate) unsafe fn give_back(
         &self,
-        faults: &Userfault,
-        pagemap: &Pagemap,
+        core: &Core,
+        region: &Region,
         guest: HostAddress,
         wanted: PageSet,
     ) -> bool {
         // SAFETY: the caller's contract; staging is ours.
-        unsafe { give_back(faults, pagemap, self.address(0), guest, wanted) }
+        unsafe { give_back(core, region, self.address(0), guest, wanted) }
     }
 }
 
-/// Moves the `wanted` pages from `guest` into `area`, and says which came. Those that did not are
-/// where they were: pinned, shared, locked or absent.
+/// Moves the `wanted` pages from `guest` into `area`. Returns those that came; the others are where they
+/// were: pinned, shared, locked or absent. `None` if that cannot be told: then all are where they were,
+/// and copies of some may be in the area.
 ///
 /// # Safety
-/// The caller holds the guest's range and owns the area, which is registered for writes. What is in
-/// the area already is zero.
+/// The caller holds the guest's pages, which are the region's, and owns the area, which is registered
+/// for writes. What is in the area already is zero.
 pub(crate) unsafe fn take(
-    faults: &Userfault,
-    pagemap: &Pagemap,
+    core: &Core,
+    region: &Region,
     area: HostAddress,
     guest: HostAddress,
     wanted: PageSet,
-) -> PageSet {
+) -> Option<PageSet> {
     let mut smooth = true;
     for (first, count) in wanted.spans() {
         let (source, target) = (guest.plus_pages(first), area.plus_pages(first));
         // SAFETY: the caller's contract.
-        smooth &= unsafe { move_span(faults, target, source, count) };
+        smooth &= unsafe { move_span(&core.guest_faults, target, source, count) };
     }
     if smooth {
-        return wanted;
+        return Some(wanted);
     }
-    let here = find_pages(pagemap, area, wanted.end(), HERE);
-    let stayed = find_pages(pagemap, guest, wanted.end(), HERE);
-    PageSet(wanted.0 & here.0 & !stayed.0)
-}
-
-/// Moves the `wanted` pages from `area` back to `guest`. Does not return before every one of them is
-/// where it was, or the guest's owner has unmapped the place. Whether copies of some may stay behind.
-///
-/// # Safety
-/// The caller holds the guest's range, the pages are in the area, and their places in the guest are
-/// absent.
-pub(crate) unsafe fn give_back(
-    faults: &Userfault,
-    pagemap: &Pagemap,
-    area: HostAddress,
-    guest: HostAddress,
-    wanted: PageSet,
-) -> bool {
-    let mut left = wanted;
-    for attempt in 0u32.. {
-        let mut smooth = true;
-        for (first, count) in left.spans() {
-            let (source, target) = (area.plus_pages(first), guest.plus_pages(first));
-            // SAFETY: the caller's contract.
-            smooth &= unsafe { move_span(faults, target, source, count) };
-        }
-        if smooth {
-            return attempt > 0;
-        }
-        left = PageSet(left.0 & find_pages(pagemap, area, wanted.end(), HERE).0);
-        for page in left.pages() {
-            // SAFETY: as above; what is copied is the page itself.
-            if unsafe { copy_back(faults, area.plus_pages(page), guest.plus_pages(page)) } {
-                left.remove(page);
-            }
-        }
-        if left.is_empty() {
-            break;
-        }
-        // Only memory pressure or changing mappings bring us here. The content exists nowhere
-        // else, so there is nothing to do but to try again.
-        thread::sleep(Duration::from_micros(u64::from(attempt.min(1000))));
+    let here = find_pages(&core.pagemap, area, wanted.end(), HERE);
+    let stayed = find_pages(&core.pagemap, guest, wanted.end(), HERE);
+    if let (Some(here), Some(stayed)) = (here, stayed) {
+        return Some(wanted.and(here).without(stayed));
     }
-    true
+    // SAFETY: the caller's contract. A page that did not come is where it was, and its place in the area
+    // is absent or zero.
+    unsafe { give_back(core, region, area, guest, wanted) };
+    None
 }
 
 impl PageSet {
@@ -295,51 +273,76 @@ pub(crate) const WRITTEN: Query = Query {
     refuse_unprotectable: false,
 };
 
-/// Which of `count` pages from `start` on the query finds.
+/// Returns which of `count` pages from `start` on the query finds, unless the kernel does not say.
 pub(crate) fn find_pages(
     pagemap: &Pagemap,
     start: HostAddress,
     count: u32,
     query: Query,
-) -> PageSet {
+) -> Option<PageSet> {
     let mut found = PageSet::default();
-    scan_window(pagemap, start, count, query, |pages, _| found = found.or(pages));
-    found
+    scan_window(pagemap, start, count, query, |pages, _| found = found.or(pages)).then_some(found)
 }
 
-/// Has `each` have those of `count` pages from `start` on that the query finds, by the categories that
-/// they are of.
+/// Tries of one scan while the kernel has no memory for its answer. Pages may be in transit meanwhile.
+const SCANS_MAX: u32 = 100;
+
+/// Between two tries.
+const SCAN_PAUSE: Duration = Duration::from_micros(100);
+
+/// Calls `each` with those of `count` pages from `start` on that the query finds, by the categories that
+/// they are of. Returns false if the kernel does not say, which [`Pagemap::note`] has then: the caller
+/// goes on as if each page could be anything.
+#[must_use = "no page was found, and any may be there"]
 pub(crate) fn scan_window(
     pagemap: &Pagemap,
     start: HostAddress,
     count: u32,
     query: Query,
     mut each: impl FnMut(PageSet, u64),
-) {
+) -> bool {
     let mut extents = [Extent::default(); WINDOW_PAGES as usize];
     let bytes = count as usize * PAGE_BYTES;
+    let mut tries = 0;
     let found = loop {
+        tries += 1;
         match pagemap.scan(start, bytes, query, &mut extents) {
             Ok(scanned) => break scanned.extents,
-            // The kernel had no memory for its answer. Whoever asks has pages in transit, and
-            // cannot do without one.
-            Err(_) => thread::sleep(Duration::from_micros(100)),
+            Err(error) if may_pass(errno_of(&error)) && tries < SCANS_MAX => {
+                thread::sleep(SCAN_PAUSE);
+            }
+            Err(error) => {
+                pagemap.note(errno_of(&error));
+                return false;
+            }
         }
     };
     for extent in &extents[..found] {
         let first = ((extent.start as usize - start.0) / PAGE_BYTES) as u32;
         each(PageSet::default().with_span(first, extent.pages() as u32), extent.categories);
     }
+    true
+}
+
+/// Returns true for what the kernel says where the same call may succeed a moment later.
+pub(crate) const fn may_pass(errno: i32) -> bool {
+    matches!(errno, libc::EAGAIN | libc::EINTR | libc::ENOMEM)
+}
+
+/// Returns the kernel's number of an error.
+pub(crate) fn errno_of(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// Tries of one page that the kernel asks to be tried again.
 const RETRIES_MAX: u32 = 64;
 
-/// Moves a span, page by page past whatever stops it. Whether all of it moved without a question.
+/// Moves a span, page by page past whatever stops it. Returns true if the kernel reported every page
+/// moved, so that no rescan is needed.
 ///
 /// # Safety
 /// As for [`Userfault::move_pages`].
-unsafe fn move_span(
+pub(crate) unsafe fn move_span(
     faults: &Userfault,
     target: HostAddress,
     source: HostAddress,
@@ -379,30 +382,6 @@ unsafe fn move_span(
         }
     }
     smooth
-}
-
-/// Puts a page back by copying it, where it cannot be moved. Whether it is done with.
-///
-/// # Safety
-/// As for [`Userfault::copy`].
-unsafe fn copy_back(faults: &Userfault, source: HostAddress, target: HostAddress) -> bool {
-    // SAFETY: the caller's contract.
-    let Err(Stopped { errno, .. }) = (unsafe { faults.copy(target, source, PAGE_BYTES) }) else {
-        return true;
-    };
-    match errno {
-        // The guest's owner put something else there by a call of its own while the page was held:
-        // then the page was given up by its owner.
-        libc::EEXIST => true,
-        libc::ENOENT | libc::EINVAL if !mapping::is_mapped(target, PAGE_BYTES) => true,
-        libc::ENOENT => {
-            // Mapped, and not registered: whatever did that, the page belongs there.
-            // SAFETY: absent pages there are served by the handler.
-            let _ = unsafe { faults.register(target, PAGE_BYTES, mode::MISSING | mode::WP) };
-            false
-        }
-        _ => false,
-    }
 }
 
 #[cfg(test)]

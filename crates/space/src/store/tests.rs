@@ -8,7 +8,7 @@ use bindery_sys::memfd;
 use super::*;
 use crate::{
     descriptors::Pagemap,
-    transfer::{HERE, find_pages},
+    transfer::{HERE, PageSet, find_pages},
 };
 
 const SEGMENT_SLOTS: u32 = 16;
@@ -42,7 +42,7 @@ fn tables_stay_while_slots_are_read_and_go_when_none_was() {
     let _pinned = pin(&store, &[(0, &segment(7))]).unwrap();
     let pagemap = Pagemap::of_self().unwrap();
     let start = store.room.address();
-    let has_tables = || !find_pages(&pagemap, start, SEGMENT_SLOTS, HERE).is_empty();
+    let has_tables = || find_pages(&pagemap, start, SEGMENT_SLOTS, HERE) != Some(PageSet::default());
     assert!(!has_tables());
     assert_eq!(read(&store, 3), 7);
     store.rest();

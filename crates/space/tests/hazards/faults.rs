@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use bindery_space::wire::lane::Run;
+use bindery_space::wire::lane::{Run, outcome};
 use bindery_sys::mapping;
 use bindery_units::PAGE_BYTES;
 
@@ -12,7 +12,7 @@ use crate::{
     guest::{Guest, Lived},
     kernel::{
         Call, Kernel, PAGEMAP_SCAN, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
-        UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE, supervised,
+        UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE, Verdict, supervised,
     },
     plan::{
         EAGAIN, EBUSY, EEXIST, ENOMEM, Failure, Plan, denied_or_out_of_memory, is_own_mapping,
@@ -205,4 +205,132 @@ fn questions_and_advice_that_fail_lose_nothing() {
             Failure { name: "advice: ENOMEM", concerns: ADVICE, fails: ENOMEM },
         ],
     );
+}
+
+/// Memory of which some pages are equal to their slots and every third is not, so that it comes back.
+fn unequal(guest: &mut Guest) -> Lived {
+    let space = Arc::clone(&guest.bench.space);
+    guest.bench.region = space.manage(guest.bench.memory.address(), guest.bytes())?;
+    guest.fill_slots();
+    for page in 0..64 {
+        let equal = u64::from(page) + 1;
+        guest.write(page, if page % 3 == 0 { 9000 + equal } else { equal });
+    }
+    Ok(())
+}
+
+/// Whether a call fills a page between two addresses.
+fn fills(call: &Call, request: u64, (start, end): (u64, u64)) -> bool {
+    // SAFETY: moves and copies have five words, the first of them where to.
+    call.is_ioctl(request) && (start..end).contains(&unsafe { call.words().read() })
+}
+
+#[test]
+fn pages_come_back_whatever_the_kernel_refuses_for_good() {
+    let work = |kernel: &Kernel| {
+        let Some(mut guest) = Guest::new(64, SLOTS) else { return };
+        guest.bench.space.release().expect("release");
+        let memory = &guest.bench.memory;
+        let place = (memory.address().0 as u64, (memory.address().0 + memory.bytes()) as u64);
+        for errno in [libc::EFAULT, libc::EINVAL, libc::ENOMEM, libc::EAGAIN] {
+            unequal(&mut guest).expect("managed");
+            let mut worker = guest.bench.space.worker().expect("a worker");
+            kernel.set_rule(move |call| match call {
+                call if fills(&call, UFFDIO_MOVE, place) => Verdict::Fail(libc::EBUSY),
+                call if fills(&call, UFFDIO_COPY, place) => Verdict::Fail(errno),
+                _ => Verdict::Go,
+            });
+            let outcomes = guest.merge(&mut worker, 0, 64, 0);
+            kernel.be_kind();
+            let different = outcomes.iter().filter(|&&outcome| outcome == outcome::DIFFERENT);
+            assert_eq!(different.count(), 22, "{errno}: {outcomes:?}");
+            guest.verify("given back");
+            // They are what they were in every way: written, scanned and merged.
+            (0..64).step_by(3).for_each(|page| guest.write(page, u64::from(page) + 1));
+            guest.verify("written");
+            let outcomes = guest.merge(&mut worker, 0, 64, 0);
+            let merged = |outcome: &u8| [outcome::MERGED, outcome::ALREADY].contains(outcome);
+            assert!(outcomes.iter().all(merged), "{errno}: {outcomes:?}");
+            guest.verify("merged");
+            guest.bench.space.release().expect("release");
+            guest.believes_nothing();
+            guest.verify("released");
+        }
+    };
+    alone("faults::pages_come_back_whatever_the_kernel_refuses_for_good", || _ = supervised(work));
+}
+
+#[test]
+fn pages_stay_where_the_kernel_does_not_say_where_they_are() {
+    let work = |kernel: &Kernel| {
+        let Some(mut guest) = Guest::new(64, SLOTS) else { return };
+        guest.bench.space.release().expect("release");
+        for errno in [libc::EINVAL, libc::EBADF, libc::ENOMEM] {
+            unequal(&mut guest).expect("managed");
+            let mut worker = guest.bench.space.worker().expect("a worker");
+            // Pages have moved, or have not, before the kernel falls silent.
+            let mut is_silent = false;
+            kernel.set_rule(move |call| {
+                if call.is_ioctl(UFFDIO_MOVE) {
+                    is_silent = true;
+                    return moved_and_denied(&call);
+                }
+                let fails = is_silent && call.is_ioctl(PAGEMAP_SCAN);
+                if fails { Verdict::Fail(errno) } else { Verdict::Go }
+            });
+            let outcomes = guest.merge(&mut worker, 0, 64, 0);
+            guest.verify("nothing was merged");
+            assert!(outcomes.iter().all(|&outcome| outcome == outcome::BUSY), "{outcomes:?}");
+            // From the start, and where pages have other slots and are mended.
+            kernel.set_rule(move |call| {
+                let fails = call.is_ioctl(PAGEMAP_SCAN);
+                if fails { Verdict::Fail(errno) } else { Verdict::Go }
+            });
+            let outcomes = guest.merge(&mut worker, 0, 64, 0);
+            assert!(outcomes.iter().all(|&outcome| outcome == outcome::BUSY), "{outcomes:?}");
+            worker.mend(guest.bench.all());
+            guest.verify("silent");
+            kernel.be_kind();
+            guest.merge(&mut worker, 0, 64, 0);
+            guest.verify("merged");
+            guest.bench.space.release().expect("release");
+            guest.believes_nothing();
+            guest.verify("released");
+        }
+    };
+    alone("faults::pages_stay_where_the_kernel_does_not_say_where_they_are", || {
+        _ = supervised(work);
+    });
+}
+
+#[test]
+fn what_was_mended_and_cannot_be_watched_stays_private() {
+    let work = |kernel: &Kernel| {
+        let Some(mut guest) = Guest::new(64, SLOTS) else { return };
+        guest.bench.space.release().expect("release");
+        for errno in [libc::EINVAL, libc::ENOMEM] {
+            unequal(&mut guest).expect("managed");
+            let mut worker = guest.bench.space.worker().expect("a worker");
+            guest.merge(&mut worker, 0, 64, 0);
+            // Private again, each in a mapping of its own.
+            (0..64).for_each(|page| guest.write(page, 100 + u64::from(page)));
+            guest.hear(&mut worker);
+            let memory = &guest.bench.memory;
+            let place = (memory.address().0 as u64, (memory.address().0 + memory.bytes()) as u64);
+            kernel.set_rule(move |call| {
+                let fails = fills(&call, UFFDIO_REGISTER, place);
+                if fails { Verdict::Fail(errno) } else { Verdict::Go }
+            });
+            worker.mend(guest.bench.all());
+            kernel.be_kind();
+            guest.verify("mended");
+            (0..64).for_each(|page| guest.write(page, u64::from(page) + 1));
+            guest.merge(&mut worker, 0, 64, 0);
+            guest.verify("left alone, or merged");
+            guest.bench.space.release().expect("release");
+            guest.believes_nothing();
+            guest.verify("released");
+        }
+    };
+    alone("faults::what_was_mended_and_cannot_be_watched_stays_private", || _ = supervised(work));
 }

@@ -52,7 +52,7 @@ impl Guest {
         u64::from(slot % 256) + 1
     }
 
-    fn fill_slots(&self) {
+    pub(crate) fn fill_slots(&self) {
         for slot in 0..(self.slots.bytes() / PAGE_BYTES) as u32 {
             self.fill_slot(slot, Self::word_of_slot(slot));
         }
