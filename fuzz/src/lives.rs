@@ -254,7 +254,7 @@ fn check(object: &Committed, ever: Option<&Ever>) {
     }
 }
 
-fn refused(error: &bindery_pool::pool::OpenError, is_confined: bool) {
+fn refused(error: &bindery_pool::OpenError, is_confined: bool) {
     assert!(!is_confined, "one copy is good, and yet: {error}");
     names_something(error);
 }

@@ -19,22 +19,34 @@ mod crc;
 pub mod device;
 mod extent;
 pub mod format;
+pub mod free_space;
 mod id;
 pub mod log;
 pub mod map;
 pub mod mblock;
 pub mod mdc;
+mod media;
 mod name;
 pub mod object;
 pub mod pace;
-pub mod pool;
+mod pool;
 mod process;
 pub mod reaper;
-pub mod space;
+mod session;
+pub mod write;
 
 pub use block::{BLOCK_BYTES, UNIT_BYTES};
 pub use extent::Extent;
 pub use id::{DeviceIndex, LogIdentity, MediaClass, ObjectId, UnknownClass};
+pub use media::{AttachedDevice, SpaceUsage};
 pub use name::{BadName, LONGEST_NAME, PoolName};
-pub use pool::Pool;
+#[cfg(feature = "archive")]
+pub use pool::{ArchiveError, ArchiveSweep, IdleArchived, MoveError};
+pub use pool::{
+    CATALOGUE_BYTES, CreateError, CreateOptions, DeleteError, DevicePath, DeviceUsage, Finding,
+    FoundPool, GrowError, JoinError, LARGEST_ALIGNMENT, LogError, NewDevice, OpenError, OpenLog,
+    OpenMdc, PathError, Pool, PoolReader, PoolScan, PoolStatistics, ReaderError, VerifyReport,
+    scan_pools,
+};
 pub use process::OtherProcess;
+pub use session::{AllocateError, ChangeError, FindError, LeftBehind, ObjectAmount};

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use bindery_pool::{ObjectId, log};
 use bindery_pool::map::MapError;
-use bindery_pool::mblock::{AppendError, CommitError};
 use bindery_pool::mdc::MdcError;
 use bindery_pool::object::ReadError;
-use bindery_pool::pool::{AllocateError, DeleteError, FindError, LogError};
+use bindery_pool::write::{AppendError, CommitError};
+use bindery_pool::{AllocateError, DeleteError, FindError, LogError, ObjectId, log};
 use thiserror::Error;
 
 use crate::block::ENTRY_BYTES_MAX;

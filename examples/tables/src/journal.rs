@@ -13,8 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bindery_pool::pool::OpenLog;
-use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_pool::{MediaClass, ObjectId, OpenLog, Pool};
 
 use crate::block::{ENTRY_BYTES_MAX, Value};
 use crate::error::StoreError;

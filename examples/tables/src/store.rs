@@ -4,8 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
 use bindery_pool::map::Temperature;
-use bindery_pool::pool::OpenMdc;
-use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_pool::{MediaClass, ObjectId, OpenMdc, Pool};
 
 use crate::block::{ENTRY_BYTES_MAX, Value};
 use crate::compact;

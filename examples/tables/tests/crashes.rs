@@ -16,8 +16,7 @@ use bindery_pool::device::{
     Access, Device, Failing, Fault, FileDevice, Operation, Options as DeviceOptions,
 };
 use bindery_pool::map::{Maps, Temperature};
-use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
-use bindery_pool::{MediaClass, Pool};
+use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use common::{Await, Syncing};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -55,8 +54,8 @@ fn file(path: &Path) -> FileDevice {
     }
 }
 
-fn attached(device: Arc<dyn Device>) -> Attached {
-    Attached { label: "the device".into(), device }
+fn attached(device: Arc<dyn Device>) -> AttachedDevice {
+    AttachedDevice { label: "the device".into(), device }
 }
 
 fn create(device: Arc<dyn Device>) -> Arc<Pool> {

@@ -13,8 +13,7 @@ use bindery_example_tables::{Mapped, Mapper, Options, StoreError, Tables};
 use bindery_pool::device::{Access, FileDevice, Options as DeviceOptions};
 use bindery_pool::map::{Maps, Temperature};
 use bindery_pool::object::Object;
-use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
-use bindery_pool::{MediaClass, Pool};
+use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use common::{Await, Syncing};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -96,7 +95,7 @@ fn store(gate: &Arc<Gate>, mapper: Arc<dyn Mapper>) -> (tempfile::TempDir, Table
     let path = directory.path().join("device");
     let file = FileDevice::create(&path, 64 << 20, &DeviceOptions::new(Access::Write)).unwrap();
     let device = Arc::new(Syncing(file, Arc::clone(gate)));
-    let attached = Attached { label: "the device".into(), device };
+    let attached = AttachedDevice { label: "the device".into(), device };
     let device = NewDevice { attached, class: MediaClass::Capacity };
     let options = CreateOptions::default();
     let pool = Pool::create_on("tables".parse().unwrap(), vec![device], &options).unwrap();

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bindery_example_tables::{Options, StoreError, Tables};
 use bindery_pool::device::{Access, FileDevice, Options as DeviceOptions};
 use bindery_pool::map::Maps;
-use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
-use bindery_pool::{MediaClass, Pool};
+use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -26,8 +25,8 @@ const SMALL: Options = Options {
 
 const DEVICE_BYTES: u64 = 256 << 20;
 
-fn attached(path: &Path, device: FileDevice) -> Attached {
-    Attached { label: path.display().to_string(), device: Arc::new(device) }
+fn attached(path: &Path, device: FileDevice) -> AttachedDevice {
+    AttachedDevice { label: path.display().to_string(), device: Arc::new(device) }
 }
 
 fn create(path: &Path) -> Arc<Pool> {

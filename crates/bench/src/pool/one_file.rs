@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use bindery_pool::device::{FileDevice, Options};
-use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
-use bindery_pool::{MediaClass, Pool};
+use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 
 /// What the catalogue, and the places where large objects may begin, take beside objects, in bytes.
 const BESIDE_BYTES: u64 = 64 << 20;
@@ -16,7 +15,7 @@ const BESIDE_BYTES: u64 = 64 << 20;
 pub(super) fn create(path: &Path, object_bytes: u64, options: &Options) -> Result<Pool> {
     let bytes = (2 * object_bytes + BESIDE_BYTES).next_multiple_of(2 << 20);
     let device = FileDevice::create(path, bytes, options)?;
-    let attached = Attached { label: path.display().to_string(), device: Arc::new(device) };
+    let attached = AttachedDevice { label: path.display().to_string(), device: Arc::new(device) };
     let device = NewDevice { attached, class: MediaClass::Capacity };
     Pool::create_on("bench".parse()?, vec![device], &CreateOptions::default())
         .context("cannot make the pool")

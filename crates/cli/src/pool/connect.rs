@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use bindery_pool::archive::{Archive, OpenError, Options};
 use bindery_pool::format::record::ObjectEntry;
-use bindery_pool::pool::PoolReader;
-use bindery_pool::{ObjectId, Pool};
+use bindery_pool::{ObjectId, Pool, PoolReader};
 
 use super::Pools;
 use crate::exit::Failure;

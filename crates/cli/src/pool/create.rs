@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use bindery_pool::pool::{CreateOptions, DevicePath};
-use bindery_pool::{DeviceIndex, MediaClass, Pool, PoolName, archive};
+use bindery_pool::{CreateOptions, DeviceIndex, DevicePath, MediaClass, Pool, PoolName, archive};
 use serde_json::json;
 
 use super::Pools;

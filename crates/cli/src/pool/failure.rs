@@ -1,12 +1,11 @@
 //! Which exit code each error of a pool has.
 
-use bindery_pool::{archive, device, log};
-use bindery_pool::mblock::{AppendError, CommitError};
 use bindery_pool::mdc::MdcError;
 use bindery_pool::object::ReadError;
-use bindery_pool::pool::{
+use bindery_pool::write::{AppendError, CommitError};
+use bindery_pool::{
     AllocateError, ArchiveError, ChangeError, CreateError, DeleteError, FindError, GrowError,
-    JoinError, MoveError, OpenError, PathError, ReaderError,
+    JoinError, MoveError, OpenError, PathError, ReaderError, archive, device, log,
 };
 
 use std::io;

@@ -4,8 +4,7 @@ use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use bindery_pool::pool::{FoundPool, scan};
-use bindery_pool::{Pool, PoolName};
+use bindery_pool::{FoundPool, Pool, PoolName, scan_pools};
 use serde_json::json;
 
 use super::Pools;
@@ -94,7 +93,7 @@ fn choose(
         let id = id_text(found.id);
         known.iter().any(|(name, entry)| *name == found.name && entry.id == id && is_where(entry))
     };
-    let scanned = scan(places)?;
+    let scanned = scan_pools(places)?;
     let mut pools = scanned.pools;
     let all: Vec<String> = pools.iter().map(|pool| pool.name.to_string()).collect();
     match name {

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use bindery_pool::format::superblock::Residence;
-use bindery_pool::pool::{FoundPool, OpenError, PoolReader, Scan, Usage, scan};
-use bindery_pool::{MediaClass, PoolName};
+use bindery_pool::{
+    FoundPool, MediaClass, OpenError, PoolName, PoolReader, PoolScan, SpaceUsage, scan_pools,
+};
 use serde_json::{Value, json};
 
 use super::args::ScanArgs;
@@ -49,7 +50,7 @@ impl State {
         if let Some(missing) = entry.devices.iter().find(|device| !device.exists()) {
             return Self::not("incomplete", format!("{} is not there", missing.display()));
         }
-        match scan(&entry.devices) {
+        match scan_pools(&entry.devices) {
             Err(error) => Self::not("unusable", error.to_string()),
             Ok(found) => match found.pools.iter().find(|pool| id_text(pool.id) == entry.id) {
                 Some(pool) => Self::of(pool),
@@ -58,7 +59,7 @@ impl State {
         }
     }
 
-    fn usage(&self) -> Option<Usage> {
+    fn usage(&self) -> Option<SpaceUsage> {
         let reader = self.reader.as_ref()?;
         Some(MediaClass::ALL.into_iter().map(|class| reader.usage(class)).sum())
     }
@@ -84,7 +85,7 @@ pub(super) fn list(pools: &Pools) -> Result<(), Failure> {
     let mut table =
         Table::new(["NAME", "STATE", " SIZE", " FREE", " OBJECTS", " DEVICES", "ARCHIVE"]);
     for (name, entry, state) in &known {
-        let bytes = |of: fn(&Usage) -> u64| {
+        let bytes = |of: fn(&SpaceUsage) -> u64| {
             state.usage().map_or("-".into(), |usage| human_bytes(of(&usage)))
         };
         table.row([
@@ -123,8 +124,8 @@ fn to_json(name: &PoolName, entry: &Entry, state: &State) -> Value {
 
 pub(super) fn scan_paths(pools: &Pools, arguments: &ScanArgs) -> Result<(), Failure> {
     let mut found = match arguments.paths.as_slice() {
-        [] => scan(&places::usual(&pools.registry)?)?,
-        paths => scan(paths)?,
+        [] => scan_pools(&places::usual(&pools.registry)?)?,
+        paths => scan_pools(paths)?,
     };
     if arguments.paths.is_empty() {
         // Most block devices of a machine are of no pool.
@@ -158,7 +159,7 @@ pub(super) fn scan_paths(pools: &Pools, arguments: &ScanArgs) -> Result<(), Fail
     })
 }
 
-fn scan_json(found: &Scan, states: &[State]) -> Value {
+fn scan_json(found: &PoolScan, states: &[State]) -> Value {
     let pool = |(pool, state): (&FoundPool, &State)| {
         let devices = pool.devices.iter().map(|(entry, path)| {
             json!({

@@ -18,8 +18,7 @@ mod verify;
 
 use std::path::PathBuf;
 
-use bindery_pool::pool::PoolReader;
-use bindery_pool::{Pool, PoolName};
+use bindery_pool::{Pool, PoolName, PoolReader};
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use self::args::PoolCommand;

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use bindery_pool::pool::{FoundPool, scan};
+use bindery_pool::{FoundPool, scan_pools};
 
 use super::registry::Registry;
 use crate::exit::Failure;
@@ -17,7 +17,7 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 
 /// The devices of the pool with an id that are at some paths, or in directories among them.
 pub(super) fn devices_of(id: u128, paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
-    let pool = scan(paths)?.pools.into_iter().find(|pool| pool.id == id);
+    let pool = scan_pools(paths)?.pools.into_iter().find(|pool| pool.id == id);
     pool.iter().flat_map(FoundPool::paths).map(absolute).collect()
 }
 

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use bindery_pool::format::record::ObjectEntry;
-use bindery_pool::pool::{DeviceUsage, PoolReader, Usage};
-use bindery_pool::{DeviceIndex, MediaClass, PoolName};
+use bindery_pool::{DeviceIndex, DeviceUsage, MediaClass, PoolName, PoolReader, SpaceUsage};
 use serde_json::{Value, json};
 
 use super::Pools;
@@ -15,7 +14,7 @@ use crate::output::{Table, human_bytes, print, print_json};
 /// What is in a class.
 #[derive(Default)]
 struct Class {
-    usage: Usage,
+    usage: SpaceUsage,
     objects: u64,
     object_bytes: u64,
 }

@@ -1,7 +1,7 @@
 //! `bindery pool sweep`: removes from the archive what belongs to no object of the pool.
 
+use bindery_pool::ArchiveSweep;
 use bindery_pool::archive::{Options, Orphan, Removal};
-use bindery_pool::pool::Sweep;
 use serde_json::json;
 
 use super::Pools;
@@ -22,8 +22,8 @@ pub(super) fn run(pools: &Pools, arguments: &SweepArgs) -> Result<(), Failure> {
     tell(pools, &url, *dry_run, &sweep)
 }
 
-fn tell(pools: &Pools, url: &str, dry_run: bool, sweep: &Sweep) -> Result<(), Failure> {
-    let Sweep { known, young, removed, removed_bytes, kept, strangers } = sweep;
+fn tell(pools: &Pools, url: &str, dry_run: bool, sweep: &ArchiveSweep) -> Result<(), Failure> {
+    let ArchiveSweep { known, young, removed, removed_bytes, kept, strangers } = sweep;
     if pools.json {
         let kept =
             kept.iter().map(|(orphan, why)| json!({ "key": orphan.key, "why": reason(why) }));

@@ -1,8 +1,7 @@
 //! `bindery pool verify`: reads everything, names what is damaged, and makes good what can be.
 
 use bindery_pool::format::record::ObjectEntry;
-use bindery_pool::pool::{Finding, PoolReader, Report};
-use bindery_pool::{PoolName, archive};
+use bindery_pool::{Finding, PoolName, PoolReader, VerifyReport, archive};
 use serde_json::json;
 
 use super::args::VerifyArgs;
@@ -24,7 +23,7 @@ pub(super) fn run(pools: &Pools, arguments: &VerifyArgs) -> Result<(), Failure> 
     let progress = progress_bar("verifying", bytes);
     let report = reader.verify(|bytes| progress.inc(bytes));
     progress.finish_and_clear();
-    let Report { objects, object_bytes, findings, .. } = report?;
+    let VerifyReport { objects, object_bytes, findings, .. } = report?;
     let left = match *repair && findings.iter().any(has_second_copy) {
         true => Some(repaired(pools, arguments, &reader)?),
         false => None,

@@ -1,6 +1,5 @@
 //! Objects in the archive, read in place.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use bindery_sys::direct::Buffer;
 use uuid::Uuid;
 
-use super::Committed;
 use crate::archive::{self, Archive, Digest, Stored};
 use crate::device::Device;
 use crate::format::record::ArchivedEntry;
@@ -155,24 +153,5 @@ impl Device for Remote {
 
     fn grow(&self, _bytes: u64) -> io::Result<u64> {
         Err(read_only())
-    }
-}
-
-/// An object on its way to the archive.
-impl archive::Source for Committed {
-    fn id(&self) -> ObjectId {
-        Object::id(self)
-    }
-
-    fn length_bytes(&self) -> u64 {
-        Object::length_bytes(self)
-    }
-
-    fn read(
-        &self,
-        offset_bytes: u64,
-        into: &mut Buffer,
-    ) -> Result<(), Box<dyn StdError + Send + Sync>> {
-        Ok(Object::read(self, offset_bytes, into)?)
     }
 }

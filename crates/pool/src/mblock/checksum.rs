@@ -1,7 +1,7 @@
 //! Checksums of an object's units, bound to the object and to the unit's place in it.
 
 use crate::crc::crc32c;
-use crate::{ObjectId, UNIT_BYTES};
+use crate::{BLOCK_BYTES, ObjectId, UNIT_BYTES};
 
 /// The checksum of one unit: CRC-32C over the object's id, the unit's number, and its bytes, so that
 /// a unit of another object, or of another place, does not pass for it.
@@ -20,6 +20,11 @@ pub(crate) fn table_checksum(object: ObjectId, table: &[u8]) -> u32 {
 #[must_use]
 pub(crate) const fn units_in(bytes: u64) -> u64 {
     bytes.div_ceil(UNIT_BYTES as u64)
+}
+
+/// What the checksums of so many bytes take on a device, in bytes.
+pub(crate) const fn table_bytes(length_bytes: u64) -> u64 {
+    (units_in(length_bytes) * size_of::<u32>() as u64).next_multiple_of(BLOCK_BYTES as u64)
 }
 
 #[cfg(test)]

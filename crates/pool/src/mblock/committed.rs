@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bindery_sys::direct::Buffer;
 
 #[cfg(feature = "archive")]
-use super::Archived;
-use super::{Local, Uses, Whereabouts};
+use super::archived::Archived;
+use super::local::Local;
+use super::uses::Uses;
+use super::whereabouts::Whereabouts;
 use crate::device::Device;
 use crate::format::record::ObjectEntry;
 use crate::object::{Damage, Object, ReadError};
@@ -17,14 +19,14 @@ use crate::{MediaClass, ObjectId};
 /// A committed mblock. While anybody holds it, its bytes stay where they are, also when it is deleted,
 /// or moved: this goes on to read them where they were when it was had.
 pub struct Committed {
-    place: Place,
+    location: ObjectLocation,
     /// Where it is noted that nobody uses it any more.
     uses: Option<Arc<Uses>>,
     /// Whether it was had to be used, rather than to be verified or moved.
     used: AtomicBool,
 }
 
-enum Place {
+enum ObjectLocation {
     Device(Local),
     #[cfg(feature = "archive")]
     Archive(Archived),
@@ -32,12 +34,16 @@ enum Place {
 
 impl Committed {
     pub(crate) const fn on_device(local: Local, uses: Option<Arc<Uses>>) -> Self {
-        Self { place: Place::Device(local), uses, used: AtomicBool::new(false) }
+        Self { location: ObjectLocation::Device(local), uses, used: AtomicBool::new(false) }
     }
 
     #[cfg(feature = "archive")]
     pub(crate) const fn in_archive(archived: Archived) -> Self {
-        Self { place: Place::Archive(archived), uses: None, used: AtomicBool::new(false) }
+        Self {
+            location: ObjectLocation::Archive(archived),
+            uses: None,
+            used: AtomicBool::new(false),
+        }
     }
 
     /// What the catalogue said of it when it was had.
@@ -50,37 +56,37 @@ impl Committed {
     }
 
     pub(crate) fn whereabouts(&self) -> Whereabouts {
-        match &self.place {
-            Place::Device(local) => Whereabouts::Device(*local.entry()),
+        match &self.location {
+            ObjectLocation::Device(local) => Whereabouts::Device(*local.entry()),
             #[cfg(feature = "archive")]
-            Place::Archive(archived) => Whereabouts::Archive(*archived.entry()),
+            ObjectLocation::Archive(archived) => Whereabouts::Archive(*archived.entry()),
         }
     }
 
     /// What it has on a device is used from now on.
-    pub(super) fn settle(&self) {
-        match &self.place {
-            Place::Device(local) => local.settle(),
+    pub(crate) fn settle(&self) {
+        match &self.location {
+            ObjectLocation::Device(local) => local.settle(),
             #[cfg(feature = "archive")]
-            Place::Archive(_) => {}
+            ObjectLocation::Archive(_) => {}
         }
     }
 
     /// What is left of it on a device is freed when nobody holds it any more.
     pub(crate) fn delete(&self) {
-        match &self.place {
-            Place::Device(local) => local.delete(),
+        match &self.location {
+            ObjectLocation::Device(local) => local.delete(),
             #[cfg(feature = "archive")]
-            Place::Archive(_) => {}
+            ObjectLocation::Archive(_) => {}
         }
     }
 
     /// It, if it is in the archive.
     #[cfg(feature = "archive")]
     pub(crate) const fn archived(&self) -> Option<&Archived> {
-        match &self.place {
-            Place::Device(_) => None,
-            Place::Archive(archived) => Some(archived),
+        match &self.location {
+            ObjectLocation::Device(_) => None,
+            ObjectLocation::Archive(archived) => Some(archived),
         }
     }
 
@@ -90,10 +96,10 @@ impl Committed {
     }
 
     fn object(&self) -> &dyn Object {
-        match &self.place {
-            Place::Device(local) => local,
+        match &self.location {
+            ObjectLocation::Device(local) => local,
             #[cfg(feature = "archive")]
-            Place::Archive(archived) => archived,
+            ObjectLocation::Archive(archived) => archived,
         }
     }
 }
@@ -136,7 +142,7 @@ impl Object for Committed {
 
 impl Drop for Committed {
     fn drop(&mut self) {
-        if let (Place::Device(local), Some(uses)) = (&self.place, &self.uses)
+        if let (ObjectLocation::Device(local), Some(uses)) = (&self.location, &self.uses)
             && *self.used.get_mut()
             && !local.is_deleted()
             && local.device().check_here().is_ok()

@@ -10,14 +10,14 @@ use bindery_sys::direct::Buffer;
 use super::checksum::{table_checksum, unit_checksum, units_in};
 use crate::device::{Device, Hold};
 use crate::format::record::MblockEntry;
+use crate::media::PoolDevice;
 use crate::object::{BeyondEnd, Damage, Object, ReadError};
-use crate::pool::member::Member;
 use crate::{BLOCK_BYTES, MediaClass, ObjectId, UNIT_BYTES};
 
 /// An mblock on a device. Its bytes stay where they are until this is dropped, also when it is deleted.
 pub(crate) struct Local {
     entry: MblockEntry,
-    member: Arc<Member>,
+    pool_device: Arc<PoolDevice>,
     /// The checksums of its units, once read.
     checksums: OnceLock<Box<[u32]>>,
     is_deleted: AtomicBool,
@@ -28,15 +28,23 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    pub(crate) fn new(entry: MblockEntry, member: Arc<Member>, hold: Option<Hold>) -> Self {
+    pub(crate) fn new(
+        entry: MblockEntry,
+        pool_device: Arc<PoolDevice>,
+        hold: Option<Hold>,
+    ) -> Self {
         let checksums = OnceLock::new();
         let [is_deleted, is_held] = [(); 2].map(|()| AtomicBool::new(false));
-        Self { entry, member, checksums, is_deleted, is_held, _hold: hold }
+        Self { entry, pool_device, checksums, is_deleted, is_held, _hold: hold }
     }
 
     /// One whose checksums are known already, and that is still to be [settled](Self::settle).
-    pub(crate) fn written(entry: MblockEntry, member: Arc<Member>, checksums: Vec<u32>) -> Self {
-        let new = Self::new(entry, member, None);
+    pub(crate) fn written(
+        entry: MblockEntry,
+        pool_device: Arc<PoolDevice>,
+        checksums: Vec<u32>,
+    ) -> Self {
+        let new = Self::new(entry, pool_device, None);
         new.is_held.store(true, Ordering::Relaxed);
         let _ = new.checksums.set(checksums.into());
         new
@@ -50,14 +58,14 @@ impl Local {
     /// may come first.
     pub(crate) fn settle(&self) {
         if self.is_held.swap(false, Ordering::Relaxed) {
-            self.member.settle(self.entry.data.bytes + self.entry.table.bytes);
+            self.pool_device.settle(self.entry.data.bytes + self.entry.table.bytes);
         }
     }
 
     /// Has its space freed when nobody holds it any more.
     pub(crate) fn delete(&self) {
         self.settle();
-        self.member.linger([self.entry.data, self.entry.table]);
+        self.pool_device.linger([self.entry.data, self.entry.table]);
         // The last one to drop its handle sees it: that is a release and an acquire of the count.
         self.is_deleted.store(true, Ordering::Relaxed);
     }
@@ -67,7 +75,7 @@ impl Local {
     }
 
     fn checksums(&self) -> Result<&[u32], ReadError> {
-        self.member.device.check_here()?;
+        self.pool_device.device.check_here()?;
         if let Some(checksums) = self.checksums.get() {
             return Ok(checksums);
         }
@@ -81,10 +89,10 @@ impl Local {
     fn read_table(&self, bytes: usize) -> Result<Buffer, ReadError> {
         let mut table = Buffer::zeroed(bytes.next_multiple_of(BLOCK_BYTES));
         let offset_bytes = self.entry.table.offset_bytes;
-        let read = self.member.device.read(offset_bytes, &mut table);
+        let read = self.pool_device.device.read(offset_bytes, &mut table);
         read.map_err(|error| self.failed(0, error))?;
         if table_checksum(self.entry.id, &table[..bytes]) != self.entry.table_checksum {
-            let device = self.member.label.clone();
+            let device = self.pool_device.label.clone();
             return Err(ReadError::Checksums { object: self.entry.id, device, offset_bytes });
         }
         Ok(table)
@@ -101,7 +109,7 @@ impl Object for Local {
     }
 
     fn class(&self) -> MediaClass {
-        self.member.class
+        self.pool_device.class
     }
 
     fn length_bytes(&self) -> u64 {
@@ -109,7 +117,7 @@ impl Object for Local {
     }
 
     fn device(&self) -> &Arc<dyn Device> {
-        &self.member.device
+        &self.pool_device.device
     }
 
     fn offset_bytes(&self) -> u64 {
@@ -122,7 +130,7 @@ impl Object for Local {
         let bytes = into.len() as u64;
         BeyondEnd { object, offset_bytes, bytes, length_bytes }.check_units()?;
         self.checksums()?;
-        let read = self.member.device.read(self.entry.data.offset_bytes + offset_bytes, into);
+        let read = self.pool_device.device.read(self.entry.data.offset_bytes + offset_bytes, into);
         read.map_err(|error| self.failed(offset_bytes, error))?;
         let first = offset_bytes / UNIT_BYTES as u64;
         for (unit, bytes) in (first..).zip(into.chunks_exact(UNIT_BYTES)) {
@@ -152,8 +160,8 @@ impl Object for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        if *self.is_deleted.get_mut() && self.member.device.check_here().is_ok() {
-            self.member.let_go([self.entry.data, self.entry.table]);
+        if *self.is_deleted.get_mut() && self.pool_device.device.check_here().is_ok() {
+            self.pool_device.let_go([self.entry.data, self.entry.table]);
         }
     }
 }

@@ -6,51 +6,20 @@
 //! the archive lies there, in another format with checksums of its own.
 
 #[cfg(feature = "archive")]
+mod archive_source;
+#[cfg(feature = "archive")]
 mod archived;
-mod checksum;
-mod commit;
+pub(crate) mod checksum;
 mod committed;
-mod committer;
 mod local;
 mod uses;
-mod writer;
+mod whereabouts;
 
 pub use checksum::unit_checksum;
-pub use commit::CommitError;
 pub use committed::Committed;
-pub use committer::Committer;
-pub use writer::{AppendError, Writer};
 
 #[cfg(feature = "archive")]
 pub(crate) use archived::Archived;
 pub(crate) use local::Local;
 pub(crate) use uses::Uses;
-pub(crate) use writer::table_bytes;
-
-use crate::ObjectId;
-use crate::format::record::{ArchivedEntry, MblockEntry, ObjectEntry};
-
-/// Where the catalogue says that an mblock is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whereabouts {
-    Device(MblockEntry),
-    Archive(ArchivedEntry),
-}
-
-impl Whereabouts {
-    /// None where that is no mblock.
-    pub(crate) const fn of(entry: &ObjectEntry) -> Option<Self> {
-        match entry {
-            ObjectEntry::Mblock(entry) => Some(Self::Device(*entry)),
-            ObjectEntry::Archived(entry) => Some(Self::Archive(*entry)),
-            ObjectEntry::Log(_) | ObjectEntry::Mdc(_) => None,
-        }
-    }
-
-    pub(crate) const fn id(&self) -> ObjectId {
-        match self {
-            Self::Device(entry) => entry.id,
-            Self::Archive(entry) => entry.id,
-        }
-    }
-}
+pub(crate) use whereabouts::Whereabouts;

@@ -10,18 +10,17 @@
 use std::sync::Arc;
 
 use super::error::OpenError;
-use super::member::{Attached, Member};
-use super::superblocks;
 use crate::catalogue::{CATALOGUE_LOGS, Contents};
 use crate::format::superblock::{DeviceEntry, NoSuperblock, Residence, Superblock};
 use crate::log::{Damage, Place};
 use crate::mdc::{Half, MdcReader};
+use crate::media::{AttachedDevice, PoolDevice, superblock_copies};
 use crate::{Extent, LogIdentity, PoolName};
 
 /// A device with its superblock.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    pub(crate) attached: Attached,
+    pub(crate) attached: AttachedDevice,
     pub(crate) superblock: Superblock,
 }
 
@@ -38,14 +37,14 @@ pub(crate) struct Assembly {
 
 impl Assembly {
     /// What these devices say, which must be all of the pool.
-    pub(crate) fn of(devices: Vec<Attached>) -> Result<Self, OpenError> {
+    pub(crate) fn of(devices: Vec<AttachedDevice>) -> Result<Self, OpenError> {
         let mut assembly = Self::of_some(devices)?;
         assembly.check_table()?;
         Ok(assembly)
     }
 
     /// What these devices say, those with the catalogue among them.
-    pub(crate) fn of_some(devices: Vec<Attached>) -> Result<Self, OpenError> {
+    pub(crate) fn of_some(devices: Vec<AttachedDevice>) -> Result<Self, OpenError> {
         let found: Vec<Found> = devices.into_iter().map(identify).collect::<Result<_, _>>()?;
         let newest = found.iter().map(|found| &found.superblock);
         let newest = newest.max_by_key(|superblock| (superblock.opening, superblock.revision));
@@ -143,22 +142,24 @@ impl Assembly {
     }
 
     /// The devices, with what is used on them.
-    pub(crate) fn members(&self) -> Result<Vec<Arc<Member>>, OpenError> {
+    pub(crate) fn pool_devices(&self) -> Result<Vec<Arc<PoolDevice>>, OpenError> {
         let entries = self.contents.devices();
-        let members = entries.filter_map(|entry| {
+        let pool_devices = entries.filter_map(|entry| {
             let found = find(&self.found, entry)?;
-            Some(Arc::new(Member::new(entry, found.attached.clone())))
+            Some(Arc::new(PoolDevice::new(entry, found.attached.clone())))
         });
-        let members: Vec<_> = members.collect();
+        let pool_devices: Vec<_> = pool_devices.collect();
         for (what, extent) in occupied(&self.contents, &self.lead.catalogue) {
-            let member = members.iter().find(|member| member.index == extent.device);
-            let is_placed = member.is_some_and(|member| member.occupy(extent).is_ok());
+            let pool_device =
+                pool_devices.iter().find(|pool_device| pool_device.index == extent.device);
+            let is_placed =
+                pool_device.is_some_and(|pool_device| pool_device.occupy(extent).is_ok());
             if !is_placed {
                 let what = what.map_or("itself".into(), |id| format!("object {id}"));
                 return Err(OpenError::Misplaced { what, extent });
             }
         }
-        Ok(members)
+        Ok(pool_devices)
     }
 }
 
@@ -176,11 +177,11 @@ pub(crate) fn occupied<'a>(
 }
 
 /// Reads a device's superblocks.
-pub(crate) fn identify(attached: Attached) -> Result<Found, OpenError> {
+pub(crate) fn identify(attached: AttachedDevice) -> Result<Found, OpenError> {
     let device = || attached.label.clone();
-    let copies = superblocks::read(&*attached.device)
+    let copies = superblock_copies::read(&*attached.device)
         .map_err(|source| OpenError::Read { device: device(), source })?;
-    match superblocks::newest(&copies) {
+    match superblock_copies::newest(&copies) {
         Ok(superblock) => {
             let superblock = superblock.clone();
             Ok(Found { attached, superblock })

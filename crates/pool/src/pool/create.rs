@@ -5,25 +5,24 @@ use std::sync::Arc;
 use bindery_sys::direct::Buffer;
 use uuid::Uuid;
 
-use super::Pool;
-use super::core::Core;
-use super::error::{ChangeError, CreateError, JoinError};
-use super::member::{Attached, Member};
-use super::open::{new_nonce, superblock_of, write_superblocks};
-use super::superblocks;
+use super::error::{CreateError, JoinError};
+use super::handle::Pool;
 use crate::catalogue::{CATALOGUE_LOGS, Catalogue, Contents};
 use crate::device::Device;
 use crate::format::record::Record;
 use crate::format::superblock::{DeviceEntry, HEAD_BYTES, MOST_DEVICES, Superblock};
 use crate::log::Place;
 use crate::mdc::{Half, Mdc};
+use crate::media::{AttachedDevice, PoolDevice, superblock_copies};
+use crate::session::superblocks::{new_nonce, superblock_of, write_superblocks};
+use crate::session::{ChangeError, PoolSession};
 use crate::{BLOCK_BYTES, DeviceIndex, Extent, LogIdentity, MediaClass, PoolName};
 
 /// A device that is to become part of a pool.
 #[derive(Clone, Debug)]
 pub struct NewDevice {
     /// It.
-    pub attached: Attached,
+    pub attached: AttachedDevice,
     /// What it is to be used for: `capacity` or `staging`.
     pub class: MediaClass,
 }
@@ -75,12 +74,12 @@ impl Pool {
         for device in &devices {
             check(device, least, options.force)?;
         }
-        let mut members = Vec::with_capacity(devices.len());
+        let mut pool_devices = Vec::with_capacity(devices.len());
         for (index, NewDevice { attached, class }) in (0..).zip(devices) {
-            members.push(member(DeviceIndex(index), attached, class));
+            pool_devices.push(pool_device(DeviceIndex(index), attached, class));
         }
-        let core = make(name, members, log_bytes)?;
-        Ok(Self::of(core, Vec::new()))
+        let session = make(name, pool_devices, log_bytes)?;
+        Ok(Self::of(session, Vec::new()))
     }
 
     /// Ends a pool: its devices belong to none any more. What objects held is not overwritten. Takes
@@ -88,9 +87,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`ChangeError::Superblock`], of the first device that cannot be written.
-    pub fn destroy_on(devices: &[Attached]) -> Result<(), ChangeError> {
+    pub fn destroy_on(devices: &[AttachedDevice]) -> Result<(), ChangeError> {
         devices.iter().try_for_each(|attached| {
-            let wiped = superblocks::wipe(&*attached.device);
+            let wiped = superblock_copies::wipe(&*attached.device);
             let device = attached.label.clone();
             wiped.map_err(|source| ChangeError::Superblock { device, source })
         })
@@ -98,10 +97,14 @@ impl Pool {
 }
 
 /// A device that nothing is on yet.
-pub(super) fn member(index: DeviceIndex, attached: Attached, class: MediaClass) -> Arc<Member> {
+pub(super) fn pool_device(
+    index: DeviceIndex,
+    attached: AttachedDevice,
+    class: MediaClass,
+) -> Arc<PoolDevice> {
     let bytes = attached.device.bytes() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
     let entry = DeviceEntry { index, id: Uuid::new_v4().as_u128(), class, bytes };
-    Arc::new(Member::new(&entry, attached))
+    Arc::new(PoolDevice::new(&entry, attached))
 }
 
 /// Refuses a device that cannot be part of a pool, or that somebody may still need.
@@ -129,53 +132,61 @@ pub(super) fn check(device: &NewDevice, least: u64, force: bool) -> Result<(), J
 }
 
 fn owner(device: &dyn Device) -> std::io::Result<Option<Superblock>> {
-    let copies = superblocks::read(device)?;
-    Ok(superblocks::newest(&copies).ok().cloned())
+    let copies = superblock_copies::read(device)?;
+    Ok(superblock_copies::newest(&copies).ok().cloned())
 }
 
 /// Writes the catalogue first, then the superblocks, and then that all is there: what lacks the last is
 /// no pool.
-fn make(name: PoolName, members: Vec<Arc<Member>>, log_bytes: u64) -> Result<Core, CreateError> {
-    let places = place_catalogue(&members, log_bytes)?;
+fn make(
+    name: PoolName,
+    pool_devices: Vec<Arc<PoolDevice>>,
+    log_bytes: u64,
+) -> Result<PoolSession, CreateError> {
+    let places = place_catalogue(&pool_devices, log_bytes)?;
     let pool = Uuid::new_v4().as_u128();
     let (number, nonce) = (1, new_nonce());
     for extent in places.iter().flatten() {
-        let member = &members[usize::from(extent.device.0)];
-        let written = member.write_zeros(*extent);
-        let device = || member.label.clone();
+        let pool_device = &pool_devices[usize::from(extent.device.0)];
+        let written = pool_device.write_zeros(*extent);
+        let device = || pool_device.label.clone();
         written.map_err(|source| CreateError::Write { device: device(), source })?;
     }
     let halves = [0, 1].map(|half| {
         let place = |extent: Extent| {
-            let device = &members[usize::from(extent.device.0)].device;
+            let device = &pool_devices[usize::from(extent.device.0)].device;
             Place { device: Arc::clone(device), extent }
         };
         let identity = LogIdentity { pool, log: CATALOGUE_LOGS[half] };
         Half { identity, places: places[half].into_iter().map(place).collect() }
     });
     let mdc = Mdc::create(halves, number)?;
-    let entries: Vec<_> = members.iter().map(|member| member.entry()).collect();
+    let entries: Vec<_> = pool_devices.iter().map(|pool_device| pool_device.entry()).collect();
     let catalogue = Catalogue::new(mdc, Contents::default());
-    let core = Core::new(pool, (number, nonce), places, catalogue, members);
-    let submit = |record| core.catalogue.submit(record).map_err(ChangeError::from);
+    let session = PoolSession::new(pool, (number, nonce), places, catalogue, pool_devices);
+    let submit = |record| session.catalogue.submit(record).map_err(ChangeError::from);
     submit(Record::Name(name))?;
     entries.into_iter().try_for_each(|entry| submit(Record::Device(entry)))?;
     submit(Record::Opening { number, nonce })?;
-    write_superblocks(&core)?;
+    write_superblocks(&session)?;
     submit(Record::Opened { number })?;
-    Ok(core)
+    Ok(session)
 }
 
 /// Two copies of two logs, the copies on two devices, or at both ends of the only one. All devices are
 /// long enough; but others may still read what was on them.
-fn place_catalogue(members: &[Arc<Member>], log_bytes: u64) -> Result<[[Extent; 2]; 2], JoinError> {
-    let is_capacity = |member: &&Arc<Member>| member.class == MediaClass::Capacity;
-    let first = members.iter().find(is_capacity).expect("a pool has a device of class capacity");
-    let others = || members.iter().filter(|member| member.index != first.index);
+fn place_catalogue(
+    pool_devices: &[Arc<PoolDevice>],
+    log_bytes: u64,
+) -> Result<[[Extent; 2]; 2], JoinError> {
+    let is_capacity = |pool_device: &&Arc<PoolDevice>| pool_device.class == MediaClass::Capacity;
+    let first =
+        pool_devices.iter().find(is_capacity).expect("a pool has a device of class capacity");
+    let others = || pool_devices.iter().filter(|pool_device| pool_device.index != first.index);
     let second = others().find(is_capacity).or_else(|| others().next()).unwrap_or(first);
-    let place = |member: &Arc<Member>, held: Option<Extent>| {
-        let extent = held.ok_or_else(|| JoinError::Held { device: member.label.clone() })?;
-        member.settle(log_bytes);
+    let place = |pool_device: &Arc<PoolDevice>, held: Option<Extent>| {
+        let extent = held.ok_or_else(|| JoinError::Held { device: pool_device.label.clone() })?;
+        pool_device.settle(log_bytes);
         Ok(extent)
     };
     let place = || -> Result<_, JoinError> {
@@ -185,9 +196,9 @@ fn place_catalogue(members: &[Arc<Member>], log_bytes: u64) -> Result<[[Extent; 
 }
 
 /// As it is to be written on a device before it is part of the pool.
-pub(super) fn first_superblock(core: &Core, member: &Arc<Member>) -> Superblock {
-    let contents = core.catalogue.contents();
-    let mut superblock = superblock_of(core, &contents, member);
-    superblock.devices.push(member.entry());
+pub(super) fn first_superblock(session: &PoolSession, pool_device: &Arc<PoolDevice>) -> Superblock {
+    let contents = session.catalogue.contents();
+    let mut superblock = superblock_of(session, &contents, pool_device);
+    superblock.devices.push(pool_device.entry());
     superblock
 }

@@ -8,6 +8,7 @@ use crate::catalogue::{CatalogueError, Contradiction};
 use crate::format::superblock::VERSION;
 use crate::log;
 use crate::mdc::MdcError;
+use crate::session::{AllocateError, ChangeError, FindError};
 use crate::{Extent, MediaClass, ObjectId, OtherProcess, PoolName};
 
 /// A pool could not be opened.
@@ -170,23 +171,6 @@ pub enum OpenError {
     },
 }
 
-/// A change of the pool itself could not be written down.
-#[derive(Debug, Error)]
-pub enum ChangeError {
-    /// The catalogue did not take it.
-    #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
-    /// A superblock could not be written. The change counts; superblocks are written again when the
-    /// pool is next opened.
-    #[error("the superblocks of {device} could not be written: {source}")]
-    Superblock {
-        /// Which device.
-        device: String,
-        /// What it said.
-        source: io::Error,
-    },
-}
-
 /// A device cannot become part of a pool.
 #[derive(Debug, Error)]
 pub enum JoinError {
@@ -302,68 +286,6 @@ pub enum GrowError {
     /// It could not be written down.
     #[error(transparent)]
     Change(#[from] ChangeError),
-}
-
-/// There is no place for an object.
-#[derive(Debug, Error)]
-pub enum AllocateError {
-    /// No device is of that class.
-    #[error("the pool has no device of class {class}: add one, or take another class")]
-    NoClass {
-        /// The class.
-        class: MediaClass,
-    },
-    /// It has no bytes.
-    #[error("an object of no bytes cannot be allocated")]
-    Nothing,
-    /// Nothing is long enough.
-    #[error(
-        "class {class} has no room for {bytes} bytes in one piece: {free_bytes} are free, the longest \
-         piece has {longest_bytes}; delete objects, add a device, or take smaller objects"
-    )]
-    NoSpace {
-        /// The class.
-        class: MediaClass,
-        /// What was asked for.
-        bytes: u64,
-        /// What is free, in all.
-        free_bytes: u64,
-        /// The longest piece of it.
-        longest_bytes: u64,
-    },
-    /// This is a child of the process that opened the pool.
-    #[error(transparent)]
-    OtherProcess(#[from] OtherProcess),
-    /// The catalogue did not set an id aside.
-    #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
-}
-
-/// There is no such object.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum FindError {
-    /// This is a child of the process that opened the pool.
-    #[error(transparent)]
-    OtherProcess(#[from] OtherProcess),
-    /// It was never committed, or was deleted.
-    #[error("there is no object {0}")]
-    NotFound(ObjectId),
-    /// It is in the archive, which is not open.
-    #[error(
-        "object {0} is in the archive, and the archive is not open: connect it first, with a program \
-         that has the feature `archive`"
-    )]
-    Archived(ObjectId),
-    /// It is of another kind.
-    #[error("object {id} is {found}, not {wanted}")]
-    Kind {
-        /// Its name.
-        id: ObjectId,
-        /// What it is.
-        found: &'static str,
-        /// What it should be.
-        wanted: &'static str,
-    },
 }
 
 /// An object could not be deleted.

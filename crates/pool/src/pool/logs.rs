@@ -3,14 +3,14 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use super::Pool;
-use super::core::{Core, wrong_kind};
-use super::error::{AllocateError, FindError, LogError};
-use super::member::Member;
+use super::error::LogError;
+use super::handle::Pool;
 use crate::catalogue::CatalogueError;
 use crate::format::record::{LogEntry, MOST_COPIES, MdcEntry, ObjectEntry};
 use crate::log::{Log, Place};
 use crate::mdc::{Half, Mdc};
+use crate::media::PoolDevice;
+use crate::session::{AllocateError, FindError, PoolSession, wrong_kind};
 use crate::{BLOCK_BYTES, Extent, LogIdentity, MediaClass, ObjectId};
 
 /// An mlog that is open; it can be opened again once this is dropped.
@@ -30,7 +30,7 @@ pub struct OpenMdc {
 /// The right to write one log or MDC.
 #[derive(Debug)]
 struct Turn {
-    core: Arc<Core>,
+    session: Arc<PoolSession>,
     id: ObjectId,
 }
 
@@ -46,10 +46,10 @@ impl Pool {
         bytes: u64,
         copies: usize,
     ) -> Result<OpenLog, LogError> {
-        let id = self.core.new_ids(1)?;
-        let places = Held::find(&self.core, class, bytes, copies)?;
+        let id = self.session.new_ids(1)?;
+        let places = Held::find(&self.session, class, bytes, copies)?;
         let turn = self.turn(id)?;
-        let log = Log::create(self.identity(id), places.places(), self.core.opening)?;
+        let log = Log::create(self.identity(id), places.places(), self.session.opening)?;
         places.commit(|[copies]| ObjectEntry::Log(LogEntry { id, copies }))?;
         Ok(OpenLog { log, turn })
     }
@@ -64,7 +64,7 @@ impl Pool {
             ObjectEntry::Log(entry) => entry.copies,
             other => return Err(wrong_kind(&other, "an mlog").into()),
         };
-        let log = Log::open(self.identity(id), self.places(&copies), self.core.opening)?;
+        let log = Log::open(self.identity(id), self.places(&copies), self.session.opening)?;
         Ok(OpenLog { log, turn })
     }
 
@@ -101,7 +101,7 @@ impl Pool {
     /// The MDC that clients begin at; none if none was made.
     #[must_use]
     pub fn root(&self) -> Option<ObjectId> {
-        self.core.catalogue.contents().root()
+        self.session.catalogue.contents().root()
     }
 
     /// Opens an MDC, which one at a time may.
@@ -115,7 +115,7 @@ impl Pool {
             other => return Err(wrong_kind(&other, "an MDC").into()),
         };
         let places = halves.map(|copies| self.places(&copies));
-        let mdc = Mdc::open(self.halves(id, places), self.core.opening)?;
+        let mdc = Mdc::open(self.halves(id, places), self.session.opening)?;
         Ok(OpenMdc { mdc, turn })
     }
 
@@ -126,12 +126,12 @@ impl Pool {
         copies: usize,
         is_root: bool,
     ) -> Result<OpenMdc, LogError> {
-        let id = self.core.new_ids(3)?;
-        let find = || Held::find(&self.core, class, log_bytes, copies);
+        let id = self.session.new_ids(3)?;
+        let find = || Held::find(&self.session, class, log_bytes, copies);
         let [first, second] = [find()?, find()?];
         let turn = self.turn(id)?;
         let places = [first.places(), second.places()];
-        let mdc = Mdc::create(self.halves(id, places), self.core.opening)?;
+        let mdc = Mdc::create(self.halves(id, places), self.session.opening)?;
         first.and(second).commit(|halves| ObjectEntry::Mdc(MdcEntry { id, is_root, halves }))?;
         Ok(OpenMdc { mdc, turn })
     }
@@ -143,49 +143,49 @@ impl Pool {
     }
 
     fn identity(&self, log: ObjectId) -> LogIdentity {
-        LogIdentity { pool: self.core.pool, log }
+        LogIdentity { pool: self.session.pool_id, log }
     }
 
     fn places(&self, copies: &[Extent]) -> Vec<Place> {
-        let device = |extent: &Extent| Arc::clone(&self.core.member(extent.device).device);
+        let device = |extent: &Extent| Arc::clone(&self.session.pool_device(extent.device).device);
         copies.iter().map(|extent| Place { device: device(extent), extent: *extent }).collect()
     }
 
     fn entry(&self, id: ObjectId) -> Result<ObjectEntry, FindError> {
-        self.core.catalogue.contents().object(id).cloned().ok_or(FindError::NotFound(id))
+        self.session.catalogue.contents().object(id).cloned().ok_or(FindError::NotFound(id))
     }
 
     fn turn(&self, id: ObjectId) -> Result<Turn, LogError> {
-        self.core.check_here().map_err(FindError::from)?;
-        let mut handles = self.core.handles();
+        self.session.check_here().map_err(FindError::from)?;
+        let mut handles = self.session.handles();
         if handles.leaving.contains(&id) {
             return Err(FindError::NotFound(id).into());
         }
         if !handles.logs.insert(id) {
             return Err(LogError::Open(id));
         }
-        Ok(Turn { core: Arc::clone(&self.core), id })
+        Ok(Turn { session: Arc::clone(&self.session), id })
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if self.core.check_here().is_ok() {
-            self.core.handles().logs.remove(&self.id);
+        if self.session.check_here().is_ok() {
+            self.session.handles().logs.remove(&self.id);
         }
     }
 }
 
 /// Places for the copies of `N` logs, given back unless they are committed.
 struct Held<'a, const N: usize> {
-    core: &'a Arc<Core>,
-    copies: [Vec<(Arc<Member>, Extent)>; N],
+    session: &'a Arc<PoolSession>,
+    copies: [Vec<(Arc<PoolDevice>, Extent)>; N],
 }
 
 impl<'a> Held<'a, 1> {
     /// Finds places for the copies of a log, on different devices if there are.
     fn find(
-        core: &'a Arc<Core>,
+        session: &'a Arc<PoolSession>,
         class: MediaClass,
         bytes: u64,
         copies: usize,
@@ -195,19 +195,22 @@ impl<'a> Held<'a, 1> {
         }
         let bytes = bytes.max(1).checked_next_multiple_of(BLOCK_BYTES as u64);
         let bytes = bytes.ok_or(AllocateError::Nothing)?;
-        let mut held = Self { core, copies: [Vec::new()] };
+        let mut held = Self { session, copies: [Vec::new()] };
         for _ in 0..copies {
-            let taken: Vec<_> = held.copies[0].iter().map(|(member, _)| member.index).collect();
-            let elsewhere = |member: &Arc<Member>| !taken.contains(&member.index);
-            let other = |member: &Arc<Member>| elsewhere(member).then(|| member.hold_low(bytes))?;
-            let found = core
-                .find_room(class, bytes, other)
-                .or_else(|_| core.find_room(class, bytes, |member| member.hold_high(bytes)))?;
+            let taken: Vec<_> =
+                held.copies[0].iter().map(|(pool_device, _)| pool_device.index).collect();
+            let elsewhere = |pool_device: &Arc<PoolDevice>| !taken.contains(&pool_device.index);
+            let other = |pool_device: &Arc<PoolDevice>| {
+                elsewhere(pool_device).then(|| pool_device.hold_low(bytes))?
+            };
+            let found = session.find_room(class, bytes, other).or_else(|_| {
+                session.find_room(class, bytes, |pool_device| pool_device.hold_high(bytes))
+            })?;
             held.copies[0].push(found);
         }
-        for (member, extent) in &held.copies[0] {
-            let device = || member.label.clone();
-            let written = member.write_zeros(*extent);
+        for (pool_device, extent) in &held.copies[0] {
+            let device = || pool_device.label.clone();
+            let written = pool_device.write_zeros(*extent);
             written.map_err(|source| LogError::Write { device: device(), source })?;
         }
         Ok(held)
@@ -215,12 +218,12 @@ impl<'a> Held<'a, 1> {
 
     fn and(mut self, mut other: Self) -> Held<'a, 2> {
         let copies = [&mut self, &mut other].map(|held| std::mem::take(&mut held.copies[0]));
-        Held { core: self.core, copies }
+        Held { session: self.session, copies }
     }
 
     fn places(&self) -> Vec<Place> {
-        let place = |(member, extent): &(Arc<Member>, Extent)| Place {
-            device: Arc::clone(&member.device),
+        let place = |(pool_device, extent): &(Arc<PoolDevice>, Extent)| Place {
+            device: Arc::clone(&pool_device.device),
             extent: *extent,
         };
         self.copies[0].iter().map(place).collect()
@@ -234,15 +237,15 @@ impl<const N: usize> Held<'_, N> {
         entry: impl FnOnce([Vec<Extent>; N]) -> ObjectEntry,
     ) -> Result<(), CatalogueError> {
         let extents =
-            |copies: &Vec<(Arc<Member>, Extent)>| copies.iter().map(|copy| copy.1).collect();
-        let committed = self.core.commit(entry(self.copies.each_ref().map(extents)));
+            |copies: &Vec<(Arc<PoolDevice>, Extent)>| copies.iter().map(|copy| copy.1).collect();
+        let committed = self.session.commit(entry(self.copies.each_ref().map(extents)));
         match &committed {
             // It may be durable: its place is nobody else's before the pool is opened again.
             Err(CatalogueError::Failed(_)) => self.copies.iter_mut().for_each(Vec::clear),
             Err(CatalogueError::Full { .. } | CatalogueError::OtherProcess(_)) => {}
             Ok(()) => {
                 let copies = self.copies.iter_mut().flat_map(std::mem::take);
-                copies.for_each(|(member, extent)| member.settle(extent.bytes));
+                copies.for_each(|(pool_device, extent)| pool_device.settle(extent.bytes));
             }
         }
         committed
@@ -251,8 +254,8 @@ impl<const N: usize> Held<'_, N> {
 
 impl<const N: usize> Drop for Held<'_, N> {
     fn drop(&mut self) {
-        for (member, extent) in self.copies.iter().flatten() {
-            member.abandon(*extent);
+        for (pool_device, extent) in self.copies.iter().flatten() {
+            pool_device.abandon(*extent);
         }
     }
 }

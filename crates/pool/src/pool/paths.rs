@@ -1,24 +1,17 @@
 //! Pools by path: files in directories, files, and block devices.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use thiserror::Error;
-
-use super::Pool;
-use super::assemble::identify;
+use super::attach::{FILE_EXTENSION, PathError, attach, attached_at, failed};
 use super::create::{CreateOptions, NewDevice};
-use super::error::{ChangeError, CreateError, GrowError, OpenError};
-use super::member::Attached;
+use super::error::GrowError;
+use super::handle::Pool;
 use super::reader::PoolReader;
-use super::scan::{FoundPool, scan};
-use crate::device::{self, Access, FileDevice, Options};
+use super::scan::{FoundPool, scan_pools};
+use crate::device::{Access, FileDevice, Options};
+use crate::media::AttachedDevice;
 use crate::{BLOCK_BYTES, DeviceIndex, MediaClass, PoolName};
-
-/// What the names of files end in that pools make in directories.
-pub(crate) const FILE_EXTENSION: &str = "bindery";
 
 /// Where a device of a pool is to be.
 #[derive(Clone, Debug)]
@@ -29,71 +22,6 @@ pub struct DevicePath {
     pub class: MediaClass,
     /// How long the file is to be, in bytes, where one is made. It is sparse: it takes what is written.
     pub bytes: Option<u64>,
-}
-
-/// Something about a pool at a path failed.
-#[derive(Debug, Error)]
-pub enum PathError {
-    /// A device could not be opened.
-    #[error(transparent)]
-    Device(#[from] device::OpenError),
-    /// A directory could not be read, or a file in it not removed.
-    #[error("cannot {doing} {}: {source}", path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// What was tried.
-        doing: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// How long a file is to be was not said.
-    #[error("{} is a directory: say how long the file in it is to be", .0.display())]
-    NoLength(PathBuf),
-    /// There is such a pool.
-    #[error(
-        "there is a pool named {name} already, with {}: take another name, or destroy it first",
-        path.display()
-    )]
-    NameTaken {
-        /// The name.
-        name: PoolName,
-        /// A device of it.
-        path: PathBuf,
-    },
-    /// There is no such pool.
-    #[error("no pool{named} was found in {looked_at}; the pools there are: {found}")]
-    NotFound {
-        /// Its name, in words.
-        named: String,
-        /// Where it was looked for.
-        looked_at: String,
-        /// What is there.
-        found: String,
-    },
-    /// There are several, and none was named.
-    #[error("there are several pools, name one of them: {0}")]
-    Several(String),
-    /// There are several of that name.
-    #[error(
-        "there are several pools named {name}: name the devices of one of them, not directories"
-    )]
-    Ambiguous {
-        /// The name.
-        name: PoolName,
-    },
-    /// The pool could not be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The pool could not be made.
-    #[error(transparent)]
-    Create(#[from] CreateError),
-    /// The pool could not be made larger.
-    #[error(transparent)]
-    Grow(#[from] GrowError),
-    /// The pool could not be ended.
-    #[error(transparent)]
-    Change(#[from] ChangeError),
 }
 
 impl Pool {
@@ -108,7 +36,7 @@ impl Pool {
     ) -> Result<Self, PathError> {
         let directories = devices.iter().map(|device| device.path.clone());
         let directories: Vec<PathBuf> = directories.filter(|path| path.is_dir()).collect();
-        let others = scan(&directories)?.pools;
+        let others = scan_pools(&directories)?.pools;
         if let Some(other) = others.iter().find(|other| other.name == *name)
             && !options.force
         {
@@ -129,7 +57,7 @@ impl Pool {
     /// directories given. Blocks.
     ///
     /// # Errors
-    /// See [`PathError`]; [`device::OpenError::InUse`], naming the process, if another has it open for
+    /// See [`PathError`]; [`InUse`](crate::device::OpenError::InUse), naming the process, if another has it open for
     /// writing.
     pub fn open(paths: &[PathBuf], name: Option<&PoolName>) -> Result<Self, PathError> {
         Ok(Self::open_on(attach_found(paths, name, Access::Write)?)?)
@@ -168,7 +96,7 @@ impl Pool {
         let found = choose(paths, Some(name))?;
         // All before any: none may be in use.
         let devices = found.paths().map(|path| Ok((path, attach(path, Access::Write)?)));
-        let devices: Vec<(&Path, Attached)> = devices.collect::<Result<_, PathError>>()?;
+        let devices: Vec<(&Path, AttachedDevice)> = devices.collect::<Result<_, PathError>>()?;
         for (path, attached) in devices {
             Self::destroy_on(std::slice::from_ref(&attached))?;
             if !paths.iter().any(|given| given == path) {
@@ -235,19 +163,11 @@ impl Drop for MadeFiles {
     }
 }
 
-pub(super) fn attach(path: &Path, access: Access) -> Result<Attached, device::OpenError> {
-    Ok(attached_at(path, FileDevice::open(path, &Options::new(access))?))
-}
-
-fn attached_at(path: &Path, device: FileDevice) -> Attached {
-    Attached { label: path.display().to_string(), device: Arc::new(device) }
-}
-
 fn attach_found(
     paths: &[PathBuf],
     name: Option<&PoolName>,
     access: Access,
-) -> Result<Vec<Attached>, PathError> {
+) -> Result<Vec<AttachedDevice>, PathError> {
     let found = choose(paths, name)?;
     let given = paths.iter().filter(|path| !path.is_dir()).map(PathBuf::as_path);
     // Those that were named are meant, whatever is on them: to leave one out in silence would hide it.
@@ -259,7 +179,7 @@ fn attach_found(
 
 /// The pool with a name, or the only one.
 fn choose(paths: &[PathBuf], name: Option<&PoolName>) -> Result<FoundPool, PathError> {
-    let mut scanned = scan(paths)?;
+    let mut scanned = scan_pools(paths)?;
     let listed = |pools: &[FoundPool]| {
         let names: Vec<String> = pools.iter().map(|pool| pool.name.to_string()).collect();
         if names.is_empty() { "none".into() } else { names.join(", ") }
@@ -281,13 +201,4 @@ fn choose(paths: &[PathBuf], name: Option<&PoolName>) -> Result<FoundPool, PathE
         (_, None) => Err(PathError::Several(all)),
         (_, Some(name)) => Err(PathError::Ambiguous { name: name.clone() }),
     }
-}
-
-/// The superblock at a path, read beside whoever uses it.
-pub(super) fn look_at(path: &Path) -> Result<super::assemble::Found, PathError> {
-    Ok(identify(attach(path, Access::Read)?)?)
-}
-
-pub(super) fn failed(path: &Path, doing: &'static str, source: io::Error) -> PathError {
-    PathError::File { path: path.into(), doing, source }
 }

@@ -16,33 +16,32 @@ use bindery_sys::process::Origin;
 use thiserror::Error;
 
 use super::assemble::Assembly;
-use super::attachment::Attachment;
-use super::core::mblock_in;
-use super::error::{FindError, OpenError};
-use super::member::{Attached, Member, Usage};
+use super::error::OpenError;
 use crate::catalogue::Contents;
 use crate::format::record::{MblockEntry, ObjectEntry};
 use crate::log::Damage;
 use crate::mblock::{Committed, Local, Whereabouts};
+use crate::media::{AttachedDevice, PoolDevice, SpaceUsage};
 use crate::object::{Object, ReadError};
 use crate::process;
+use crate::session::{ArchiveAttachment, FindError, mblock_in};
 use crate::{MediaClass, ObjectId, PoolName};
 
-/// A pool as it was when it was opened, or last refreshed. One process's, as [`Pool`](super::Pool) is.
+/// A pool as it was when it was opened, or last refreshed. One process's, as [`Pool`](crate::Pool) is.
 #[derive(Debug)]
 pub struct PoolReader {
     origin: Origin,
-    devices: Vec<Attached>,
+    devices: Vec<AttachedDevice>,
     id: u128,
     view: RwLock<View>,
     handles: Mutex<HashMap<ObjectId, Weak<Committed>>>,
-    attachment: Attachment,
+    attachment: ArchiveAttachment,
 }
 
 #[derive(Debug)]
 struct View {
     contents: Contents,
-    members: Vec<Arc<Member>>,
+    pool_devices: Vec<Arc<PoolDevice>>,
     /// Copies of the catalogue's blocks that are not as they should be.
     damaged: Vec<Damage>,
     catalogue_bytes: u64,
@@ -50,10 +49,10 @@ struct View {
 
 impl View {
     fn of(assembly: Assembly) -> Result<Self, OpenError> {
-        let members = assembly.members()?;
+        let pool_devices = assembly.pool_devices()?;
         let catalogue_bytes = assembly.lead.catalogue[0][0].bytes;
         let Assembly { contents, damaged, .. } = assembly;
-        Ok(Self { contents, members, damaged, catalogue_bytes })
+        Ok(Self { contents, pool_devices, damaged, catalogue_bytes })
     }
 }
 
@@ -87,11 +86,11 @@ impl PoolReader {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open_on(devices: Vec<Attached>) -> Result<Self, OpenError> {
+    pub fn open_on(devices: Vec<AttachedDevice>) -> Result<Self, OpenError> {
         let assembly = assemble(&devices, Assembly::of)?;
         let id = assembly.lead.pool;
         let view = RwLock::new(View::of(assembly)?);
-        let (handles, attachment) = (Mutex::default(), Attachment::default());
+        let (handles, attachment) = (Mutex::default(), ArchiveAttachment::default());
         Ok(Self { origin: Origin::here(), devices, id, view, handles, attachment })
     }
 
@@ -150,7 +149,7 @@ impl PoolReader {
             } else {
                 is_new = true;
                 let new = Arc::new(match whereabouts {
-                    Whereabouts::Device(entry) => hold(&view.members, entry)?,
+                    Whereabouts::Device(entry) => hold(&view.pool_devices, entry)?,
                     Whereabouts::Archive(entry) => self.attachment.object(self.id, entry)?,
                 });
                 handles.insert(id, Arc::downgrade(&new));
@@ -223,13 +222,14 @@ impl PoolReader {
 
     /// What is on the devices of a class, or, of class archive, the objects that are there.
     #[must_use]
-    pub fn usage(&self, class: MediaClass) -> Usage {
+    pub fn usage(&self, class: MediaClass) -> SpaceUsage {
         let view = self.view();
         if class == MediaClass::Archive {
-            return Usage::of_archived(&view.contents);
+            return SpaceUsage::of_archived(&view.contents);
         }
-        let members = view.members.iter().filter(|member| member.class == class);
-        members.map(|member| member.usage()).sum()
+        let pool_devices =
+            view.pool_devices.iter().filter(|pool_device| pool_device.class == class);
+        pool_devices.map(|pool_device| pool_device.usage()).sum()
     }
 
     /// How large a log of the catalogue is, in bytes.
@@ -243,8 +243,8 @@ impl PoolReader {
         look(&self.view().contents)
     }
 
-    pub(super) fn members(&self) -> Vec<Arc<Member>> {
-        self.view().members.clone()
+    pub(super) fn pool_devices(&self) -> Vec<Arc<PoolDevice>> {
+        self.view().pool_devices.clone()
     }
 
     pub(super) fn damaged(&self) -> Vec<Damage> {
@@ -264,25 +264,26 @@ impl PoolReader {
     }
 }
 
-fn hold(members: &[Arc<Member>], entry: MblockEntry) -> Result<Committed, ReaderError> {
+fn hold(pool_devices: &[Arc<PoolDevice>], entry: MblockEntry) -> Result<Committed, ReaderError> {
     let object = entry.id;
-    let member = members.iter().find(|member| member.index == entry.data.device);
-    let member = member.expect("the devices that objects lie on are there");
-    let held = member.device.hold(entry.data.offset_bytes, entry.data.bytes);
+    let pool_device =
+        pool_devices.iter().find(|pool_device| pool_device.index == entry.data.device);
+    let pool_device = pool_device.expect("the devices that objects lie on are there");
+    let held = pool_device.device.hold(entry.data.offset_bytes, entry.data.bytes);
     let held = held.map_err(|source| ReaderError::Hold { object, source })?;
     let held = held.ok_or(ReaderError::Deleted(object))?;
-    Ok(Committed::on_device(Local::new(entry, Arc::clone(member), Some(held)), None))
+    Ok(Committed::on_device(Local::new(entry, Arc::clone(pool_device), Some(held)), None))
 }
 
 /// Reads what is there now. A writer may be in the middle of opening the pool, or of adding a device,
 /// or of making one longer.
 fn assemble(
-    devices: &[Attached],
-    read: impl Fn(Vec<Attached>) -> Result<Assembly, OpenError>,
+    devices: &[AttachedDevice],
+    read: impl Fn(Vec<AttachedDevice>) -> Result<Assembly, OpenError>,
 ) -> Result<Assembly, OpenError> {
     const ATTEMPTS: usize = 8;
     let attempt = || {
-        for Attached { label, device } in devices {
+        for AttachedDevice { label, device } in devices {
             let failed = |source| OpenError::Read { device: label.clone(), source };
             device.measure().map_err(failed)?;
         }

@@ -5,8 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::attach::{FILE_EXTENSION, PathError, failed, look_at};
 use super::error::OpenError;
-use super::paths::{FILE_EXTENSION, PathError, failed, look_at};
 use crate::PoolName;
 use crate::device;
 use crate::format::superblock::{DeviceEntry, Residence};
@@ -44,7 +44,7 @@ impl FoundPool {
 
 /// What was found.
 #[derive(Debug, Default)]
-pub struct Scan {
+pub struct PoolScan {
     /// Pools, by id.
     pub pools: Vec<FoundPool>,
     /// Files of pools by their name, and devices that were given, that are of no pool that can be used.
@@ -56,8 +56,8 @@ pub struct Scan {
 ///
 /// # Errors
 /// If a directory or a device cannot be read.
-pub fn scan(paths: &[PathBuf]) -> Result<Scan, PathError> {
-    let mut result = Scan::default();
+pub fn scan_pools(paths: &[PathBuf]) -> Result<PoolScan, PathError> {
+    let mut result = PoolScan::default();
     let mut by_pool: BTreeMap<u128, Vec<_>> = BTreeMap::new();
     for path in candidates(paths)? {
         match look_at(&path) {

@@ -1,26 +1,17 @@
 //! What a pool has done.
 
-use std::iter::Sum;
 use std::sync::Arc;
 
-use super::Pool;
-use super::member::{Member, Usage};
+use super::handle::Pool;
 use super::reader::PoolReader;
 use crate::catalogue::CatalogueStatistics;
 use crate::format::superblock::DeviceEntry;
-
-/// Objects, and the bytes in them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amount {
-    /// How many objects.
-    pub objects: u64,
-    /// How many bytes they have together.
-    pub bytes: u64,
-}
+use crate::media::{PoolDevice, SpaceUsage};
+use crate::session::ObjectAmount;
 
 /// What a pool has done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
+pub struct PoolStatistics {
     /// mblocks that were committed.
     pub committed: u64,
     /// The bytes in them.
@@ -30,9 +21,9 @@ pub struct Statistics {
     /// Objects that were deleted.
     pub deleted: u64,
     /// mblocks that were moved to the archive.
-    pub archived: Amount,
+    pub archived: ObjectAmount,
     /// mblocks that were brought back from there.
-    pub brought_back: Amount,
+    pub brought_back: ObjectAmount,
     /// Syncs of devices for the data of mblocks; fewer than were committed, where threads shared them.
     pub data_syncs: u64,
     /// What the catalogue has done.
@@ -47,22 +38,22 @@ pub struct DeviceUsage {
     /// What it is called in messages: its path.
     pub label: String,
     /// What is on it.
-    pub usage: Usage,
+    pub usage: SpaceUsage,
 }
 
-fn device_usages(members: &[Arc<Member>]) -> Vec<DeviceUsage> {
-    let of = |member: &Arc<Member>| {
-        let (entry, usage) = (member.entry(), member.usage());
-        DeviceUsage { entry, label: member.label.clone(), usage }
+fn device_usages(pool_devices: &[Arc<PoolDevice>]) -> Vec<DeviceUsage> {
+    let of = |pool_device: &Arc<PoolDevice>| {
+        let (entry, usage) = (pool_device.entry(), pool_device.usage());
+        DeviceUsage { entry, label: pool_device.label.clone(), usage }
     };
-    members.iter().map(of).collect()
+    pool_devices.iter().map(of).collect()
 }
 
 impl PoolReader {
     /// What is on each device, by index.
     #[must_use]
     pub fn device_usages(&self) -> Vec<DeviceUsage> {
-        device_usages(&self.members())
+        device_usages(&self.pool_devices())
     }
 }
 
@@ -70,18 +61,18 @@ impl Pool {
     /// What is on each device, by index.
     #[must_use]
     pub fn device_usages(&self) -> Vec<DeviceUsage> {
-        device_usages(&self.core.members())
+        device_usages(&self.session.pool_devices())
     }
 
     /// What it has done since it was opened.
     #[must_use]
-    pub fn statistics(&self) -> Statistics {
-        let [committed, archived, brought_back] = self.core.counters.amounts();
-        let [aborted, deleted] = self.core.counters.ended();
-        let members = self.core.members();
-        let data_syncs = members.iter().map(|member| member.syncs.count()).sum();
-        let catalogue = self.core.catalogue.statistics();
-        Statistics {
+    pub fn statistics(&self) -> PoolStatistics {
+        let [committed, archived, brought_back] = self.session.counters.amounts();
+        let [aborted, deleted] = self.session.counters.ended();
+        let pool_devices = self.session.pool_devices();
+        let data_syncs = pool_devices.iter().map(|pool_device| pool_device.syncs.count()).sum();
+        let catalogue = self.session.catalogue.statistics();
+        PoolStatistics {
             committed: committed.objects,
             committed_bytes: committed.bytes,
             aborted,
@@ -91,17 +82,5 @@ impl Pool {
             data_syncs,
             catalogue,
         }
-    }
-}
-
-impl Sum for Usage {
-    fn sum<I: Iterator<Item = Self>>(usages: I) -> Self {
-        usages.fold(Self::default(), |sum, usage| Self {
-            total_bytes: sum.total_bytes + usage.total_bytes,
-            free_bytes: sum.free_bytes + usage.free_bytes,
-            held_bytes: sum.held_bytes + usage.held_bytes,
-            limbo_bytes: sum.limbo_bytes + usage.limbo_bytes,
-            used_bytes: sum.used_bytes + usage.used_bytes,
-        })
     }
 }

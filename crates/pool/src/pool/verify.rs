@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use bindery_sys::direct::Buffer;
 
-use super::Pool;
 use super::assemble::occupied;
-use super::error::{ChangeError, FindError, OpenError};
-use super::member::Member;
-use super::open::write_superblocks;
+use super::error::OpenError;
+use super::handle::Pool;
 use super::reader::{PoolReader, ReaderError};
-use super::superblocks;
 use crate::format::record::ObjectEntry;
 use crate::format::superblock::NoSuperblock;
 use crate::log;
 use crate::mblock::Committed;
+use crate::media::{PoolDevice, superblock_copies};
 use crate::object::{Object, ReadError};
+use crate::session::superblocks::write_superblocks;
+use crate::session::{ChangeError, FindError};
 use crate::{ObjectId, OtherProcess, UNIT_BYTES};
 
 /// What is read at once, in bytes.
@@ -116,7 +116,7 @@ impl fmt::Display for Finding {
 
 /// What a pool was found to be.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct VerifyReport {
     /// mblocks that were read.
     pub objects: u64,
     /// Bytes that were read of them.
@@ -130,14 +130,14 @@ impl Pool {
     /// free with what is not used. Blocks for as long as the devices take. What is written or deleted
     /// meanwhile is looked at or not; space is only compared while nothing is.
     #[must_use]
-    pub fn verify(&self) -> Report {
-        let mut report = Report::default();
-        if let Err(error) = self.core.check_here() {
+    pub fn verify(&self) -> VerifyReport {
+        let mut report = VerifyReport::default();
+        if let Err(error) = self.session.check_here() {
             report.findings.push(Finding::OtherProcess(error));
             return report;
         }
         self.verify_superblocks(&mut report);
-        match self.core.catalogue.scrub() {
+        match self.session.catalogue.scrub() {
             Ok(damages) => report.findings.extend(damages.into_iter().map(Finding::Catalogue)),
             Err(error) => report.findings.push(Finding::CatalogueUnreadable(error)),
         }
@@ -160,42 +160,44 @@ impl Pool {
     /// See [`ChangeError`].
     pub fn repair(&self) -> Result<Vec<Finding>, ChangeError> {
         let _alone = self.administration()?;
-        let mut report = Report::default();
+        let mut report = VerifyReport::default();
         self.verify_superblocks(&mut report);
-        match self.core.catalogue.repair() {
+        match self.session.catalogue.repair() {
             Ok(damages) => report.findings.extend(damages.into_iter().map(Finding::Catalogue)),
             Err(error) => report.findings.push(Finding::CatalogueUnreadable(error)),
         }
         if report.findings.iter().any(|finding| matches!(finding, Finding::Superblock { .. })) {
-            write_superblocks(&self.core)?;
+            write_superblocks(&self.session)?;
         }
         Ok(report.findings)
     }
 
-    fn verify_superblocks(&self, report: &mut Report) {
-        let members = self.core.members();
-        report.findings.extend(members.iter().flat_map(|member| wrong_superblocks(member)));
+    fn verify_superblocks(&self, report: &mut VerifyReport) {
+        let pool_devices = self.session.pool_devices();
+        report
+            .findings
+            .extend(pool_devices.iter().flat_map(|pool_device| wrong_superblocks(pool_device)));
     }
 
     /// Compares what is free with what the catalogue does not name.
-    fn verify_space(&self, report: &mut Report) {
+    fn verify_space(&self, report: &mut VerifyReport) {
         // While these are held nothing is committed, and nothing deleted that was not already.
-        let handles = self.core.handles();
-        let contents = self.core.catalogue.contents();
+        let handles = self.session.handles();
+        let contents = self.session.catalogue.contents();
         if !handles.leaving.is_empty() {
             return;
         }
-        for member in self.core.members() {
-            let Some((bytes, free)) = member.settled() else { continue };
-            let expected = occupied(&contents, &self.core.places)
-                .filter(|(_, extent)| extent.device == member.index)
-                .try_fold(Member::unused(bytes), |mut free, (_, extent)| {
+        for pool_device in self.session.pool_devices() {
+            let Some((bytes, free)) = pool_device.settled() else { continue };
+            let expected = occupied(&contents, &self.session.places)
+                .filter(|(_, extent)| extent.device == pool_device.index)
+                .try_fold(PoolDevice::unused(bytes), |mut free, (_, extent)| {
                     free.take(extent.offset_bytes, extent.bytes).then_some(free)
                 });
             if expected.as_ref() != Some(&free) {
                 let expected_bytes = expected.map_or(0, |free| free.free_bytes());
                 report.findings.push(Finding::Space {
-                    device: member.label.clone(),
+                    device: pool_device.label.clone(),
                     free_bytes: free.free_bytes(),
                     expected_bytes,
                 });
@@ -204,8 +206,8 @@ impl Pool {
     }
 
     /// Reads one object, unless it is in the archive and that is not open.
-    fn verify_object(&self, id: ObjectId, report: &mut Report) -> Result<(), Closed> {
-        match self.core.find(id) {
+    fn verify_object(&self, id: ObjectId, report: &mut VerifyReport) -> Result<(), Closed> {
+        match self.session.find(id) {
             Ok(object) => report.read(&object, |_| {}),
             Err(FindError::Archived(_)) => return Err(Closed),
             // It was deleted since it was listed.
@@ -222,7 +224,7 @@ impl PoolReader {
     ///
     /// # Errors
     /// See [`OpenError`]: so damaged that nothing says what there is.
-    pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<Report, OpenError> {
+    pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<VerifyReport, OpenError> {
         let mut report = self.verify_structure()?;
         let ids: Vec<ObjectId> = self.with_contents(|contents| {
             let is_mblock =
@@ -249,7 +251,7 @@ impl PoolReader {
     fn verify_object(
         &self,
         id: ObjectId,
-        report: &mut Report,
+        report: &mut VerifyReport,
         progress: &mut impl FnMut(u64),
     ) -> Result<Result<(), Closed>, OpenError> {
         match self.get(id) {
@@ -271,11 +273,12 @@ impl PoolReader {
     ///
     /// # Errors
     /// As [`verify`](Self::verify).
-    pub fn verify_structure(&self) -> Result<Report, OpenError> {
+    pub fn verify_structure(&self) -> Result<VerifyReport, OpenError> {
         let look = || -> Result<Vec<Finding>, OpenError> {
             self.refresh()?;
-            let members = self.members();
-            let superblocks = members.iter().flat_map(|member| wrong_superblocks(member));
+            let pool_devices = self.pool_devices();
+            let superblocks =
+                pool_devices.iter().flat_map(|pool_device| wrong_superblocks(pool_device));
             Ok(superblocks.chain(self.damaged().into_iter().map(Finding::Catalogue)).collect())
         };
         let mut findings = look()?;
@@ -287,11 +290,11 @@ impl PoolReader {
             let again: Vec<String> = look()?.iter().map(ToString::to_string).collect();
             findings.retain(|finding| again.contains(&finding.to_string()));
         }
-        Ok(Report { findings, ..Report::default() })
+        Ok(VerifyReport { findings, ..VerifyReport::default() })
     }
 }
 
-impl Report {
+impl VerifyReport {
     /// Reads an object, whatever of it can be.
     fn read(&mut self, object: &Committed, mut progress: impl FnMut(u64)) {
         self.objects += 1;
@@ -320,9 +323,9 @@ impl Report {
 }
 
 /// Superblocks of a device that are not as they should be.
-fn wrong_superblocks(member: &Member) -> Vec<Finding> {
-    let device = || member.label.clone();
-    match superblocks::read(&*member.device) {
+fn wrong_superblocks(pool_device: &PoolDevice) -> Vec<Finding> {
+    let device = || pool_device.label.clone();
+    match superblock_copies::read(&*pool_device.device) {
         Err(error) => vec![Finding::Device { device: device(), error }],
         Ok(copies) => {
             let wrong = copies.iter().enumerate();

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bindery_pool::object::Object;
-use bindery_pool::pool::MoveError;
-use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_pool::{MediaClass, MoveError, ObjectId, Pool};
 use hyper::Method;
 
 use super::model::{Written, read};

@@ -6,8 +6,7 @@ use std::time::Duration;
 use bindery_pool::archive::PutError;
 use bindery_pool::mblock::Committed;
 use bindery_pool::object::Object;
-use bindery_pool::pool::MoveError;
-use bindery_pool::{MediaClass, Pool};
+use bindery_pool::{MediaClass, MoveError, Pool};
 use hyper::Method;
 
 use super::model::{Written, read};

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use bindery_pool::pool::MoveError;
-use bindery_pool::{MediaClass, Pool};
+use bindery_pool::{MediaClass, MoveError, Pool};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindery_pool::MediaClass::{Archive, Capacity, Staging};
-use bindery_pool::UNIT_BYTES;
 use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::map::{BackEndKind, Choice, MapError, Maps, Options, Temperature};
 use bindery_pool::object::{BeyondEnd, Object, ReadError};
-use bindery_pool::pool::{ArchiveError, FindError, Finding, MoveError, PoolReader, ReaderError};
+use bindery_pool::{
+    ArchiveError, FindError, Finding, MoveError, PoolReader, ReaderError, UNIT_BYTES,
+};
 use bindery_sys::direct::Buffer;
 
 use crate::life::{Place, commit};

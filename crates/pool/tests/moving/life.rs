@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use bindery_pool::archive::{Archive, Options};
 use bindery_pool::mblock::Committed;
-use bindery_pool::pool::MoveError;
-use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_pool::{MediaClass, MoveError, ObjectId, Pool};
 use rand::Rng;
 use rand::rngs::StdRng;
 use tempfile::TempDir;

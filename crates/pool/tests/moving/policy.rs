@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use bindery_pool::MediaClass::{Archive, Capacity, Staging};
+use bindery_pool::ObjectAmount;
 use bindery_pool::object::Object;
-use bindery_pool::pool::Amount;
 
 use crate::life::{Place, commit};
 use crate::model::Written;
@@ -37,9 +37,9 @@ fn what_is_held_or_was_used_lately_stays() {
     let rest = pool.archive_idle(Duration::ZERO, Capacity).unwrap();
     assert_eq!(archived.moved.objects + rest.moved.objects, 2);
     assert_eq!(rest.used, 1);
-    assert_eq!(pool.statistics().archived, Amount { objects: 2, bytes: 18_000 });
+    assert_eq!(pool.statistics().archived, ObjectAmount { objects: 2, bytes: 18_000 });
     drop(pool.bring_back(first, Staging).unwrap());
-    assert_eq!(pool.statistics().brought_back, Amount { objects: 1, bytes: 9000 });
+    assert_eq!(pool.statistics().brought_back, ObjectAmount { objects: 1, bytes: 9000 });
     assert_eq!(pool.statistics().committed, 4);
 }
 

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use bindery_pool::MediaClass::{Capacity, Staging};
 use bindery_pool::object::Object as _;
-use bindery_pool::pool::{DeleteError, FindError, MoveError};
-use bindery_pool::{ObjectId, Pool};
+use bindery_pool::{DeleteError, FindError, MoveError, ObjectId, Pool};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

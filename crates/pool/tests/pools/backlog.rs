@@ -7,9 +7,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use bindery_pool::device::{Access, Device, Engine, FileDevice, Options, UnderWay};
-use bindery_pool::mblock::Writer;
-use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
-use bindery_pool::{MediaClass, Pool};
+use bindery_pool::write::Writer;
+use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use bindery_sys::direct::{Buffer, Source};
 
 use crate::rig::{MIB, Rig};
@@ -94,7 +93,7 @@ fn gated_pool(inner: Arc<dyn Device>) -> (Pool, Arc<Gated>) {
     let (gate, changed) = (Mutex::new(Gate::Open), Condvar::new());
     let gated = Arc::new(Gated { inner, gate, changed });
     let device = Arc::clone(&gated) as Arc<dyn Device>;
-    let attached = Attached { label: "gated".into(), device };
+    let attached = AttachedDevice { label: "gated".into(), device };
     let new = NewDevice { attached, class: MediaClass::Capacity };
     let options = CreateOptions { force: false, catalogue_bytes: Some(512 << 10) };
     let pool = Pool::create_on("gated".parse().unwrap(), vec![new], &options).unwrap();

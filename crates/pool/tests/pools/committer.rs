@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bindery_pool::mblock::{CommitError, Committer};
+use bindery_pool::write::{CommitError, Committer};
 use bindery_pool::{MediaClass, ObjectId, Pool};
 use bindery_sys::direct::Buffer;
 

@@ -1,7 +1,6 @@
 //! Power that fails, at every operation of a life, and at random in many.
 
-use bindery_pool::Pool;
-use bindery_pool::pool::OpenError;
+use bindery_pool::{OpenError, Pool};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

@@ -4,8 +4,7 @@
 use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::format::superblock::{NoSuperblock, SUPERBLOCK_OFFSETS, Superblock};
 use bindery_pool::object::{Object, ReadError};
-use bindery_pool::pool::{Finding, OpenError};
-use bindery_pool::{BLOCK_BYTES, Extent, MediaClass, Pool};
+use bindery_pool::{BLOCK_BYTES, Extent, Finding, MediaClass, OpenError, Pool};
 use bindery_sys::direct::Buffer;
 
 use crate::life;

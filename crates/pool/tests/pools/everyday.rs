@@ -5,13 +5,13 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use bindery_pool::format::record::ObjectEntry;
-use bindery_pool::mblock::{AppendError, CommitError, Committed};
+use bindery_pool::mblock::Committed;
 use bindery_pool::object::{Object, ReadError};
-use bindery_pool::pool::{
-    AllocateError, CreateError, CreateOptions, DeleteError, FindError, GrowError, JoinError,
-    LogError, NewDevice, OpenError, ReaderError,
+use bindery_pool::write::{AppendError, CommitError};
+use bindery_pool::{
+    AllocateError, CreateError, CreateOptions, DeleteError, DeviceIndex, FindError, GrowError,
+    JoinError, LogError, MediaClass, NewDevice, ObjectId, OpenError, Pool, ReaderError,
 };
-use bindery_pool::{DeviceIndex, MediaClass, ObjectId, Pool};
 use bindery_sys::direct::Buffer;
 
 use crate::model::{Written, read};

@@ -2,8 +2,8 @@
 //! committed is lost.
 
 use bindery_pool::MediaClass;
-use bindery_pool::mblock::{AppendError, CommitError};
 use bindery_pool::object::Object;
+use bindery_pool::write::{AppendError, CommitError};
 
 use crate::crashes::{reopen, rig};
 use crate::life;

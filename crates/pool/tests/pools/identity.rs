@@ -1,8 +1,9 @@
 //! Devices that are not those of the pool, or not as they were: each is named.
 
 use bindery_pool::format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
-use bindery_pool::pool::{CreateError, CreateOptions, JoinError, NewDevice, OpenError};
-use bindery_pool::{BLOCK_BYTES, MediaClass, Pool};
+use bindery_pool::{
+    BLOCK_BYTES, CreateError, CreateOptions, JoinError, MediaClass, NewDevice, OpenError, Pool,
+};
 
 use crate::rig::{MIB, Rig, attached};
 

@@ -1,9 +1,8 @@
 //! What happens to a pool, step by step, with a model beside it.
 
 use bindery_pool::device::Device as _;
-use bindery_pool::mblock::CommitError;
-use bindery_pool::pool::{AllocateError, NewDevice};
-use bindery_pool::{DeviceIndex, MediaClass, ObjectId, Pool};
+use bindery_pool::write::CommitError;
+use bindery_pool::{AllocateError, DeviceIndex, MediaClass, NewDevice, ObjectId, Pool};
 use rand::Rng;
 use rand::rngs::StdRng;
 

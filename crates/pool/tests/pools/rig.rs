@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use bindery_pool::device::Device;
-use bindery_pool::pool::{Attached, CreateError, CreateOptions, NewDevice, OpenError, PoolReader};
-use bindery_pool::{MediaClass, Pool};
+use bindery_pool::{
+    AttachedDevice, CreateError, CreateOptions, MediaClass, NewDevice, OpenError, Pool, PoolReader,
+};
 
 use crate::simulated::{Machine, Simulated};
 
@@ -41,7 +42,7 @@ impl Rig {
     }
 
     /// All devices that are of a class.
-    pub(crate) fn attached(&self) -> Vec<Attached> {
+    pub(crate) fn attached(&self) -> Vec<AttachedDevice> {
         let devices = self.machine.devices().iter().take(self.classes.len());
         devices.enumerate().map(|(index, device)| attached(index, device)).collect()
     }
@@ -66,6 +67,6 @@ impl Rig {
     }
 }
 
-pub(crate) fn attached(index: usize, device: &Arc<Simulated>) -> Attached {
-    Attached { label: format!("disk{index}"), device: Arc::clone(device) as Arc<dyn Device> }
+pub(crate) fn attached(index: usize, device: &Arc<Simulated>) -> AttachedDevice {
+    AttachedDevice { label: format!("disk{index}"), device: Arc::clone(device) as Arc<dyn Device> }
 }

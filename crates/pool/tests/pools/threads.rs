@@ -8,8 +8,7 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use bindery_pool::device::{Device, Read, Write};
-use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
-use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, ObjectId, Pool};
 use bindery_sys::direct::Buffer;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -176,7 +175,7 @@ fn slow_pool(rig: &Rig, catalogue_bytes: u64) -> (Pool, Arc<Slow>) {
         wanted: AtomicU64::new(0),
     });
     let device = Arc::clone(&slow) as Arc<dyn Device>;
-    let attached = Attached { label: "slow".into(), device };
+    let attached = AttachedDevice { label: "slow".into(), device };
     let new = NewDevice { attached, class: MediaClass::Capacity };
     let options = CreateOptions { force: false, catalogue_bytes: Some(catalogue_bytes) };
     (Pool::create_on("shared".parse().unwrap(), vec![new], &options).unwrap(), slow)
@@ -295,7 +294,7 @@ fn room_that_somebody_else_is_just_discarding_is_waited_for() {
     let inner = rig.attached().remove(0).device;
     let slow = Arc::new(SlowToDiscard { inner, discarding: AtomicBool::new(false) });
     let device = Arc::clone(&slow) as Arc<dyn Device>;
-    let attached = Attached { label: "slow".into(), device };
+    let attached = AttachedDevice { label: "slow".into(), device };
     let new = NewDevice { attached, class: MediaClass::Capacity };
     let options = CreateOptions { force: false, catalogue_bytes: Some(CATALOGUE_BYTES) };
     let pool = Pool::create_on("slow".parse().unwrap(), vec![new], &options).unwrap();

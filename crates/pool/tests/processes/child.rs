@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use bindery_pool::device::OpenError;
 use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::object::Object;
-use bindery_pool::pool::{PathError, PoolReader};
-use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_pool::{MediaClass, ObjectId, PathError, Pool, PoolReader};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

@@ -9,11 +9,14 @@ use std::time::Duration;
 use bindery_pool::archive::Archive;
 use bindery_pool::device::{Access, Device, Engine, FileDevice, Options, Read};
 use bindery_pool::map::{self, BackEndKind, Choice, Map, Maps, PageRun, Temperature};
-use bindery_pool::mblock::{Committed, Committer, Writer};
+use bindery_pool::mblock::Committed;
 use bindery_pool::object::Object;
-use bindery_pool::pool::{Attached, CreateOptions, NewDevice, OpenLog, OpenMdc, PoolReader};
 use bindery_pool::reaper::{Reaper, Settings};
-use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_pool::write::{Committer, Writer};
+use bindery_pool::{
+    AttachedDevice, CreateOptions, MediaClass, NewDevice, ObjectId, OpenLog, OpenMdc, Pool,
+    PoolReader,
+};
 use bindery_sys::direct::Buffer;
 use bindery_testkit::fork::{Child, in_child};
 use tempfile::TempDir;
@@ -36,7 +39,7 @@ impl Rig {
         let options = Options { engine: Some(engine), ..Options::new(Access::Write) };
         let device: Arc<dyn Device> =
             Arc::new(FileDevice::create(&rig.path(), 64 << 20, &options).unwrap());
-        let attached = Attached { label: "x".into(), device };
+        let attached = AttachedDevice { label: "x".into(), device };
         let devices = vec![NewDevice { attached, class: CLASS }];
         let pool = Pool::create_on("x".parse().unwrap(), devices, &CreateOptions::default());
         (rig, pool.unwrap())

@@ -4,8 +4,7 @@ use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bindery_pool::pool::{CreateOptions, DevicePath};
-use bindery_pool::{MediaClass, ObjectId, Pool};
+use bindery_pool::{CreateOptions, DevicePath, MediaClass, ObjectId, Pool};
 use bindery_testkit::skipped;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use bindery_pool::pool::{
-    CreateError, CreateOptions, DevicePath, JoinError, OpenError, PathError, PoolReader, scan,
+use bindery_pool::{
+    CreateError, CreateOptions, DevicePath, JoinError, MediaClass, OpenError, PathError, Pool,
+    PoolName, PoolReader, device, scan_pools,
 };
-use bindery_pool::{MediaClass, Pool, PoolName, device};
 
 use crate::child::{Other, open, patiently};
 use crate::model::{Written, read};
@@ -46,12 +46,12 @@ fn a_pool_is_made_found_filled_and_ended() {
     assert_eq!(added.0, 2);
     drop(pool);
 
-    let found = scan(&paths).unwrap();
+    let found = scan_pools(&paths).unwrap();
     assert!(found.unusable.is_empty());
     let [found] = &found.pools[..] else { panic!("{found:?}") };
     assert!(found.is_complete() && found.strays.is_empty());
     assert_eq!((found.name.as_str(), found.devices.len()), ("guests", 3));
-    let half = scan(&paths[..1]).unwrap();
+    let half = scan_pools(&paths[..1]).unwrap();
     assert!(!half.pools[0].is_complete());
     let missing = Pool::open(&paths[..1], None).unwrap_err();
     assert!(matches!(missing, PathError::Open(OpenError::Missing { .. })), "{missing}");
@@ -121,7 +121,7 @@ fn damaged_files_and_files_that_are_none_are_named() {
             .unwrap(),
     );
     open(&paths);
-    assert_eq!(scan(&paths).unwrap().unusable.len(), 1);
+    assert_eq!(scan_pools(&paths).unwrap().unusable.len(), 1);
     let nothing = Pool::open(&[directory.path().join("nothing")], None).unwrap_err();
     assert!(nothing.to_string().contains("nothing"), "{nothing}");
 }
@@ -152,7 +152,7 @@ fn what_is_no_file_hides_no_pool_beside_it() {
     std::os::unix::fs::symlink("/nowhere", &gone).unwrap();
     fs::create_dir(directory.path().join("old.bindery")).unwrap();
     let paths = [directory.path().to_path_buf()];
-    assert_eq!(scan(&paths).unwrap().pools.len(), 1);
+    assert_eq!(scan_pools(&paths).unwrap().pools.len(), 1);
     drop(Pool::open(&paths, None).unwrap());
     // What is named is meant.
     let both = [paths[0].clone(), gone];

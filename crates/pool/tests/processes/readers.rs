@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bindery_pool::pool::{
-    CreateError, CreateOptions, DevicePath, JoinError, OpenError, PathError, PoolReader,
-    ReaderError,
+use bindery_pool::{
+    CreateError, CreateOptions, DeviceIndex, DevicePath, JoinError, MediaClass, ObjectId,
+    OpenError, PathError, Pool, PoolReader, ReaderError,
 };
-use bindery_pool::{DeviceIndex, MediaClass, ObjectId, Pool};
 
 use crate::child::{Other, open};
 use crate::model::{Written, read};

@@ -7,8 +7,9 @@ use std::thread;
 
 use anyhow::Result;
 use bindery_pool::device::{Access, Options};
-use bindery_pool::mblock::{Committed, Writer};
+use bindery_pool::mblock::Committed;
 use bindery_pool::object::Object;
+use bindery_pool::write::Writer;
 use bindery_pool::{MediaClass, Pool};
 use bindery_sys::direct::Buffer;
 

@@ -8,9 +8,8 @@ use bindery_example_tables::{Mapped, Mapper, Options, StoreError, Tables};
 use bindery_pool::device::{Access, FileDevice, Options as DeviceOptions};
 use bindery_pool::map::{Maps, Temperature};
 use bindery_pool::object::Object;
-use bindery_pool::pool::{Attached, CreateOptions, NewDevice};
 use bindery_pool::reaper::{Grain, Reaper, Settings};
-use bindery_pool::{MediaClass, Pool};
+use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use bindery_sys::mapped::View;
 use bindery_sys::mapping::{self, Mapping};
 use bindery_units::PAGE_BYTES;
@@ -69,7 +68,7 @@ fn settings(grain: Grain) -> Settings {
 fn open_pool(task: &Task) -> Result<Arc<Pool>> {
     let path = task.directory.join("pool");
     let options = DeviceOptions::new(Access::Write);
-    let attached = |path: &Path, device| Attached {
+    let attached = |path: &Path, device| AttachedDevice {
         label: path.display().to_string(),
         device: Arc::new(device),
     };

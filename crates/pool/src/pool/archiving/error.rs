@@ -5,8 +5,8 @@ use thiserror::Error;
 use crate::archive;
 use crate::catalogue::CatalogueError;
 use crate::format::record::LONGEST_URL;
-use crate::mblock::{AppendError, CommitError};
-use crate::pool::{AllocateError, ChangeError, FindError};
+use crate::session::{AllocateError, ChangeError, FindError};
+use crate::write::{AppendError, CommitError};
 use crate::{MediaClass, ObjectId, PoolName};
 
 /// The archive could not become the pool's, or not be swept.

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use super::MoveError;
+use super::error::MoveError;
 use crate::format::record::ObjectEntry;
 use crate::object::Object;
-use crate::pool::{Amount, FindError, Pool};
+use crate::pool::handle::Pool;
+use crate::session::{FindError, ObjectAmount};
 use crate::{MediaClass, ObjectId};
 
 /// What was archived because nobody used it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Archived {
+pub struct IdleArchived {
     /// What was moved.
-    pub moved: Amount,
+    pub moved: ObjectAmount,
     /// Objects that are left, because somebody uses them or has used them since.
     pub used: u64,
 }
@@ -46,12 +47,14 @@ impl Pool {
         &self,
         older_than: Duration,
         class: MediaClass,
-    ) -> Result<Archived, MoveError> {
-        self.core.check_here().map_err(FindError::from)?;
+    ) -> Result<IdleArchived, MoveError> {
+        self.session.check_here().map_err(FindError::from)?;
         let candidates = self.candidates(class);
         let chosen = choose(&candidates, older_than);
-        let mut archived =
-            Archived { used: (candidates.len() - chosen.len()) as u64, ..Archived::default() };
+        let mut archived = IdleArchived {
+            used: (candidates.len() - chosen.len()) as u64,
+            ..IdleArchived::default()
+        };
         for id in chosen {
             if self.idle_for(id).is_none_or(|idle_for| idle_for < older_than) {
                 archived.used += 1;
@@ -79,7 +82,8 @@ impl Pool {
             ObjectEntry::Mblock(entry) => Some(entry),
             _ => None,
         });
-        let of_class = entries.filter(|entry| self.core.member(entry.data.device).class == class);
+        let of_class =
+            entries.filter(|entry| self.session.pool_device(entry.data.device).class == class);
         of_class
             .map(|entry| Candidate { id: entry.id, idle_for: self.idle_for(entry.id) })
             .collect()
@@ -87,8 +91,8 @@ impl Pool {
 
     /// For how long nobody has had an object; none if somebody has it.
     fn idle_for(&self, id: ObjectId) -> Option<Duration> {
-        let is_held = self.core.handles().is_held(id);
-        (!is_held).then(|| self.core.uses.idle_for(id))
+        let is_held = self.session.handles().is_held(id);
+        (!is_held).then(|| self.session.uses.idle_for(id))
     }
 }
 

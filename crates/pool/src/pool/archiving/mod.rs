@@ -16,5 +16,5 @@ mod moving;
 mod sweep;
 
 pub use error::{ArchiveError, MoveError};
-pub use idle::Archived;
-pub use sweep::Sweep;
+pub use idle::IdleArchived;
+pub use sweep::ArchiveSweep;

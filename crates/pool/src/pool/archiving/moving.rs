@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::MoveError;
+use super::error::MoveError;
 use crate::archive::{self, Archive, Stored};
 use crate::format::record::{ArchivedEntry, ObjectEntry};
-use crate::mblock::{Committed, Writer};
+use crate::mblock::Committed;
 use crate::object::Object;
-use crate::pool::Pool;
-use crate::pool::core::{Core, mblock_in};
-use crate::pool::error::FindError;
+use crate::pool::handle::Pool;
+use crate::session::{FindError, PoolSession, mblock_in};
+use crate::write::Writer;
 use crate::{MediaClass, ObjectId};
 
 impl Pool {
@@ -26,25 +26,25 @@ impl Pool {
     /// # Errors
     /// See [`MoveError`].
     pub fn move_to_archive(&self, id: ObjectId) -> Result<Arc<Committed>, MoveError> {
-        self.core.check_here().map_err(FindError::from)?;
-        let _archive_stays = self.core.attachment.archive_stays();
+        self.session.check_here().map_err(FindError::from)?;
+        let _archive_stays = self.session.attachment.archive_stays();
         let archive = self.archive()?;
-        let _transit = Transit::begin(&self.core, id)?;
-        let object = self.core.find(id)?;
+        let _transit = Transit::begin(&self.session, id)?;
+        let object = self.session.find(id)?;
         if object.archived().is_some() {
             return Err(MoveError::There { id, class: MediaClass::Archive });
         }
         let stored = copy(&archive, Uuid::from_u128(self.id()), &object)?;
         let (length_bytes, digest) = (object.length_bytes(), stored.header().digest.0);
         let entry = ArchivedEntry { id, length_bytes, digest };
-        let new = Arc::new(self.core.attachment.object(self.id(), entry)?);
-        let moved = self.core.move_to(ObjectEntry::Archived(entry));
+        let new = Arc::new(self.session.attachment.object(self.id(), entry)?);
+        let moved = self.session.move_to(ObjectEntry::Archived(entry));
         moved.map_err(|source| MoveError::Catalogue { id, source })?;
-        self.core.adopt(&new);
+        self.session.adopt(&new);
         // Behind the record: only now may its space be given away.
         object.delete();
-        self.core.uses.forget(id);
-        self.core.counters.archived(length_bytes);
+        self.session.uses.forget(id);
+        self.session.counters.archived(length_bytes);
         Ok(new)
     }
 
@@ -58,20 +58,21 @@ impl Pool {
         if class == MediaClass::Archive {
             return Err(MoveError::Class);
         }
-        self.core.check_here().map_err(FindError::from)?;
-        let _archive_stays = self.core.attachment.archive_stays();
-        let _transit = Transit::begin(&self.core, id)?;
-        let object = self.core.find(id)?;
+        self.session.check_here().map_err(FindError::from)?;
+        let _archive_stays = self.session.attachment.archive_stays();
+        let _transit = Transit::begin(&self.session, id)?;
+        let object = self.session.find(id)?;
         let Some(archived) = object.archived() else {
             return Err(MoveError::There { id, class: object.class() });
         };
         let stored = archived.stored()?;
         let length_bytes = object.length_bytes();
-        let (member, extents) = self.hold_room(class, length_bytes)?;
-        let mut writer = Writer::new(Arc::clone(&self.core), member, id, extents, length_bytes);
+        let (pool_device, extents) = self.hold_room(class, length_bytes)?;
+        let mut writer =
+            Writer::new(Arc::clone(&self.session), pool_device, id, extents, length_bytes);
         stored.read_all::<MoveError>(|bytes| Ok(writer.append(bytes)?))?;
         let new = writer.settle()?;
-        self.core.counters.brought_back(length_bytes);
+        self.session.counters.brought_back(length_bytes);
         Ok(new)
     }
 }
@@ -97,23 +98,23 @@ fn copy(archive: &Archive, pool: Uuid, object: &Committed) -> Result<Stored, Mov
 
 /// An object that nobody else moves or deletes meanwhile.
 struct Transit<'a> {
-    core: &'a Core,
+    session: &'a PoolSession,
     id: ObjectId,
 }
 
 impl<'a> Transit<'a> {
-    fn begin(core: &'a Core, id: ObjectId) -> Result<Self, MoveError> {
-        let mut handles = core.handles();
+    fn begin(session: &'a PoolSession, id: ObjectId) -> Result<Self, MoveError> {
+        let mut handles = session.handles();
         if handles.leaving.contains(&id) {
             return Err(FindError::NotFound(id).into());
         }
-        mblock_in(&core.catalogue.contents(), id)?;
-        if handles.moving.insert(id) { Ok(Self { core, id }) } else { Err(MoveError::Busy(id)) }
+        mblock_in(&session.catalogue.contents(), id)?;
+        if handles.moving.insert(id) { Ok(Self { session, id }) } else { Err(MoveError::Busy(id)) }
     }
 }
 
 impl Drop for Transit<'_> {
     fn drop(&mut self) {
-        self.core.handles().moving.remove(&self.id);
+        self.session.handles().moving.remove(&self.id);
     }
 }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::ArchiveError;
+use super::error::ArchiveError;
 use crate::ObjectId;
 use crate::archive::{Orphan, Removal};
-use crate::pool::Pool;
+use crate::pool::handle::Pool;
 
 /// What a sweep found in the archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sweep {
+pub struct ArchiveSweep {
     /// How many parts are of objects that the pool has, wherever they are.
     pub known: u64,
     /// How many parts are of none, but too young to say.
@@ -34,12 +34,12 @@ impl Pool {
     ///
     /// # Errors
     /// See [`ArchiveError`]. What was removed before is removed.
-    pub fn sweep_archive(&self, grace: Duration) -> Result<Sweep, ArchiveError> {
+    pub fn sweep_archive(&self, grace: Duration) -> Result<ArchiveSweep, ArchiveError> {
         let archive = self.archive()?;
         let is_known = |id| self.is_needed_in_archive(id);
         let listing = archive.orphans(Uuid::from_u128(self.id()), grace, is_known)?;
         let (known, young, strangers) = (listing.known, listing.young, listing.strangers);
-        let mut sweep = Sweep { known, young, strangers, ..Sweep::default() };
+        let mut sweep = ArchiveSweep { known, young, strangers, ..ArchiveSweep::default() };
         for orphan in listing.orphans {
             match archive.remove_orphan(&orphan, grace, is_known)? {
                 Removal::Removed => {
@@ -60,10 +60,10 @@ impl Pool {
     ///
     /// # Errors
     /// See [`ArchiveError`].
-    pub fn survey_archive(&self, grace: Duration) -> Result<Sweep, ArchiveError> {
+    pub fn survey_archive(&self, grace: Duration) -> Result<ArchiveSweep, ArchiveError> {
         let is_known = |id| self.is_needed_in_archive(id);
         let listing = self.archive()?.orphans(Uuid::from_u128(self.id()), grace, is_known)?;
-        Ok(Sweep {
+        Ok(ArchiveSweep {
             known: listing.known,
             young: listing.young,
             removed: listing.orphans.len() as u64,
@@ -76,8 +76,8 @@ impl Pool {
     /// Whether the pool has an object, here or there, or somebody has it, deleted or not. One that it
     /// has not it never will have again: ids are given once.
     fn is_needed_in_archive(&self, id: ObjectId) -> bool {
-        let handles = self.core.handles();
-        let is_there = self.core.catalogue.contents().object(id).is_some();
+        let handles = self.session.handles();
+        let is_there = self.session.catalogue.contents().object(id).is_some();
         is_there || handles.is_held(id) || handles.lingers(id)
     }
 }

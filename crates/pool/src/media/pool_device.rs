@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bindery_sys::direct::Buffer;
 
-use super::syncs::Syncs;
-use crate::catalogue::Contents;
+use super::device_syncs::DeviceSyncs;
+use super::space_usage::SpaceUsage;
 use crate::device::Device;
 use crate::format::superblock::{DeviceEntry, HEAD_BYTES};
-use crate::space::FreeSpace;
+use crate::free_space::FreeSpace;
 use crate::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass};
 
 /// What is written at once where a log is to be, in bytes.
@@ -22,7 +22,7 @@ const ZEROS_BYTES: u64 = 1 << 20;
 
 /// How a device of a pool is reached.
 #[derive(Clone, Debug)]
-pub struct Attached {
+pub struct AttachedDevice {
     /// What it is called in messages: its path.
     pub label: String,
     /// It.
@@ -30,20 +30,20 @@ pub struct Attached {
 }
 
 /// A device of a pool that is open.
-pub(crate) struct Member {
+pub(crate) struct PoolDevice {
     pub(crate) index: DeviceIndex,
     pub(crate) id: u128,
     pub(crate) class: MediaClass,
     pub(crate) label: String,
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) syncs: Syncs,
-    space: Mutex<Space>,
+    pub(crate) syncs: DeviceSyncs,
+    space: Mutex<DeviceSpace>,
     /// Held while what is in limbo is discarded: who finds no room waits for what is on its way.
     reclaiming: Mutex<()>,
 }
 
 #[derive(Debug)]
-struct Space {
+struct DeviceSpace {
     free: FreeSpace,
     /// How much of the device there is.
     bytes: u64,
@@ -55,38 +55,15 @@ struct Space {
     leaving_bytes: u64,
 }
 
-/// What is on a device, or on all devices of a class, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// All of it.
-    pub total_bytes: u64,
-    /// What new objects can have.
-    pub free_bytes: u64,
-    /// What objects have that are being written.
-    pub held_bytes: u64,
-    /// What deleted objects had that are still read by somebody.
-    pub limbo_bytes: u64,
-    /// What committed objects, logs, and the pool itself have.
-    pub used_bytes: u64,
-}
-
-impl Usage {
-    /// What is in the archive, by the objects' own lengths. Nobody knows what is free there.
-    pub(crate) fn of_archived(contents: &Contents) -> Self {
-        let used_bytes = contents.archived().map(|entry| entry.length_bytes).sum();
-        Self { total_bytes: used_bytes, used_bytes, ..Self::default() }
-    }
-}
-
 /// Two extents that overlap, or one that the device does not have.
 #[derive(Debug)]
 pub(crate) struct Misplaced;
 
-impl Member {
+impl PoolDevice {
     /// A device on which nothing is used but its head.
-    pub(crate) fn new(entry: &DeviceEntry, attached: Attached) -> Self {
+    pub(crate) fn new(entry: &DeviceEntry, attached: AttachedDevice) -> Self {
         let bytes = entry.bytes - entry.bytes % BLOCK_BYTES as u64;
-        let space = Space {
+        let space = DeviceSpace {
             free: Self::unused(bytes),
             bytes,
             held_bytes: 0,
@@ -100,7 +77,7 @@ impl Member {
             class: entry.class,
             label: attached.label,
             device: attached.device,
-            syncs: Syncs::default(),
+            syncs: DeviceSyncs::default(),
             space: Mutex::new(space),
             reclaiming: Mutex::default(),
         }
@@ -278,7 +255,7 @@ impl Member {
         space.bytes = bytes;
     }
 
-    pub(crate) fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> SpaceUsage {
         self.space().usage()
     }
 
@@ -294,7 +271,7 @@ impl Member {
     /// anything is neither free nor the catalogue's.
     pub(crate) fn settled(&self) -> Option<(u64, FreeSpace)> {
         let space = self.space();
-        let Usage { held_bytes, limbo_bytes, .. } = space.usage();
+        let SpaceUsage { held_bytes, limbo_bytes, .. } = space.usage();
         (held_bytes == 0 && limbo_bytes == 0).then(|| (space.bytes, space.free.clone()))
     }
 
@@ -302,23 +279,23 @@ impl Member {
         Extent { device: self.index, offset_bytes, bytes }
     }
 
-    fn space(&self) -> MutexGuard<'_, Space> {
+    fn space(&self) -> MutexGuard<'_, DeviceSpace> {
         self.space.lock().expect("space is accounted for at any time")
     }
 }
 
-impl Space {
-    fn usage(&self) -> Usage {
+impl DeviceSpace {
+    fn usage(&self) -> SpaceUsage {
         let limbo_bytes = self.limbo.iter().map(|extent| extent.bytes).sum::<u64>();
         let limbo_bytes = limbo_bytes + self.leaving_bytes + self.lingering_bytes;
         let (total_bytes, free_bytes) = (self.bytes, self.free.free_bytes());
         let held_bytes = self.held_bytes;
         let used_bytes = total_bytes - free_bytes - held_bytes - limbo_bytes;
-        Usage { total_bytes, free_bytes, held_bytes, limbo_bytes, used_bytes }
+        SpaceUsage { total_bytes, free_bytes, held_bytes, limbo_bytes, used_bytes }
     }
 }
 
-impl fmt::Debug for Member {
+impl fmt::Debug for PoolDevice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "device {} ({}, {})", self.index, self.class, self.label)
     }

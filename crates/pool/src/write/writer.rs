@@ -8,10 +8,10 @@ use bindery_sys::direct::{Buffer, Source};
 use bindery_sys::mapping::HUGE_PAGE_BYTES;
 use thiserror::Error;
 
-use super::checksum::{unit_checksum, units_in};
 use crate::device::UnderWay;
-use crate::pool::core::Core;
-use crate::pool::member::Member;
+use crate::mblock::checksum::{table_bytes, unit_checksum};
+use crate::media::PoolDevice;
+use crate::session::PoolSession;
 use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, OtherProcess, UNIT_BYTES};
 
 /// What is gathered before it is written, in bytes: one huge page, which the device is told of as one
@@ -52,8 +52,8 @@ pub enum AppendError {
 /// An mblock that is being written. Nobody else sees it before it is committed; dropping it aborts it.
 #[must_use = "an object that is not committed is aborted"]
 pub struct Writer {
-    pub(super) core: Arc<Core>,
-    pub(super) member: Arc<Member>,
+    pub(super) session: Arc<PoolSession>,
+    pub(super) pool_device: Arc<PoolDevice>,
     pub(super) id: ObjectId,
     pub(super) data: Extent,
     pub(super) table: Extent,
@@ -81,17 +81,17 @@ enum State {
 
 impl Writer {
     pub(crate) fn new(
-        core: Arc<Core>,
-        member: Arc<Member>,
+        session: Arc<PoolSession>,
+        pool_device: Arc<PoolDevice>,
         id: ObjectId,
         extents: [Extent; 2],
         capacity_bytes: u64,
     ) -> Self {
         let [data, table] = extents;
-        let under_way = member.device.under_way();
+        let under_way = pool_device.device.under_way();
         Self {
-            core,
-            member,
+            session,
+            pool_device,
             id,
             data,
             table,
@@ -114,7 +114,7 @@ impl Writer {
     /// The media class that it is in.
     #[must_use]
     pub fn class(&self) -> MediaClass {
-        self.member.class
+        self.pool_device.class
     }
 
     /// How many bytes were appended.
@@ -172,7 +172,7 @@ impl Writer {
     }
 
     pub(super) fn check(&self, bytes: u64) -> Result<(), AppendError> {
-        self.core.check_here()?;
+        self.session.check_here()?;
         let Self { id: object, capacity_bytes, length_bytes, .. } = *self;
         if self.state == State::Broken {
             let source = io::Error::other("an earlier write failed");
@@ -238,7 +238,7 @@ impl Writer {
     }
 
     pub(super) fn begin_write(&mut self, place: u64, from: Source) -> Result<(), AppendError> {
-        let begun = self.member.device.begin_write(&mut self.under_way, place, from);
+        let begun = self.pool_device.device.begin_write(&mut self.under_way, place, from);
         begun.map_err(|error| self.broken(error))
     }
 
@@ -246,7 +246,7 @@ impl Writer {
     /// back, however long the object waits for a sync.
     pub(super) fn end_writes(&mut self) -> Result<(), AppendError> {
         let mut under_way = std::mem::take(&mut self.under_way);
-        let ended = self.member.device.end_writes(&mut under_way);
+        let ended = self.pool_device.device.end_writes(&mut under_way);
         ended.map_err(|error| self.broken(error))
     }
 
@@ -257,11 +257,11 @@ impl Writer {
 
     /// Gives back what was not written, and never will be.
     pub(super) fn trim(&mut self) {
-        let member = &self.member;
+        let pool_device = &self.pool_device;
         let keep = |extent: &mut Extent, bytes: u64| {
             let (offset_bytes, rest) = (extent.offset_bytes + bytes, extent.bytes - bytes);
             if rest > 0 {
-                member.give_back(Extent { offset_bytes, bytes: rest, ..*extent });
+                pool_device.give_back(Extent { offset_bytes, bytes: rest, ..*extent });
             }
             extent.bytes = bytes;
         };
@@ -280,12 +280,12 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        if self.state != State::Given && self.core.check_here().is_ok() {
+        if self.state != State::Given && self.session.check_here().is_ok() {
             // Nothing may be on its way to a place that somebody else is given: this waits.
             drop(std::mem::take(&mut self.under_way));
-            self.member.abandon(self.data);
-            self.member.abandon(self.table);
-            self.core.counters.aborted();
+            self.pool_device.abandon(self.data);
+            self.pool_device.abandon(self.table);
+            self.session.counters.aborted();
         }
     }
 }
@@ -295,9 +295,4 @@ impl fmt::Debug for Writer {
         let Self { id, length_bytes, capacity_bytes, data, .. } = self;
         write!(formatter, "mblock {id} ({length_bytes} of {capacity_bytes} bytes, {data})")
     }
-}
-
-/// What the checksums of so many bytes take on a device, in bytes.
-pub(crate) const fn table_bytes(length_bytes: u64) -> u64 {
-    (units_in(length_bytes) * size_of::<u32>() as u64).next_multiple_of(BLOCK_BYTES as u64)
 }

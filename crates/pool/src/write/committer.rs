@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 
 use super::commit::{CommitError, Outcome, Sealed, Written, commit_all};
-use super::committed::Committed;
 use super::writer::{AppendError, Writer};
-use crate::pool::core::Core;
+use crate::mblock::Committed;
+use crate::session::PoolSession;
 
 /// Who hands in more objects than this, and they are not committed, waits: then the device, or its
 /// syncs, are what is slow.
@@ -32,7 +32,7 @@ const UNDER_WAY_OBJECTS: usize = 16;
 /// Dropping it waits until all are committed, and forgets the outcomes.
 #[derive(Debug)]
 pub struct Committer {
-    core: Arc<Core>,
+    session: Arc<PoolSession>,
     shared: Arc<Shared>,
     /// There until it is dropped.
     thread: Option<JoinHandle<()>>,
@@ -63,12 +63,12 @@ struct End<'a>(&'a Shared);
 
 impl Committer {
     /// Starts its thread.
-    pub(crate) fn start(core: Arc<Core>) -> io::Result<Self> {
+    pub(crate) fn start(session: Arc<PoolSession>) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name("pool-commit".into());
         let thread = Some(thread.spawn(move || own.commit_all())?);
-        Ok(Self { core, shared, thread })
+        Ok(Self { session, shared, thread })
     }
 
     /// Hands in an object that is to be committed. Begins to write what is left of it, and blocks while
@@ -80,7 +80,7 @@ impl Committer {
     /// # Panics
     /// If the object is another pool's, or the thread that commits has panicked.
     pub fn commit(&self, writer: Writer) -> Result<(), CommitError> {
-        assert!(Arc::ptr_eq(&self.core, &writer.core), "{writer:?} is another pool's");
+        assert!(Arc::ptr_eq(&self.session, &writer.session), "{writer:?} is another pool's");
         let sealed = writer.seal()?;
         let mut state = self.shared.room().expect("the thread that commits has not panicked");
         state.waiting += 1;
@@ -101,7 +101,7 @@ impl Committer {
     /// In a child of the process that opened the pool this is one error: what became of them the parent knows.
     #[must_use = "nothing else says which objects were lost"]
     pub fn outcomes(&self) -> Vec<Result<Arc<Committed>, CommitError>> {
-        if let Err(error) = self.core.check_here() {
+        if let Err(error) = self.session.check_here() {
             return vec![Err(AppendError::from(error).into())];
         }
         std::mem::take(&mut self.shared.state().outcomes)
@@ -116,7 +116,7 @@ impl Committer {
     }
 
     fn close(&mut self) {
-        if self.core.check_here().is_err() {
+        if self.session.check_here().is_err() {
             // The thread is the parent's; to detach it would be to write to its memory.
             return std::mem::forget(self.thread.take());
         }

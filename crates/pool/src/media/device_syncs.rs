@@ -1,4 +1,4 @@
-//! Syncs of one device, shared: whoever asks while one is under way waits for the next, which covers
+//! DeviceSyncs of one device, shared: whoever asks while one is under way waits for the next, which covers
 //! all that asked.
 
 use std::io;
@@ -9,7 +9,7 @@ use crate::device::Device;
 
 /// The syncs of one device.
 #[derive(Debug, Default)]
-pub(crate) struct Syncs {
+pub(crate) struct DeviceSyncs {
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -22,7 +22,7 @@ struct State {
     failed: Option<Arc<io::Error>>,
 }
 
-impl Syncs {
+impl DeviceSyncs {
     /// Returns once a sync that began after the call has ended. How many syncs there were before it
     /// shows how many were shared.
     ///
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn whoever_waits_for_a_sync_that_panics_is_told() {
-        let (device, syncs) = (Arc::new(Panicking::default()), Arc::new(Syncs::default()));
+        let (device, syncs) = (Arc::new(Panicking::default()), Arc::new(DeviceSyncs::default()));
         let theirs = (Arc::clone(&device), Arc::clone(&syncs));
         let first = thread::spawn(move || theirs.1.sync(&*theirs.0));
         while !device.syncs.load(Ordering::Acquire) {

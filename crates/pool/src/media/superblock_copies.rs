@@ -9,11 +9,11 @@ use crate::device::Device;
 use crate::format::superblock::{HEAD_BYTES, NoSuperblock, SUPERBLOCK_OFFSETS, Superblock};
 
 /// Both copies, as they are.
-pub(crate) type Copies = [Result<Superblock, NoSuperblock>; 2];
+pub(crate) type SuperblockCopies = [Result<Superblock, NoSuperblock>; 2];
 
 /// Reads both. A device without room for them has none. That one cannot be read is no error where the
 /// other is good: that is what there are two for.
-pub(crate) fn read(device: &dyn Device) -> io::Result<Copies> {
+pub(crate) fn read(device: &dyn Device) -> io::Result<SuperblockCopies> {
     if device.bytes() < HEAD_BYTES {
         return Ok([Err(NoSuperblock::Absent), Err(NoSuperblock::Absent)]);
     }
@@ -31,7 +31,7 @@ fn read_copy(device: &dyn Device, copy: u8) -> io::Result<Result<Superblock, NoS
 }
 
 /// The one that counts. A newer format counts more than all: this program would misread the rest.
-pub(crate) fn newest(copies: &Copies) -> Result<&Superblock, NoSuperblock> {
+pub(crate) fn newest(copies: &SuperblockCopies) -> Result<&Superblock, NoSuperblock> {
     let errors = || copies.iter().filter_map(|copy| copy.as_ref().err());
     if let Some(newer) = errors().find(|error| matches!(error, NoSuperblock::Newer { .. })) {
         return Err(*newer);

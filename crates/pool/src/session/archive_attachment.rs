@@ -2,16 +2,16 @@
 
 use std::fmt;
 
+use super::error::FindError;
 use crate::ObjectId;
 use crate::format::record::ArchivedEntry;
 use crate::mblock::Committed;
-use crate::pool::FindError;
 
 #[cfg(feature = "archive")]
-pub(crate) use with_archive::Attachment;
+pub(crate) use with_archive::ArchiveAttachment;
 
 #[cfg(not(feature = "archive"))]
-pub(crate) use without::Attachment;
+pub(crate) use without::ArchiveAttachment;
 
 /// Why keys of an object that was deleted are still in the archive, where a sweep finds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,13 +46,13 @@ mod with_archive {
 
     /// The archive, once somebody has opened it.
     #[derive(Debug, Default)]
-    pub(crate) struct Attachment {
+    pub(crate) struct ArchiveAttachment {
         archive: RwLock<Option<Archive>>,
         /// Shared by those who move objects, and held alone by whoever changes the archive.
         moves: RwLock<()>,
     }
 
-    impl Attachment {
+    impl ArchiveAttachment {
         pub(crate) fn get(&self) -> Option<Archive> {
             self.archive.read().expect("the archive is there or not").clone()
         }
@@ -95,9 +95,9 @@ mod without {
 
     /// No archive can be opened.
     #[derive(Debug, Default)]
-    pub(crate) struct Attachment {}
+    pub(crate) struct ArchiveAttachment {}
 
-    impl Attachment {
+    impl ArchiveAttachment {
         pub(crate) fn object(
             &self,
             _pool: u128,

@@ -6,16 +6,15 @@ use std::sync::Arc;
 use bindery_sys::direct::Buffer;
 use thiserror::Error;
 
-use super::checksum::table_checksum;
-use super::committed::Committed;
-use super::local::Local;
 use super::writer::{AppendError, Writer};
 use crate::catalogue::CatalogueError;
 use crate::format::record::MblockEntry;
 #[cfg(feature = "archive")]
 use crate::format::record::ObjectEntry;
+use crate::mblock::checksum::table_checksum;
+use crate::mblock::{Committed, Local};
+use crate::media::PoolDevice;
 use crate::object::Object;
-use crate::pool::member::Member;
 use crate::{BLOCK_BYTES, ObjectId};
 
 /// An object could not be committed.
@@ -94,13 +93,13 @@ impl Writer {
     #[cfg(feature = "archive")]
     pub(crate) fn settle(self) -> Result<Arc<Committed>, CommitError> {
         let written = self.seal()?.end()?;
-        let member = &written.0.writer.member;
-        let synced = member.syncs.sync(&*member.device);
+        let pool_device = &written.0.writer.pool_device;
+        let synced = pool_device.syncs.sync(&*pool_device.device);
         let durable = written.after(&synced)?;
-        let core = Arc::clone(&durable.sealed.writer.core);
-        let moved = core.move_to(ObjectEntry::Mblock(durable.sealed.entry));
+        let session = Arc::clone(&durable.sealed.writer.session);
+        let moved = session.move_to(ObjectEntry::Mblock(durable.sealed.entry));
         let new = durable.entered(moved)?;
-        core.adopt(&new);
+        session.adopt(&new);
         Ok(new)
     }
 
@@ -149,12 +148,12 @@ impl Written {
         let Self(mut sealed) = self;
         let Sealed { writer, entry } = &mut sealed;
         if let Err(source) = synced {
-            let (object, device) = (entry.id, writer.member.label.clone());
+            let (object, device) = (entry.id, writer.pool_device.label.clone());
             return Err(CommitError::Sync { object, device, source: Arc::clone(source) });
         }
         let checksums = std::mem::take(&mut writer.checksums);
-        let local = Local::written(*entry, Arc::clone(&writer.member), checksums);
-        let new = Arc::new(Committed::on_device(local, Some(Arc::clone(&writer.core.uses))));
+        let local = Local::written(*entry, Arc::clone(&writer.pool_device), checksums);
+        let new = Arc::new(Committed::on_device(local, Some(Arc::clone(&writer.session.uses))));
         Ok(Durable { sealed, new })
     }
 }
@@ -181,13 +180,13 @@ impl Durable {
 pub(super) fn commit_all(group: Vec<Written>) -> Vec<Outcome> {
     let mut outcomes = Vec::with_capacity(group.len());
     let mut durable = Vec::with_capacity(group.len());
-    let mut synced: Vec<(Arc<Member>, Synced)> = Vec::new();
+    let mut synced: Vec<(Arc<PoolDevice>, Synced)> = Vec::new();
     for written in group {
-        let member = &written.0.writer.member;
-        let at = synced.iter().position(|(other, _)| Arc::ptr_eq(other, member));
+        let pool_device = &written.0.writer.pool_device;
+        let at = synced.iter().position(|(other, _)| Arc::ptr_eq(other, pool_device));
         let at = at.unwrap_or_else(|| {
-            let outcome = member.syncs.sync(&*member.device);
-            synced.push((Arc::clone(member), outcome));
+            let outcome = pool_device.syncs.sync(&*pool_device.device);
+            synced.push((Arc::clone(pool_device), outcome));
             synced.len() - 1
         });
         match written.after(&synced[at].1) {
@@ -196,12 +195,12 @@ pub(super) fn commit_all(group: Vec<Written>) -> Vec<Outcome> {
         }
     }
     let Some(first) = durable.first() else { return outcomes };
-    let core = Arc::clone(&first.sealed.writer.core);
-    let entered = core.commit_all(durable.iter().map(|durable| &durable.new));
+    let session = Arc::clone(&first.sealed.writer.session);
+    let entered = session.commit_all(durable.iter().map(|durable| &durable.new));
     outcomes.extend(durable.into_iter().zip(entered).map(|(durable, entered)| {
         let new = durable.entered(entered)?;
         new.use_it();
-        core.counters.committed(new.length_bytes());
+        session.counters.committed(new.length_bytes());
         Ok(new)
     }));
     outcomes
@@ -211,8 +210,7 @@ pub(super) fn commit_all(group: Vec<Written>) -> Vec<Outcome> {
 mod tests {
     use super::*;
     use crate::device::{Access, Engine, FileDevice, Options};
-    use crate::pool::{Attached, CreateOptions, NewDevice};
-    use crate::{MediaClass, Pool};
+    use crate::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 
     /// A pool on a file without a name, whose device does one thing at a time.
     fn pool() -> Pool {
@@ -220,7 +218,7 @@ mod tests {
         let options = Options { engine: Some(Engine::Threads), ..Options::new(Access::Write) };
         let path = directory.path().join("disk");
         let device = Arc::new(FileDevice::create(&path, 16 << 20, &options).unwrap());
-        let attached = Attached { label: "disk".into(), device };
+        let attached = AttachedDevice { label: "disk".into(), device };
         let new = NewDevice { attached, class: MediaClass::Capacity };
         let options = CreateOptions { force: false, catalogue_bytes: Some(64 << 10) };
         Pool::create_on("guests".parse().unwrap(), vec![new], &options).unwrap()
@@ -247,8 +245,8 @@ mod tests {
         let pool = pool();
         let before = pool.usage(MediaClass::Capacity);
         let durable = written(&pool, 8 << 20).after(&Ok(())).unwrap();
-        let (core, id) = (Arc::clone(&durable.sealed.writer.core), durable.sealed.entry.id);
-        let mut entered = core.commit_all([&durable.new].into_iter());
+        let (session, id) = (Arc::clone(&durable.sealed.writer.session), durable.sealed.entry.id);
+        let mut entered = session.commit_all([&durable.new].into_iter());
         // Another thread lists the pool here.
         pool.delete(id).unwrap();
         let usage = pool.usage(MediaClass::Capacity);

@@ -1,0 +1,111 @@
+//! Modules of the crate import downwards only: each stands on a floor, and uses those below it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// The floors, top to bottom. A module may import modules of lower floors; those of one floor are
+/// siblings, and none imports another.
+const FLOORS: &[&[&str]] = &[
+    &["pool", "reaper"],
+    &["write"],
+    &["session"],
+    &["map", "mblock"],
+    &["media"],
+    &["catalogue"],
+    &["mdc"],
+    &["archive", "log"],
+    &["object"],
+    &["device", "format"],
+    &["extent"],
+    &["block", "crc", "free_space", "id", "name", "pace", "process"],
+];
+
+/// Returns all code of a module, without its tests and comments.
+fn code(module: &Path) -> String {
+    if module.is_dir() {
+        let entries = fs::read_dir(module).unwrap().map(|entry| entry.unwrap().path());
+        return entries.map(|entry| code(&entry)).collect::<Vec<_>>().join("\n");
+    }
+    if module.to_string_lossy().ends_with("tests.rs") {
+        return String::new();
+    }
+    let source = fs::read_to_string(module).unwrap();
+    let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+    code.collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the first name of a path, or of each path in braces: `a` and `b` of `{a::{c, d}, b}`.
+fn first_names(path: &str) -> Vec<&str> {
+    let is_name = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let Some(inner) = path.strip_prefix('{') else {
+        return path.split(|letter| !is_name(letter)).take(1).collect();
+    };
+    let (mut depth, mut names, mut is_first) = (1, Vec::new(), true);
+    for (at, letter) in inner.char_indices() {
+        match letter {
+            '{' => depth += 1,
+            '}' if depth == 1 => break,
+            '}' => depth -= 1,
+            ',' => is_first |= depth == 1,
+            letter if is_first && is_name(letter) => {
+                names.extend(first_names(&inner[at..]));
+                is_first = false;
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// Returns the names behind every `start` in code, such as `crate::`.
+fn names_behind<'a>(code: &'a str, start: &str) -> BTreeSet<&'a str> {
+    let ends = code.match_indices(start).map(|(at, _)| &code[at + start.len()..]);
+    ends.flat_map(first_names).collect()
+}
+
+/// Returns the module that each name of the crate's root is from.
+fn root_names(root: &str) -> BTreeMap<&str, &str> {
+    let statements = root.split("pub use ").skip(1).filter_map(|text| text.split_once("::"));
+    let names = statements
+        .flat_map(|(module, path)| first_names(path).into_iter().map(move |name| (name, module)));
+    names.collect()
+}
+
+fn floor_of(module: &str) -> usize {
+    let floor = FLOORS.iter().position(|floor| floor.contains(&module));
+    floor.unwrap_or_else(|| panic!("{module} has no place in FLOORS"))
+}
+
+#[test]
+fn modules_import_downwards_only() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = code(&source.join("lib.rs"));
+    let root_names = root_names(&root);
+    let (mut wrong, mut imports) = (Vec::new(), 0);
+    for entry in fs::read_dir(&source).unwrap() {
+        let path = entry.unwrap().path();
+        let module = path.file_stem().unwrap().to_str().unwrap();
+        if module == "lib" {
+            continue;
+        }
+        for name in names_behind(&code(&path), "crate::") {
+            let other = root_names.get(name).copied().unwrap_or(name);
+            imports += 1;
+            if other != module && floor_of(other) <= floor_of(module) {
+                wrong.push(format!("{module} imports {name} of {other}"));
+            }
+        }
+    }
+    assert!(imports > 50, "only {imports} imports were seen");
+    assert!(wrong.is_empty(), "the modules are out of order:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn imports_are_found_in_nested_braces() {
+    let code = "use crate::{a::{b, c}, d};\nuse crate::e::f;\nlet g = crate::h();";
+    assert_eq!(names_behind(code, "crate::"), BTreeSet::from(["a", "d", "e", "h"]));
+    let root = root_names("pub use a::B;\npub use c::{\n    D, e,\n};\n");
+    assert_eq!(root, BTreeMap::from([("B", "a"), ("D", "c"), ("e", "c")]));
+}
