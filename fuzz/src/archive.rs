@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bindery_pool::archive::{Archive, HEADER_BYTES, Options, Source, Stored};
+use bindery_pool::archive::{Archive, ArchiveOptions, HEADER_BYTES, Source, Stored};
 use bindery_pool::{ObjectId, UNIT_BYTES};
 use bindery_sys::direct::Buffer;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
@@ -90,7 +90,7 @@ pub fn store(script: &Script) {
     let directory = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
     let directory = directory.expect("there is room for it");
     let part_bytes = (u64::from(script.units_each) % 4 + 1) * UNIT_BYTES as u64;
-    let options = Options { part_bytes, ..Options::default() };
+    let options = ArchiveOptions { part_bytes, ..ArchiveOptions::default() };
     let url = format!("file://{}", directory.path().display());
     let archive = Archive::open(&url, options).expect("the directory is there");
     let source =

@@ -7,7 +7,7 @@ use bindery_pool::format::record::{
     ArchivedEntry, LogEntry, MblockEntry, MdcEntry, ObjectEntry, Record,
 };
 use bindery_pool::format::superblock::{DeviceEntry, Residence, Superblock};
-use bindery_pool::log::{Log, Place};
+use bindery_pool::log::{Log, LogCopy};
 use bindery_pool::object::Object;
 use bindery_pool::{BLOCK_BYTES, DeviceIndex, Extent, LogIdentity, MediaClass, ObjectId, Pool};
 use bindery_sys::direct::Buffer;
@@ -175,7 +175,7 @@ fn append(rig: &Rig, lines: &[Line]) {
     let attached = rig.attached();
     let copies = superblock.catalogue[0].iter().map(|&extent| {
         let device = attached[usize::from(extent.device.0)].device.clone();
-        Place { device, extent }
+        LogCopy { device, extent }
     });
     let identity = LogIdentity { pool: superblock.pool, log: ObjectId(1) };
     let session = superblock.opening;

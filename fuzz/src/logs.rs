@@ -1,6 +1,6 @@
 //! A log that is written, perhaps damaged, and read.
 
-use bindery_pool::log::{Log, OpenError, Place, Reader, WriteError};
+use bindery_pool::log::{Log, LogCopy, OpenError, Reader, WriteError};
 use bindery_pool::{BLOCK_BYTES, LogIdentity, ObjectId};
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 
@@ -68,7 +68,7 @@ pub fn live(script: &Script) {
 }
 
 /// Does what the script says, closes the log, and returns its records.
-fn write(places: &[Place], acts: &[Act]) -> Vec<Vec<u8>> {
+fn write(places: &[LogCopy], acts: &[Act]) -> Vec<Vec<u8>> {
     let mut log = Log::create(IDENTITY, places.to_vec(), 1).expect("the places are good");
     let mut records = Vec::new();
     for act in acts.iter().take(64) {
@@ -96,7 +96,7 @@ fn write(places: &[Place], acts: &[Act]) -> Vec<Vec<u8>> {
     records
 }
 
-fn read(places: &[Place]) -> Result<Vec<Vec<u8>>, OpenError> {
+fn read(places: &[LogCopy]) -> Result<Vec<Vec<u8>>, OpenError> {
     Reader::open(IDENTITY, places.to_vec())?.records().collect()
 }
 

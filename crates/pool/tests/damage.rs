@@ -5,7 +5,7 @@ mod simulated;
 
 use std::sync::Arc;
 
-use bindery_pool::log::{Damage, Log, OpenError, Place, Reader};
+use bindery_pool::log::{Damage, Log, LogCopy, OpenError, Reader};
 use bindery_pool::mdc::{Half, Mdc, MdcReader};
 use bindery_pool::{BLOCK_BYTES, DeviceIndex, LogIdentity, ObjectId};
 use simulated::{Fault, Machine, Simulated, places};
@@ -20,7 +20,7 @@ fn records() -> Vec<Vec<u8>> {
 }
 
 /// A log that was erased, written with four syncs, and closed.
-fn written(copies: u16) -> (Machine, Vec<Place>) {
+fn written(copies: u16) -> (Machine, Vec<LogCopy>) {
     let mut machine = Machine::new();
     let places = places(&mut machine, copies, BLOCKS);
     let mut log = Log::create(IDENTITY, places.clone(), 1).unwrap();

@@ -3,14 +3,14 @@
 
 mod simulated;
 
-use bindery_pool::log::{Log, OpenError, Place, Reader};
+use bindery_pool::log::{Log, LogCopy, OpenError, Reader};
 use bindery_pool::{BLOCK_BYTES, LogIdentity, ObjectId};
 use simulated::{Machine, Simulated, place, places};
 
 const IDENTITY: LogIdentity = LogIdentity { pool: 0xb1d, log: ObjectId(7) };
 const BLOCKS: u64 = 12;
 
-fn log(copies: u16) -> (Machine, Vec<Place>, Log) {
+fn log(copies: u16) -> (Machine, Vec<LogCopy>, Log) {
     let mut machine = Machine::new();
     let places = places(&mut machine, copies, BLOCKS);
     let log = Log::create(IDENTITY, places.clone(), 1).unwrap();
@@ -22,7 +22,7 @@ fn put(log: &mut Log, record: &[u8]) {
     log.sync().unwrap();
 }
 
-fn read(places: &[Place]) -> Vec<Vec<u8>> {
+fn read(places: &[LogCopy]) -> Vec<Vec<u8>> {
     let reader = Reader::open(IDENTITY, places.to_vec()).unwrap();
     reader.records().collect::<Result<_, _>>().unwrap()
 }

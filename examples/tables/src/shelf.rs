@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use bindery_pool::map::{Map, Maps, Options, Temperature};
+use bindery_pool::map::{Map, MapOptions, Maps, Temperature};
 use bindery_pool::object::Object;
 use bindery_sys::mapped::View;
 
@@ -40,7 +40,7 @@ impl Mapper for Maps {
         objects: &[Arc<dyn Object>],
         temperature: Temperature,
     ) -> Result<Box<dyn Mapped>, StoreError> {
-        Ok(Box::new(Self::map(self, objects, temperature, &Options::default())?))
+        Ok(Box::new(Self::map(self, objects, temperature, &MapOptions::default())?))
     }
 }
 

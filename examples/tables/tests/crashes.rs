@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bindery_example_tables::{Options, StoreError, Tables};
 use bindery_pool::device::{
-    Access, Device, Failing, Fault, FileDevice, Operation, Options as DeviceOptions,
+    Device, DeviceAccess, DeviceOptions, Failing, Fault, FileDevice, Operation,
 };
 use bindery_pool::map::{Maps, Temperature};
 use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
@@ -46,7 +46,7 @@ impl Await for Slowly {
 }
 
 fn file(path: &Path) -> FileDevice {
-    let options = DeviceOptions::new(Access::Write);
+    let options = DeviceOptions::new(DeviceAccess::Write);
     if path.exists() {
         FileDevice::open(path, &options).unwrap()
     } else {

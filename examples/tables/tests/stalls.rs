@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_example_tables::{Mapped, Mapper, Options, StoreError, Tables};
-use bindery_pool::device::{Access, FileDevice, Options as DeviceOptions};
+use bindery_pool::device::{DeviceAccess, DeviceOptions, FileDevice};
 use bindery_pool::map::{Maps, Temperature};
 use bindery_pool::object::Object;
 use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
@@ -93,7 +93,8 @@ impl Mapper for Late {
 fn store(gate: &Arc<Gate>, mapper: Arc<dyn Mapper>) -> (tempfile::TempDir, Tables) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("device");
-    let file = FileDevice::create(&path, 64 << 20, &DeviceOptions::new(Access::Write)).unwrap();
+    let file =
+        FileDevice::create(&path, 64 << 20, &DeviceOptions::new(DeviceAccess::Write)).unwrap();
     let device = Arc::new(Syncing(file, Arc::clone(gate)));
     let attached = AttachedDevice { label: "the device".into(), device };
     let device = NewDevice { attached, class: MediaClass::Capacity };

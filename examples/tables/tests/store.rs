@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_example_tables::{Options, StoreError, Tables};
-use bindery_pool::device::{Access, FileDevice, Options as DeviceOptions};
+use bindery_pool::device::{DeviceAccess, DeviceOptions, FileDevice};
 use bindery_pool::map::Maps;
 use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use rand::rngs::SmallRng;
@@ -31,14 +31,14 @@ fn attached(path: &Path, device: FileDevice) -> AttachedDevice {
 
 fn create(path: &Path) -> Arc<Pool> {
     let device =
-        FileDevice::create(path, DEVICE_BYTES, &DeviceOptions::new(Access::Write)).unwrap();
+        FileDevice::create(path, DEVICE_BYTES, &DeviceOptions::new(DeviceAccess::Write)).unwrap();
     let device = NewDevice { attached: attached(path, device), class: MediaClass::Capacity };
     let options = CreateOptions::default();
     Arc::new(Pool::create_on("tables".parse().unwrap(), vec![device], &options).unwrap())
 }
 
 fn open(path: &Path) -> Arc<Pool> {
-    let device = FileDevice::open(path, &DeviceOptions::new(Access::Write)).unwrap();
+    let device = FileDevice::open(path, &DeviceOptions::new(DeviceAccess::Write)).unwrap();
     Arc::new(Pool::open_on(vec![attached(path, device)]).unwrap())
 }
 

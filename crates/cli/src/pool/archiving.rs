@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use bindery_pool::archive::Options;
+use bindery_pool::archive::ArchiveOptions;
 use bindery_pool::{ObjectId, Pool};
 use serde_json::json;
 
@@ -15,14 +15,15 @@ use crate::output::print_json;
 pub(super) fn archive(pools: &Pools, arguments: &ArchiveArgs) -> Result<(), Failure> {
     let ArchiveArgs { name, ids, no_read_back } = arguments;
     let pool = pools.open(name)?;
-    pools.connect(&pool, Options { read_back: !no_read_back, ..Options::default() })?;
+    pools
+        .connect(&pool, ArchiveOptions { read_back: !no_read_back, ..ArchiveOptions::default() })?;
     move_each(pools, &pool, ids, "archived", &mut |id| pool.move_to_archive(id).map(drop))
 }
 
 pub(super) fn restore(pools: &Pools, arguments: &RestoreArgs) -> Result<(), Failure> {
     let RestoreArgs { name, class, ids } = arguments;
     let pool = pools.open(name)?;
-    pools.connect(&pool, Options::default())?;
+    pools.connect(&pool, ArchiveOptions::default())?;
     move_each(pools, &pool, ids, "restored", &mut |id| pool.bring_back(id, *class).map(drop))
 }
 

@@ -4,7 +4,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use bindery_pool::archive::{Archive, OpenError, Options};
+use bindery_pool::archive::{Archive, ArchiveOptions, OpenError};
 use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::{ObjectId, Pool, PoolReader};
 
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Pools {
     /// Opens an archive; says on stderr that it waits, when it does.
-    pub(super) fn archive(&self, url: &str, options: Options) -> Result<Archive, OpenError> {
+    pub(super) fn archive(&self, url: &str, options: ArchiveOptions) -> Result<Archive, OpenError> {
         let limit = options.patience.opening;
         thread::scope(|scope| {
             let (opened, is_opened) = mpsc::channel::<()>();
@@ -34,7 +34,7 @@ impl Pools {
     }
 
     /// Opens the archive that a pool remembers, for the pool.
-    pub(super) fn connect(&self, pool: &Pool, options: Options) -> Result<(), Failure> {
+    pub(super) fn connect(&self, pool: &Pool, options: ArchiveOptions) -> Result<(), Failure> {
         match pool.archive_url() {
             Some(url) => Ok(pool.set_archive(self.archive(&url, options)?)?),
             // Says that there is none.
@@ -51,7 +51,7 @@ impl Pools {
         let is_there =
             reader.with_contents(|contents| contents.archived().any(|entry| is_wanted(entry.id)));
         if is_there && let Some(url) = reader.archive_url() {
-            reader.set_archive(self.archive(&url, Options::default())?);
+            reader.set_archive(self.archive(&url, ArchiveOptions::default())?);
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ pub(super) fn create(pools: &Pools, arguments: &CreateArgs) -> Result<(), Failur
     pools.registry.require_free(name, None)?;
     let devices = device_paths(capacity, staging, *size)?;
     // What cannot be reached or written is better known now than when something is to go there.
-    let opened = archive.as_ref().map(|url| pools.archive(url, archive::Options::default()));
+    let opened = archive.as_ref().map(|url| pools.archive(url, archive::ArchiveOptions::default()));
     let opened = opened.transpose()?;
     let options = CreateOptions { force: *force, catalogue_bytes: *catalogue };
     let pool = Pool::create(name, &devices, &options)?;
@@ -35,7 +35,7 @@ pub(super) fn create(pools: &Pools, arguments: &CreateArgs) -> Result<(), Failur
         );
         Failure::new(Failure::from(error).reason(), message)
     })?;
-    tell(pools, "created", &pool, &entry)
+    report(pools, "created", &pool, &entry)
 }
 
 pub(super) fn grow(pools: &Pools, arguments: &GrowArgs) -> Result<(), Failure> {
@@ -57,7 +57,7 @@ pub(super) fn grow(pools: &Pools, arguments: &GrowArgs) -> Result<(), Failure> {
         // After each: those that were added are part of the pool, whatever becomes of the others.
         pools.registry.put(name, &entry)?;
     }
-    tell(pools, "grown", &pool, &entry)
+    report(pools, "grown", &pool, &entry)
 }
 
 /// A pool's id, as it is remembered and shown.
@@ -142,7 +142,7 @@ fn length_of(path: &Path) -> Result<u64, Failure> {
         .map_err(|error| Failure::of_io(format_args!("cannot measure {}", path.display()), &error))
 }
 
-fn tell(pools: &Pools, done: &str, pool: &Pool, entry: &Entry) -> Result<(), Failure> {
+fn report(pools: &Pools, done: &str, pool: &Pool, entry: &Entry) -> Result<(), Failure> {
     let usages = pool.device_usages();
     if pools.json {
         let devices: Vec<_> = usages.iter().map(super::stat::device_json).collect();

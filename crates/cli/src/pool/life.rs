@@ -25,7 +25,7 @@ pub(super) fn rename(pools: &Pools, arguments: &RenameArgs) -> Result<(), Failur
     pools.open(name)?.rename(new_name.clone())?;
     pools.registry.put(new_name, &entry)?;
     pools.registry.forget(name)?;
-    tell(pools, new_name, &format!("pool {name} is called {new_name} now"))
+    report(pools, new_name, &format!("pool {name} is called {new_name} now"))
 }
 
 pub(super) fn destroy(pools: &Pools, arguments: &DestroyArgs) -> Result<(), Failure> {
@@ -48,13 +48,17 @@ pub(super) fn destroy(pools: &Pools, arguments: &DestroyArgs) -> Result<(), Fail
         [] => String::new(),
         rest => format!("; what is on {} was not there, and is left as it is", rest.join(", ")),
     };
-    tell(pools, name, &format!("pool {name} is gone{rest}"))
+    report(pools, name, &format!("pool {name} is gone{rest}"))
 }
 
 pub(super) fn export(pools: &Pools, name: &PoolName) -> Result<(), Failure> {
     pools.open(name)?.export()?;
     pools.registry.forget(name)?;
-    tell(pools, name, &format!("pool {name} is exported: `bindery pool import` takes it into use"))
+    report(
+        pools,
+        name,
+        &format!("pool {name} is exported: `bindery pool import` takes it into use"),
+    )
 }
 
 pub(super) fn import(pools: &Pools, arguments: &ImportArgs) -> Result<(), Failure> {
@@ -75,7 +79,7 @@ pub(super) fn import(pools: &Pools, arguments: &ImportArgs) -> Result<(), Failur
     if let Some((before, _)) = known.filter(|(before, _)| *before != pool.name()) {
         pools.registry.forget(&before)?;
     }
-    tell(pools, &pool.name(), &format!("pool {} is in use here", pool.name()))
+    report(pools, &pool.name(), &format!("pool {} is in use here", pool.name()))
 }
 
 /// The pool with a name, or the only one that is not known.
@@ -163,7 +167,7 @@ fn remove(path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of_io(format_args!("cannot remove {}", path.display()), &error))
 }
 
-fn tell(pools: &Pools, name: &PoolName, text: &str) -> Result<(), Failure> {
+fn report(pools: &Pools, name: &PoolName, text: &str) -> Result<(), Failure> {
     if pools.json {
         return print_json(&json!({ "name": name.as_str() }));
     }

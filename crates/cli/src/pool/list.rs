@@ -140,7 +140,7 @@ pub(super) fn scan_paths(pools: &Pools, arguments: &ScanArgs) -> Result<(), Fail
     }
     print(|out| {
         for (pool, state) in found.pools.iter().zip(&states) {
-            let FoundPool { id, name, devices, strays, .. } = pool;
+            let FoundPool { id, name, devices, unlisted, .. } = pool;
             writeln!(out, "pool {name}, {}: {}", id_text(*id), state.word)?;
             for (entry, path) in devices {
                 let place =
@@ -148,7 +148,7 @@ pub(super) fn scan_paths(pools: &Pools, arguments: &ScanArgs) -> Result<(), Fail
                 let (index, class, bytes) = (entry.index, entry.class, human_bytes(entry.bytes));
                 writeln!(out, "  device {index} ({class}, {bytes}): {place}")?;
             }
-            for path in strays {
+            for path in unlisted {
                 writeln!(out, "  stray: {}", path.display())?;
             }
             if let Some(why) = &state.why {
@@ -174,7 +174,7 @@ fn scan_json(found: &PoolScan, states: &[State]) -> Value {
             "why": state.why,
             "opening": pool.openings,
             "devices": devices.collect::<Vec<_>>(),
-            "strays": pool.strays,
+            "strays": pool.unlisted,
         })
     };
     let unusable = found.unusable.iter();

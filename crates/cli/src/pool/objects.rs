@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use bindery_pool::archive::Options;
+use bindery_pool::archive::ArchiveOptions;
 use bindery_pool::format::record::ObjectEntry;
 use bindery_pool::mblock::Committed;
 use bindery_pool::object::{Object, ReadError};
@@ -202,7 +202,7 @@ pub(super) fn delete(pools: &Pools, arguments: &DeleteArgs) -> Result<(), Failur
     }
     let any_is_archived = ids.iter().any(|id| find(id).is_ok_and(|at| is_archived(&there[at])));
     let unreachable = match any_is_archived {
-        true => pools.connect(&pool, Options::default()).err(),
+        true => pools.connect(&pool, ArchiveOptions::default()).err(),
         false => None,
     };
     let mut left = Vec::new();

@@ -1,7 +1,7 @@
 //! `bindery pool sweep`: removes from the archive what belongs to no object of the pool.
 
 use bindery_pool::ArchiveSweep;
-use bindery_pool::archive::{Options, Orphan, Removal};
+use bindery_pool::archive::{ArchiveOptions, Orphan, Removal};
 use serde_json::json;
 
 use super::Pools;
@@ -13,16 +13,16 @@ pub(super) fn run(pools: &Pools, arguments: &SweepArgs) -> Result<(), Failure> {
     let SweepArgs { name, dry_run, older_than } = arguments;
     // Nobody else archives or deletes objects of the pool meanwhile.
     let pool = pools.open(name)?;
-    pools.connect(&pool, Options::default())?;
+    pools.connect(&pool, ArchiveOptions::default())?;
     let sweep = match dry_run {
         true => pool.survey_archive(*older_than)?,
         false => pool.sweep_archive(*older_than)?,
     };
     let url = pool.archive_url().unwrap_or_default();
-    tell(pools, &url, *dry_run, &sweep)
+    report(pools, &url, *dry_run, &sweep)
 }
 
-fn tell(pools: &Pools, url: &str, dry_run: bool, sweep: &ArchiveSweep) -> Result<(), Failure> {
+fn report(pools: &Pools, url: &str, dry_run: bool, sweep: &ArchiveSweep) -> Result<(), Failure> {
     let ArchiveSweep { known, young, removed, removed_bytes, kept, strangers } = sweep;
     if pools.json {
         let kept =

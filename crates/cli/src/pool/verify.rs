@@ -33,7 +33,7 @@ pub(super) fn run(pools: &Pools, arguments: &VerifyArgs) -> Result<(), Failure> 
         Found { is_repaired: has_second_copy(&finding) && !is_left, finding }
     });
     let found: Vec<Found> = found.collect();
-    tell(pools, objects, object_bytes, &found)?;
+    print_report(pools, objects, object_bytes, &found)?;
     conclude(name, &found, unreachable)
 }
 
@@ -104,7 +104,7 @@ fn kind(finding: &Finding) -> &'static str {
     }
 }
 
-fn tell(pools: &Pools, objects: u64, object_bytes: u64, found: &[Found]) -> Result<(), Failure> {
+fn print_report(pools: &Pools, objects: u64, object_bytes: u64, found: &[Found]) -> Result<(), Failure> {
     if pools.json {
         let findings = found.iter().map(|Found { finding, is_repaired }| {
             json!({

@@ -11,9 +11,9 @@ use object_store::{ClientOptions, ObjectStore, RetryConfig, StaticCredentialProv
 use thiserror::Error;
 use url::Url;
 
+use super::archive_options::{ArchiveOptions, Credentials};
 use super::http::Connector;
 use super::key::Keys;
-use super::options::{Credentials, Options};
 
 /// How long a connection may take: a few lost packets, and then another attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -60,7 +60,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    pub(super) fn open(text: &str, options: &Options) -> Result<Self, LocationError> {
+    pub(super) fn open(text: &str, options: &ArchiveOptions) -> Result<Self, LocationError> {
         let wrong = |why: String| LocationError::Url { url: redacted(text), why };
         let url = Url::parse(text).map_err(|error| wrong(error.to_string()))?;
         if !url.username().is_empty() || url.password().is_some() {
@@ -87,7 +87,11 @@ impl Location {
     }
 }
 
-fn s3(url: &Url, bucket: &str, options: &Options) -> Result<impl ObjectStore, LocationError> {
+fn s3(
+    url: &Url,
+    bucket: &str,
+    options: &ArchiveOptions,
+) -> Result<impl ObjectStore, LocationError> {
     // Already there where another part of the program speaks TLS: any will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
@@ -172,7 +176,7 @@ mod tests {
             "s3://bucket/prefix#SECRET",
             "s4://bucket?secret=SECRET",
         ] {
-            let error = Location::open(url, &Options::default()).unwrap_err();
+            let error = Location::open(url, &ArchiveOptions::default()).unwrap_err();
             let (message, debug) = (error.to_string(), format!("{error:?}"));
             for leak in ["SECRET", "SEC", "RET"] {
                 assert!(!message.contains(leak) && !debug.contains(leak), "{url}: {message}");

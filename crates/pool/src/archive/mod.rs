@@ -9,7 +9,7 @@
 //! **The catalogue is the truth.** A listing may be stale, and nothing is concluded from what it lacks;
 //! it only finds what a crash left behind ([`Archive::orphans`]).
 //!
-//! **Large objects** are cut into parts of [`Options::part_bytes`], each a key of its own and each
+//! **Large objects** are cut into parts of [`ArchiveOptions::part_bytes`], each a key of its own and each
 //! created conditionally, the first before all others: who creates the first owns the rest. S3's own
 //! multipart uploads are not used. Their completion is conditional on few stores only, they leave
 //! invisible, billed remains behind, and a crash begins them anew; parts that are keys are found by
@@ -17,13 +17,13 @@
 //!
 //! Calls block. Requests run on a thread of the archive's own.
 
+mod archive_options;
 mod fault;
 mod format;
 mod http;
 mod key;
 mod location;
 mod lookup;
-mod options;
 mod orphans;
 mod put;
 mod retry;
@@ -39,13 +39,13 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStoreExt, PutMode, PutOptions};
 use thiserror::Error;
 
+pub use archive_options::{ArchiveOptions, Credentials, Secret};
 pub use fault::Fault;
 pub use format::{
     Digest, FormatError, HEADER_BYTES, Header, Layout, MAX_LENGTH_BYTES, MAX_PART_BYTES,
     UNIT_BYTES, WRITER_BYTES, decode_table, encode_table, unit_checksum,
 };
 pub use location::LocationError;
-pub use options::{Credentials, Options, Secret};
 pub use orphans::{Listing, Orphan, Removal};
 pub use put::{PutError, Receipt, Source};
 pub use retry::Patience;
@@ -62,7 +62,7 @@ pub struct Archive(Arc<Inner>);
 
 struct Inner {
     url: String,
-    options: Options,
+    options: ArchiveOptions,
     location: Location,
     runtime: Runtime,
 }
@@ -125,8 +125,8 @@ impl Archive {
     /// # Errors
     /// See [`OpenError`]. A store that cannot be reached is one after
     /// [`opening`](Patience::opening).
-    pub fn open(url: &str, options: Options) -> Result<Self, OpenError> {
-        let Options { part_bytes, parts_at_once, .. } = options;
+    pub fn open(url: &str, options: ArchiveOptions) -> Result<Self, OpenError> {
+        let ArchiveOptions { part_bytes, parts_at_once, .. } = options;
         let whole = part_bytes.is_multiple_of(UNIT_BYTES as u64);
         if !whole || !(1..=MAX_PART_BYTES).contains(&part_bytes) || parts_at_once == 0 {
             return Err(OpenError::Parts { part_bytes, parts_at_once });

@@ -182,7 +182,7 @@ impl Stored {
     }
 
     /// Reads whole units and verifies them; what is behind the object's end in the last is zero.
-    /// [`parts_at_once`](super::Options::parts_at_once) are asked for together. Blocks.
+    /// [`parts_at_once`](super::ArchiveOptions::parts_at_once) are asked for together. Blocks.
     ///
     /// # Errors
     /// See [`ReadError`]; the buffer's content is then unknown. What does not verify was read three

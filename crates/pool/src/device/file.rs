@@ -14,9 +14,9 @@ use bindery_sys::lock::{RangeLock, RangeLocks};
 use bindery_sys::process::Origin;
 use bindery_sys::uring::{Queue, Written};
 
-use super::engine::Engine;
+use super::device_options::DeviceAccess;
 use super::error::{IoError, Operation};
-use super::options::Access;
+use super::io_engine::IoEngine;
 use super::sync_gate::{Closed, SyncGate};
 use super::under_way::{self, UnderWay};
 use super::{Device, Hold, Read, Write, write_gathered};
@@ -37,7 +37,7 @@ pub struct FileDevice {
     path: PathBuf,
     parts: Arc<Parts>,
     origin: Origin,
-    engine: Engine,
+    engine: IoEngine,
     depth: usize,
     bytes: AtomicU64,
     gate: SyncGate,
@@ -64,7 +64,7 @@ impl FileDevice {
     pub(super) fn new(
         path: PathBuf,
         parts: Parts,
-        engine: Engine,
+        engine: IoEngine,
         depth: usize,
         bytes: u64,
     ) -> Self {
@@ -82,7 +82,7 @@ impl FileDevice {
 
     /// How its transfers are done.
     #[must_use]
-    pub fn engine(&self) -> Engine {
+    pub fn engine(&self) -> IoEngine {
         self.engine
     }
 
@@ -100,8 +100,8 @@ impl FileDevice {
 
     /// For what it was opened.
     #[must_use]
-    pub fn access(&self) -> Access {
-        if self.parts.writer.is_some() { Access::Write } else { Access::Read }
+    pub fn access(&self) -> DeviceAccess {
+        if self.parts.writer.is_some() { DeviceAccess::Write } else { DeviceAccess::Read }
     }
 
     fn all(&self, operation: Operation, mut transfers: Vec<Transfer<'_>>) -> io::Result<()> {
@@ -125,7 +125,7 @@ impl FileDevice {
 
     /// A queue for a caller that begins to write; none where the kernel gives none.
     fn queue<'a>(&self, under_way: &'a mut UnderWay) -> Option<&'a mut Queue> {
-        if under_way.queue.is_none() && self.engine == Engine::Uring {
+        if under_way.queue.is_none() && self.engine == IoEngine::Uring {
             under_way.queue = Queue::new(self.depth.min(under_way::MOST)).ok();
         }
         under_way.queue.as_mut()

@@ -12,20 +12,20 @@ use bindery_sys::lock::RangeLock;
 
 use crate::OtherProcess;
 
-mod engine;
+mod device_options;
 mod error;
 mod failing;
 mod file;
+mod io_engine;
 mod open;
-mod options;
 mod sync_gate;
 mod under_way;
 
-pub use self::engine::{Engine, UnknownEngine};
+pub use self::device_options::{DeviceAccess, DeviceOptions};
 pub use self::error::{IoError, OpenError, Operation};
 pub use self::failing::{Failing, Fault};
 pub use self::file::FileDevice;
-pub use self::options::{Access, Options};
+pub use self::io_engine::{IoEngine, UnknownIoEngine};
 pub use self::under_way::UnderWay;
 
 /// A read of whole blocks.

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use bindery_sys::block::{self, How, Kind};
 use bindery_sys::lock::{RangeLock, RangeLocks};
 
-use super::engine::Engine;
+use super::device_options::{DeviceAccess, DeviceOptions};
 use super::error::OpenError;
 use super::file::{FileDevice, Parts, assert_whole_blocks};
-use super::options::{Access, Options};
+use super::io_engine::IoEngine;
 
 /// The byte that whoever writes has locked: behind all that a file can be long.
 const WRITER: std::ops::Range<u64> = i64::MAX as u64 - 1..i64::MAX as u64;
@@ -36,7 +36,7 @@ impl FileDevice {
     ///
     /// # Panics
     /// If `bytes` are not whole blocks.
-    pub fn create(path: &Path, bytes: u64, options: &Options) -> Result<Self, OpenError> {
+    pub fn create(path: &Path, bytes: u64, options: &DeviceOptions) -> Result<Self, OpenError> {
         assert_whole_blocks(0, bytes);
         let because = failed("make", path);
         let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
@@ -46,7 +46,9 @@ impl FileDevice {
             .and_then(|()| file.sync_all())
             .and_then(|()| File::open(directory_of(path))?.sync_all())
             .map_err(&because)
-            .and_then(|()| Self::open(path, &Options { access: Access::Write, ..*options }));
+            .and_then(|()| {
+                Self::open(path, &DeviceOptions { access: DeviceAccess::Write, ..*options })
+            });
         if opened.is_err() {
             // Nobody else knows of it yet.
             let _ = fs::remove_file(path);
@@ -63,12 +65,12 @@ impl FileDevice {
     ///
     /// # Panics
     /// If the depth is 0 or above 4096.
-    pub fn open(path: &Path, options: &Options) -> Result<Self, OpenError> {
+    pub fn open(path: &Path, options: &DeviceOptions) -> Result<Self, OpenError> {
         assert!((1..=4096).contains(&options.depth), "a device of depth {}", options.depth);
         let cached = block::open_cached(path).map_err(failed("open", path))?;
         let kind = Kind::of(&cached).map_err(failed("look at", path))?;
         let kind = kind.ok_or_else(|| OpenError::NoDevice { path: path.into() })?;
-        if options.access == Access::Write
+        if options.access == DeviceAccess::Write
             && kind == Kind::BlockDevice
             && block::is_read_only(&cached).map_err(failed("look at", path))?
         {
@@ -93,7 +95,7 @@ struct Opened {
 }
 
 /// Opens for what is asked, as soon as the kernel has let go of it after a process that is gone.
-fn open_for(path: &Path, kind: Kind, options: &Options) -> Result<Opened, OpenError> {
+fn open_for(path: &Path, kind: Kind, options: &DeviceOptions) -> Result<Opened, OpenError> {
     let deadline = Instant::now() + LETTING_GO_TIME_MAX;
     // A block device may be mounted, which does not end by itself: nobody has locked it then.
     let mut is_let_go = kind == Kind::File;
@@ -112,12 +114,12 @@ fn open_for(path: &Path, kind: Kind, options: &Options) -> Result<Opened, OpenEr
     }
 }
 
-fn open_now(path: &Path, kind: Kind, options: &Options) -> Result<Opened, OpenError> {
+fn open_now(path: &Path, kind: Kind, options: &DeviceOptions) -> Result<Opened, OpenError> {
     let (file, buffered_because) = open_direct(path, kind, options)?;
     let locks = RangeLocks::new(file.try_clone().map_err(failed("open", path))?);
     let writer = match options.access {
-        Access::Write => Some(claim(path, &locks)?),
-        Access::Read => None,
+        DeviceAccess::Write => Some(claim(path, &locks)?),
+        DeviceAccess::Read => None,
     };
     Ok(Opened { file, buffered_because, locks, writer })
 }
@@ -126,9 +128,9 @@ fn open_now(path: &Path, kind: Kind, options: &Options) -> Result<Opened, OpenEr
 fn open_direct(
     path: &Path,
     kind: Kind,
-    options: &Options,
+    options: &DeviceOptions,
 ) -> Result<(File, Option<String>), OpenError> {
-    let writable = options.access == Access::Write;
+    let writable = options.access == DeviceAccess::Write;
     let exclusive = writable && kind == Kind::BlockDevice;
     let open = |direct| block::open(path, How { writable, direct, exclusive });
     let buffered = |why: String| match open(false) {
@@ -155,14 +157,14 @@ fn open_direct(
     }
 }
 
-fn refused(path: &Path, access: Access, error: io::Error) -> OpenError {
+fn refused(path: &Path, access: DeviceAccess, error: io::Error) -> OpenError {
     match (error.kind(), access) {
-        (io::ErrorKind::ResourceBusy, Access::Write) => {
+        (io::ErrorKind::ResourceBusy, DeviceAccess::Write) => {
             let holders = File::open(path).map(|file| RangeLocks::new(file).holders(WRITER));
             OpenError::InUse { path: path.into(), holders: holders.unwrap_or_default() }
         }
-        (_, Access::Write) => failed("open for writing", path)(error),
-        (_, Access::Read) => failed("open", path)(error),
+        (_, DeviceAccess::Write) => failed("open for writing", path)(error),
+        (_, DeviceAccess::Read) => failed("open", path)(error),
     }
 }
 
@@ -179,10 +181,10 @@ fn claim(path: &Path, locks: &Arc<RangeLocks>) -> Result<RangeLock, OpenError> {
     }
 }
 
-fn engine(options: &Options) -> Result<Engine, OpenError> {
-    match (options.engine, Engine::choose()) {
-        (Some(Engine::Threads), _) => Ok(Engine::Threads),
-        (Some(Engine::Uring), (_, Some(source))) => Err(OpenError::NoUring { source }),
+fn engine(options: &DeviceOptions) -> Result<IoEngine, OpenError> {
+    match (options.engine, IoEngine::choose()) {
+        (Some(IoEngine::Threads), _) => Ok(IoEngine::Threads),
+        (Some(IoEngine::Uring), (_, Some(source))) => Err(OpenError::NoUring { source }),
         (_, (engine, refusal)) => {
             if let Some(error) = refusal {
                 tracing::info!("I/O is done by threads, io_uring is refused: {error}");

@@ -7,7 +7,9 @@ use super::superblock::{DeviceEntry, Residence, class_number, class_of};
 use crate::name::PoolName;
 use crate::{DeviceIndex, ObjectId};
 
-pub use super::entry::{ArchivedEntry, LogEntry, MOST_COPIES, MblockEntry, MdcEntry, ObjectEntry};
+pub use super::object_entry::{
+    ArchivedEntry, LogEntry, MOST_COPIES, MblockEntry, MdcEntry, ObjectEntry,
+};
 
 /// The longest URL that an archive can have, in bytes.
 pub const LONGEST_URL: usize = 1024;
@@ -153,7 +155,7 @@ fn decode_url(fields: &mut Fields<'_>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::entry::LONGEST_ARCHIVED_BYTES;
+    use super::super::object_entry::LONGEST_ARCHIVED_BYTES;
     use super::*;
     use crate::Extent;
     use proptest::prelude::*;

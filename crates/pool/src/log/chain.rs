@@ -1,6 +1,6 @@
 //! The blocks of a log one after the other, each from a copy that has it.
 
-use super::copies::{Copies, Defect, HEADS};
+use super::log_copies::{Defect, HEADS, LogCopies};
 use super::window::Window;
 use crate::format::log_block::{self, Block, Header, Kind, NotABlock};
 
@@ -58,7 +58,7 @@ pub(super) enum Wrong {
 /// Follows a log's blocks.
 #[derive(Debug)]
 pub(super) struct Chain<'a> {
-    pub(super) copies: &'a Copies,
+    pub(super) copies: &'a LogCopies,
     pub(super) window: Window<'a>,
     pub(super) position: Position,
     /// Blocks that some copies have, and these do not.
@@ -66,7 +66,7 @@ pub(super) struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    pub(super) const fn new(copies: &'a Copies, generation: u64) -> Self {
+    pub(super) const fn new(copies: &'a LogCopies, generation: u64) -> Self {
         let position = Position::start(generation, 0);
         Self { copies, window: Window::new(copies), position, defects: Vec::new() }
     }
@@ -121,7 +121,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Which copy's block counts. Copies differ where one was away while the other went on: then it is that
+/// Which copy's block counts. LogCopies differ where one was away while the other went on: then it is that
 /// of the later opening.
 fn latest(found: &[Result<(Header, u32), Wrong>]) -> Option<(usize, Header, u32)> {
     let good = found.iter().enumerate().filter_map(|(copy, found)| {

@@ -6,9 +6,9 @@
 //! again in their generation, whoever comes next.
 
 use super::chain::{Chain, Position};
-use super::copies::{Copies, Defect, HEADS};
 use super::error::{Damage, OpenError};
 use super::heads;
+use super::log_copies::{Defect, HEADS, LogCopies};
 use super::window::Window;
 use crate::format::log_block::{self, Header};
 
@@ -30,7 +30,7 @@ pub(super) struct Found {
 ///
 /// # Errors
 /// If there is no log, or if what was durable is damaged in all copies.
-pub(super) fn find(copies: &Copies) -> Result<Found, OpenError> {
+pub(super) fn find(copies: &LogCopies) -> Result<Found, OpenError> {
     let mut attempt = 1;
     loop {
         let heads = heads::read(copies)?;
@@ -45,7 +45,7 @@ pub(super) fn find(copies: &Copies) -> Result<Found, OpenError> {
     }
 }
 
-fn follow(copies: &Copies, heads: heads::Heads) -> Result<Found, OpenError> {
+fn follow(copies: &LogCopies, heads: heads::Heads) -> Result<Found, OpenError> {
     let mut chain = Chain::new(copies, heads.generation);
     loop {
         while chain.next().is_some() {}

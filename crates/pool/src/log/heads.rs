@@ -6,8 +6,8 @@
 
 use bindery_sys::direct::Buffer;
 
-use super::copies::{Copies, Defect, HEADS};
 use super::error::{DeviceError, OpenError};
+use super::log_copies::{Defect, HEADS, LogCopies};
 use super::window::Window;
 use crate::format::le::u64_at;
 use crate::format::log_block::{self, Header, Kind, NotABlock, VERSION};
@@ -40,7 +40,7 @@ fn encode(identity: LogIdentity, generation: u64, session: u64, blocks: u64) -> 
 }
 
 /// Makes a generation the one that counts. Afterwards it is durable.
-pub(super) fn write(copies: &Copies, generation: u64, session: u64) -> Result<(), DeviceError> {
+pub(super) fn write(copies: &LogCopies, generation: u64, session: u64) -> Result<(), DeviceError> {
     let block = encode(copies.identity, generation, session, copies.blocks());
     (0..HEADS).try_for_each(|head| {
         copies.write_all(head, &block)?;
@@ -49,7 +49,7 @@ pub(super) fn write(copies: &Copies, generation: u64, session: u64) -> Result<()
 }
 
 /// What a head says, if these bytes are one.
-fn decode(bytes: &[u8], copies: &Copies) -> Result<(Header, u64), Wrong> {
+fn decode(bytes: &[u8], copies: &LogCopies) -> Result<(Header, u64), Wrong> {
     let block = log_block::decode(bytes)?;
     let head = block.header.kind == Kind::Head && block.payload.len() == size_of::<u64>();
     // No log was erased that often; and one more must be a number.
@@ -72,7 +72,7 @@ impl From<NotABlock> for Wrong {
 }
 
 /// The generation that counts, if there is a log.
-pub(super) fn generation(copies: &Copies) -> Option<u64> {
+pub(super) fn generation(copies: &LogCopies) -> Option<u64> {
     latest(copies, &mut heads(copies)).ok().map(|(head, _)| head.generation)
 }
 
@@ -80,7 +80,7 @@ pub(super) fn generation(copies: &Copies) -> Option<u64> {
 ///
 /// # Errors
 /// If there is no head, or none that is whole.
-pub(super) fn read(copies: &Copies) -> Result<Heads, OpenError> {
+pub(super) fn read(copies: &LogCopies) -> Result<Heads, OpenError> {
     let mut window = heads(copies);
     let latest = latest(copies, &mut window)?;
     let (generation, session) = (latest.0.generation, latest.0.session);
@@ -105,18 +105,18 @@ pub(super) fn read(copies: &Copies) -> Result<Heads, OpenError> {
     Ok(Heads { generation, session, defects })
 }
 
-fn heads(copies: &Copies) -> Window<'_> {
+fn heads(copies: &LogCopies) -> Window<'_> {
     let mut window = Window::new(copies);
     window.load(0, HEADS);
     window
 }
 
-fn all(copies: &Copies) -> impl Iterator<Item = (usize, u64)> {
+fn all(copies: &LogCopies) -> impl Iterator<Item = (usize, u64)> {
     (0..copies.count()).flat_map(|copy| (0..HEADS).map(move |head| (copy, head)))
 }
 
 /// The head of the latest generation and the length that it gives.
-fn latest(copies: &Copies, window: &mut Window<'_>) -> Result<(Header, u64), OpenError> {
+fn latest(copies: &LogCopies, window: &mut Window<'_>) -> Result<(Header, u64), OpenError> {
     let log = copies.identity.log;
     let mut heads = Vec::new();
     let (mut version, mut resembles, mut readable) = (None, None, false);

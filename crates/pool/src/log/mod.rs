@@ -14,11 +14,11 @@
 //! checksum of the block before it and the number of the opening that wrote it, and those never fall.
 
 mod chain;
-mod copies;
 mod error;
 mod find;
 mod heads;
-mod place;
+mod log_copies;
+mod log_copy;
 mod reader;
 mod records;
 mod repair;
@@ -26,7 +26,7 @@ mod window;
 mod writer;
 
 pub use error::{Damage, DeviceError, OpenError, WriteError};
-pub use place::Place;
+pub use log_copy::LogCopy;
 pub use reader::Reader;
 pub use records::Records;
 pub use writer::Log;

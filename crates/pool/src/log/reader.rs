@@ -1,16 +1,16 @@
 //! A log for those who only read it.
 
-use super::copies::Copies;
 use super::error::{Damage, OpenError};
 use super::find::{Found, find};
-use super::place::Place;
+use super::log_copies::LogCopies;
+use super::log_copy::LogCopy;
 use super::records::Records;
 use crate::LogIdentity;
 
 /// A log as it was when it was opened, for reading. Others may read it, and one write it, meanwhile.
 #[derive(Debug)]
 pub struct Reader {
-    copies: Copies,
+    copies: LogCopies,
     found: Found,
     damaged: Vec<Damage>,
 }
@@ -20,8 +20,8 @@ impl Reader {
     ///
     /// # Errors
     /// If there is no such log, or if what was synced is damaged in all copies.
-    pub fn open(identity: LogIdentity, places: Vec<Place>) -> Result<Self, OpenError> {
-        let copies = Copies::new(identity, places)?;
+    pub fn open(identity: LogIdentity, places: Vec<LogCopy>) -> Result<Self, OpenError> {
+        let copies = LogCopies::new(identity, places)?;
         let mut found = find(&copies)?;
         let damaged = std::mem::take(&mut found.defects).into_iter().map(|it| it.damage).collect();
         Ok(Self { copies, found, damaged })

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use super::chain::{Chain, Position};
-use super::copies::{Copies, HEADS};
 use super::error::OpenError;
 use super::heads;
+use super::log_copies::{HEADS, LogCopies};
 use crate::format::log_block::Kind;
 use crate::format::piece::Joiner;
 
@@ -22,7 +22,7 @@ pub struct Records<'a> {
 
 impl<'a> Records<'a> {
     /// Those in the blocks before `end`, which were found to be there.
-    pub(super) fn new(copies: &'a Copies, end: &Position) -> Self {
+    pub(super) fn new(copies: &'a LogCopies, end: &Position) -> Self {
         Self {
             chain: Chain::new(copies, end.generation),
             until: end.sequence,

@@ -3,9 +3,9 @@
 use bindery_sys::direct::Buffer;
 
 use super::chain::{Chain, Position};
-use super::copies::{Copies, Defect, HEADS};
 use super::error::OpenError;
 use super::heads;
+use super::log_copies::{Defect, HEADS, LogCopies};
 use crate::BLOCK_BYTES;
 use crate::format::log_block;
 
@@ -13,7 +13,7 @@ use crate::format::log_block;
 ///
 /// # Errors
 /// If no copy has it.
-pub(super) fn scrub(copies: &Copies, end: &Position) -> Result<Vec<Defect>, OpenError> {
+pub(super) fn scrub(copies: &LogCopies, end: &Position) -> Result<Vec<Defect>, OpenError> {
     let mut defects = heads::read(copies)?.defects;
     let mut chain = Chain::new(copies, end.generation);
     while chain.position.sequence < end.sequence {
@@ -33,7 +33,7 @@ pub(super) fn scrub(copies: &Copies, end: &Position) -> Result<Vec<Defect>, Open
 /// # Errors
 /// If a device fails, or if what was good is not any more.
 pub(super) fn heal(
-    copies: &Copies,
+    copies: &LogCopies,
     end: &Position,
     session: u64,
     defects: &[Defect],
@@ -60,7 +60,7 @@ pub(super) fn heal(
 ///
 /// # Errors
 /// If a device fails, or if what was good is not any more.
-pub(super) fn settle(copies: &Copies, end: &Position) -> Result<(), OpenError> {
+pub(super) fn settle(copies: &LogCopies, end: &Position) -> Result<(), OpenError> {
     for copy in 0..copies.count() {
         for sequence in end.durable..end.sequence {
             self::copy(copies, HEADS + sequence, copy, copy)?;
@@ -73,7 +73,7 @@ pub(super) fn settle(copies: &Copies, end: &Position) -> Result<(), OpenError> {
     Ok(())
 }
 
-fn copy(copies: &Copies, block: u64, from: usize, to: usize) -> Result<(), OpenError> {
+fn copy(copies: &LogCopies, block: u64, from: usize, to: usize) -> Result<(), OpenError> {
     let mut bytes = Buffer::zeroed(BLOCK_BYTES);
     copies.read(from, block, &mut bytes)?;
     if let Err(wrong) = log_block::decode(&bytes) {

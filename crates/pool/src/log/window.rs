@@ -2,14 +2,14 @@
 
 use bindery_sys::direct::Buffer;
 
-use super::copies::{CHUNK_BLOCKS, Copies};
 use super::error::DeviceError;
+use super::log_copies::{CHUNK_BLOCKS, LogCopies};
 use crate::BLOCK_BYTES;
 
 /// A sliding view of a log's blocks.
 #[derive(Debug)]
 pub(super) struct Window<'a> {
-    copies: &'a Copies,
+    copies: &'a LogCopies,
     first: u64,
     contents: Vec<Content>,
 }
@@ -23,7 +23,7 @@ struct Content {
 }
 
 impl<'a> Window<'a> {
-    pub(super) const fn new(copies: &'a Copies) -> Self {
+    pub(super) const fn new(copies: &'a LogCopies) -> Self {
         Self { copies, first: 0, contents: Vec::new() }
     }
 
@@ -58,7 +58,7 @@ impl<'a> Window<'a> {
 }
 
 /// Reads at once what can be read at once, and one by one where not.
-fn read(copies: &Copies, copy: usize, first: u64, blocks: u64) -> Content {
+fn read(copies: &LogCopies, copy: usize, first: u64, blocks: u64) -> Content {
     let mut content =
         Content { blocks: Buffer::zeroed(blocks as usize * BLOCK_BYTES), unreadable: Vec::new() };
     if copies.read(copy, first, &mut content.blocks).is_ok() {

@@ -3,11 +3,11 @@
 use bindery_sys::direct::Buffer;
 
 use super::chain::Position;
-use super::copies::{CHUNK_BLOCKS, Copies, HEADS};
 use super::error::{Damage, DeviceError, OpenError, WriteError};
 use super::find::find;
 use super::heads;
-use super::place::Place;
+use super::log_copies::{CHUNK_BLOCKS, HEADS, LogCopies};
+use super::log_copy::LogCopy;
 use super::records::Records;
 use super::repair;
 use crate::format::log_block::{self, Header, Kind};
@@ -19,7 +19,7 @@ use crate::{BLOCK_BYTES, LogIdentity};
 /// What was appended and not synced is lost when this is dropped.
 #[derive(Debug)]
 pub struct Log {
-    pub(super) copies: Copies,
+    pub(super) copies: LogCopies,
     /// The opening of the pool.
     session: u64,
     /// Behind the last block that was made.
@@ -44,10 +44,10 @@ impl Log {
     /// If a log cannot lie there, or a device fails.
     pub fn create(
         identity: LogIdentity,
-        places: Vec<Place>,
+        places: Vec<LogCopy>,
         session: u64,
     ) -> Result<Self, OpenError> {
-        let copies = Copies::new(identity, places)?;
+        let copies = LogCopies::new(identity, places)?;
         // It may have been made before, by somebody who could not remember it.
         let generation = heads::generation(&copies).unwrap_or(0) + 1;
         heads::write(&copies, generation, session)?;
@@ -64,10 +64,10 @@ impl Log {
     /// If there is no such log, if what was synced is damaged in all copies, or if a device fails.
     pub fn open(
         identity: LogIdentity,
-        places: Vec<Place>,
+        places: Vec<LogCopy>,
         session: u64,
     ) -> Result<Self, OpenError> {
-        let copies = Copies::new(identity, places)?;
+        let copies = LogCopies::new(identity, places)?;
         let found = find(&copies)?;
         if found.end.session > session {
             let (log, found) = (identity.log, found.end.session);
@@ -82,7 +82,7 @@ impl Log {
         Ok(log)
     }
 
-    const fn at(copies: Copies, session: u64, end: Position) -> Self {
+    const fn at(copies: LogCopies, session: u64, end: Position) -> Self {
         Self {
             copies,
             session,
@@ -279,7 +279,7 @@ impl Log {
     fn sync_made(&mut self) -> Result<(), DeviceError> {
         self.write_made()?;
         if self.end.sequence > self.synced.sequence {
-            self.attempt(Copies::sync)?;
+            self.attempt(LogCopies::sync)?;
             self.synced = self.end;
         }
         Ok(())
@@ -298,7 +298,7 @@ impl Log {
     /// Does something to the devices after whose failure nobody knows what they hold.
     fn attempt(
         &mut self,
-        act: impl FnOnce(&Copies) -> Result<(), DeviceError>,
+        act: impl FnOnce(&LogCopies) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let acted = act(&self.copies);
         self.failed |= acted.is_err();

@@ -9,7 +9,7 @@ use bindery_sys::mapped::View;
 use bindery_sys::pagemap::Pagemap;
 
 use super::error::EvictError;
-use super::options::BackEndKind;
+use super::map_options::BackEndKind;
 use crate::object::ReadError;
 
 /// Consecutive pages of an object of a map.
@@ -33,7 +33,7 @@ pub struct Prefetched {
 /// What tells the memory of one object from that of another: of two maps of the same object, the file
 /// back end has the same memory, and the memfd back end has not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Identity {
+pub(crate) struct MemoryIdentity {
     /// The address of what holds the memory, which lives as long as the map.
     pub(crate) holder: usize,
     /// Where in it.
@@ -44,7 +44,7 @@ pub(crate) struct Identity {
 /// object, pages beyond its end excepted.
 pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
     fn kind(&self) -> BackEndKind;
-    fn identity(&self, object: usize) -> Identity;
+    fn identity(&self, object: usize) -> MemoryIdentity;
     fn view(&self, object: usize, offset_bytes: u64, bytes: usize) -> View<'_>;
     /// Copies, verified.
     fn read(&self, object: usize, offset_bytes: u64, into: &mut [u8]) -> Result<(), ReadError>;

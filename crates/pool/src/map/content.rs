@@ -16,7 +16,7 @@ use bindery_units::PAGE_BYTES;
 
 use super::back_end::Duty;
 use super::layout::Layout;
-use super::options::{Access, Lost};
+use super::map_options::{Lost, MapAccess};
 use crate::UNIT_BYTES;
 use crate::object::{Damage, Object, units_of};
 
@@ -27,7 +27,7 @@ pub(super) fn verify_units(object: &dyn Object, first: u64, bytes: &[u8]) -> Res
 }
 
 /// An object and where it is read.
-pub(super) struct Place {
+pub(super) struct MappedObject {
     pub(super) object: Arc<dyn Object>,
     pub(super) file: Arc<File>,
     /// Whether units of it were fetched since the reaper last looked.
@@ -37,9 +37,9 @@ pub(super) struct Place {
 /// The content of a map.
 pub(super) struct Content {
     pub(super) layout: Layout,
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<MappedObject>,
     pub(super) duty: Duty,
-    pub(super) access: Access,
+    pub(super) access: MapAccess,
     pub(super) on_lost: Option<fn(Lost)>,
 }
 
@@ -54,7 +54,7 @@ const SEQUENTIAL_PAGES: usize = 32;
 
 impl Content {
     /// The object of a page and its unit, if the object has that much.
-    fn find(&self, page: usize) -> Option<(&Place, u64)> {
+    fn find(&self, page: usize) -> Option<(&MappedObject, u64)> {
         let (object, unit) = self.layout.find(page);
         let place = self.places.get(object)?;
         let unit = unit as u64;
@@ -71,7 +71,7 @@ impl Source for Content {
             std::thread::sleep(delay + delay * (page % 16) as u32 / 16);
         }
         let alone = page..page + 1;
-        let (Access::Sequential, Some((place, unit))) = (self.access, self.find(page)) else {
+        let (MapAccess::Sequential, Some((place, unit))) = (self.access, self.find(page)) else {
             return alone;
         };
         let left = (units_of(&*place.object) - unit) as usize;

@@ -9,10 +9,10 @@ use bindery_sys::mapped::View;
 use bindery_sys::pagemap::Pagemap;
 use bindery_units::PAGE_BYTES;
 
-use super::back_end::{BackEnd, Duty, Identity, PageRun};
+use super::back_end::{BackEnd, Duty, MemoryIdentity, PageRun};
 use super::content::verify_units;
 use super::error::{EvictError, MapError};
-use super::options::{BackEndKind, Options};
+use super::map_options::{BackEndKind, MapOptions};
 use super::window::{DeviceFiles, Extent, Tenant, Window};
 use crate::UNIT_BYTES;
 use crate::object::{Object, ReadError, units_of};
@@ -43,7 +43,7 @@ impl FileMap {
         objects: &[Arc<dyn Object>],
         file: BorrowedFd<'_>,
         files: &DeviceFiles,
-        options: &Options,
+        options: &MapOptions,
     ) -> Result<Self, MapError> {
         let bytes = objects.iter().map(|object| extent(object).1).max().unwrap_or(0);
         let window = files.window(file, bytes, options.access)?;
@@ -111,9 +111,9 @@ impl BackEnd for FileMap {
         BackEndKind::File
     }
 
-    fn identity(&self, object: usize) -> Identity {
+    fn identity(&self, object: usize) -> MemoryIdentity {
         let offset_bytes = self.objects[object].offset_bytes();
-        Identity { holder: self.window.holder(), offset_bytes }
+        MemoryIdentity { holder: self.window.holder(), offset_bytes }
     }
 
     fn view(&self, object: usize, offset_bytes: u64, bytes: usize) -> View<'_> {

@@ -8,14 +8,14 @@ use super::Map;
 use super::back_end::BackEnd;
 use super::error::MapError;
 use super::file::FileMap;
+use super::map_options::{BackEndChoice, BackEndKind, MapOptions, Temperature};
 use super::mapped::Mapped;
 use super::memory::MemoryMap;
-use super::options::{BackEndKind, Choice, Options, Temperature};
 use super::registry::Maps;
 use crate::object::Object;
 
 impl Maps {
-    /// Maps objects, in this order. See [the module](super) for what it costs, and [`Options`].
+    /// Maps objects, in this order. See [the module](super) for what it costs, and [`MapOptions`].
     ///
     /// # Errors
     /// See [`MapError`].
@@ -23,7 +23,7 @@ impl Maps {
         &self,
         objects: &[Arc<dyn Object>],
         temperature: Temperature,
-        options: &Options,
+        options: &MapOptions,
     ) -> Result<Map, MapError> {
         if objects.is_empty() {
             return Err(MapError::Empty);
@@ -49,16 +49,18 @@ fn file_of(object: &dyn Object) -> Result<BorrowedFd<'_>, MapError> {
 }
 
 /// Returns the back end for these objects.
-fn choose(objects: &[Arc<dyn Object>], options: &Options) -> Result<BackEndKind, MapError> {
+fn choose(objects: &[Arc<dyn Object>], options: &MapOptions) -> Result<BackEndKind, MapError> {
     let device = |object: &Arc<dyn Object>| Arc::as_ptr(object.device()).addr();
     let elsewhere = objects.iter().find(|object| device(object) != device(&objects[0]));
     match (options.choice, &options.memory, elsewhere) {
         (_, Some(_), _)
-        | (Choice::Fixed(BackEndKind::Memfd), ..)
-        | (Choice::Automatic, _, Some(_)) => Ok(BackEndKind::Memfd),
-        (Choice::Fixed(BackEndKind::File), _, Some(object)) => {
+        | (BackEndChoice::Fixed(BackEndKind::Memfd), ..)
+        | (BackEndChoice::Automatic, _, Some(_)) => Ok(BackEndKind::Memfd),
+        (BackEndChoice::Fixed(BackEndKind::File), _, Some(object)) => {
             Err(MapError::SeveralDevices { first: objects[0].id(), object: object.id() })
         }
-        (Choice::Automatic | Choice::Fixed(BackEndKind::File), _, None) => Ok(BackEndKind::File),
+        (BackEndChoice::Automatic | BackEndChoice::Fixed(BackEndKind::File), _, None) => {
+            Ok(BackEndKind::File)
+        }
     }
 }

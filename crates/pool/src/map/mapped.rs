@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::back_end::BackEnd;
-use super::options::Temperature;
+use super::map_options::Temperature;
 use crate::object::{self, Object};
 
 /// The objects and the memory of a map, shared by its owner and, as long as that lives, by the reaper.

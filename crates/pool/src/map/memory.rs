@@ -13,11 +13,11 @@ use bindery_sys::memfd;
 use bindery_sys::pagemap::Pagemap;
 use bindery_units::PAGE_BYTES;
 
-use super::back_end::{BackEnd, Duty, Identity, PageRun};
-use super::content::{Content, Place, verify_units};
+use super::back_end::{BackEnd, Duty, MemoryIdentity, PageRun};
+use super::content::{Content, MappedObject, verify_units};
 use super::error::{EvictError, MapError};
 use super::layout::Layout;
-use super::options::{Access, BackEndKind, Options};
+use super::map_options::{BackEndKind, MapAccess, MapOptions};
 use crate::UNIT_BYTES;
 use crate::device::{Device, Read};
 use crate::object::{Object, ReadError, units_of};
@@ -32,7 +32,7 @@ pub(super) struct MemoryMap {
 }
 
 impl MemoryMap {
-    pub(super) fn new(objects: &[Arc<dyn Object>], options: &Options) -> Result<Self, MapError> {
+    pub(super) fn new(objects: &[Arc<dyn Object>], options: &MapOptions) -> Result<Self, MapError> {
         let longest_bytes = objects.iter().map(|object| object.length_bytes()).max().unwrap_or(0);
         let layout = Layout::new(objects.len(), longest_bytes);
         let too_large = MapError::TooLarge { objects: objects.len(), longest_bytes };
@@ -57,7 +57,7 @@ impl MemoryMap {
         };
         let demand = demand.map_err(MapError::of_system("make memory that is filled on demand"))?;
         let map = Self { demand, content };
-        if options.access == Access::Random {
+        if options.access == MapAccess::Random {
             map.fault_singly();
         }
         Ok(map)
@@ -135,7 +135,7 @@ impl MemoryMap {
 }
 
 /// Each object with its device's file, opened once a device to be read past the kernel's cache.
-fn places(objects: &[Arc<dyn Object>]) -> Result<Vec<Place>, MapError> {
+fn places(objects: &[Arc<dyn Object>]) -> Result<Vec<MappedObject>, MapError> {
     let mut files: Vec<((u64, u64), Arc<File>)> = Vec::new();
     let mut places = Vec::with_capacity(objects.len());
     for object in objects {
@@ -155,7 +155,7 @@ fn places(objects: &[Arc<dyn Object>]) -> Result<Vec<Place>, MapError> {
             }
         };
         let (object, fetched) = (Arc::clone(object), AtomicBool::new(false));
-        places.push(Place { object, file, fetched });
+        places.push(MappedObject { object, file, fetched });
     }
     Ok(places)
 }
@@ -165,9 +165,9 @@ impl BackEnd for MemoryMap {
         BackEndKind::Memfd
     }
 
-    fn identity(&self, object: usize) -> Identity {
+    fn identity(&self, object: usize) -> MemoryIdentity {
         let offset_bytes = self.content.layout.base_bytes(object) as u64;
-        Identity { holder: Arc::as_ptr(&self.content).addr(), offset_bytes }
+        MemoryIdentity { holder: Arc::as_ptr(&self.content).addr(), offset_bytes }
     }
 
     fn view(&self, object: usize, offset_bytes: u64, bytes: usize) -> View<'_> {

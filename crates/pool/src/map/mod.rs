@@ -18,9 +18,9 @@ mod error;
 mod file;
 mod layout;
 mod make;
+mod map_options;
 mod mapped;
 mod memory;
-mod options;
 mod registry;
 mod window;
 
@@ -33,11 +33,11 @@ use bindery_sys::mapped::View;
 use crate::OtherProcess;
 use crate::object::{self, Object, ReadError};
 
-pub(crate) use self::back_end::Identity;
+pub(crate) use self::back_end::MemoryIdentity;
 pub use self::back_end::{PageRun, Prefetched};
 pub use self::error::{EvictError, MapError};
+pub use self::map_options::{BackEndChoice, BackEndKind, Lost, MapAccess, MapOptions, Temperature};
 pub(crate) use self::mapped::Mapped;
-pub use self::options::{Access, BackEndKind, Choice, Lost, Options, Temperature};
 pub use self::registry::Maps;
 
 /// Pages of a range that are in memory, and all of them.
@@ -113,7 +113,7 @@ impl Map {
     }
 
     /// Bytes of an object, as memory. Costs arithmetic; to read them may be a fault, which reads the
-    /// device. Where a page cannot be had, reading it is `SIGBUS`, of which [`Options::on_lost`] is told
+    /// device. Where a page cannot be had, reading it is `SIGBUS`, of which [`MapOptions::on_lost`] is told
     /// first; [`read`](Self::read) gives an error instead. The file back end does not verify checksums
     /// here; the memfd back end verifies each page that it fetches. The memfd back end's absent pages are
     /// `EFAULT` for system calls: [`prefetch`](Self::prefetch) them, or copy.
@@ -225,7 +225,7 @@ impl Map {
         self.mapped().temperature.store(temperature.number(), Ordering::Relaxed);
     }
 
-    /// The memory of the memfd back end: another process passes it as [`Options::memory`] with the same
+    /// The memory of the memfd back end: another process passes it as [`MapOptions::memory`] with the same
     /// objects in the same order, and shares the pages. None with the file back end, whose pages are
     /// shared as they are.
     #[must_use]

@@ -15,7 +15,7 @@ use bindery_sys::userfault::Userfault;
 use bindery_units::HostAddress;
 
 use super::error::MapError;
-use super::options::{Access, Lost};
+use super::map_options::{Lost, MapAccess};
 use crate::ObjectId;
 
 /// The least that is mapped of a file: it can grow for a while without a second mapping.
@@ -41,7 +41,7 @@ pub(super) struct Window {
     /// Ends before its mapping does.
     singly: OnceLock<Option<Userfault>>,
     mapped: MappedFile,
-    access: Access,
+    access: MapAccess,
     tenants: Arc<Tenants>,
     device: Arc<DeviceFile>,
 }
@@ -89,7 +89,7 @@ impl DeviceFiles {
         &self,
         file: BorrowedFd<'_>,
         bytes: u64,
-        access: Access,
+        access: MapAccess,
     ) -> Result<Arc<Window>, MapError> {
         let what = "tell one device's file from another";
         let identity = memfd::identity(file).map_err(MapError::of_system(what))?;
@@ -112,7 +112,7 @@ impl DeviceFiles {
 }
 
 impl DeviceFile {
-    fn window(self: Arc<Self>, bytes: u64, access: Access) -> Result<Arc<Window>, MapError> {
+    fn window(self: Arc<Self>, bytes: u64, access: MapAccess) -> Result<Arc<Window>, MapError> {
         let mut windows = lock(&self.windows);
         windows.retain(|window| window.strong_count() > 0);
         let fits =
@@ -170,11 +170,11 @@ impl DeviceFile {
 }
 
 impl Window {
-    fn new(device: &Arc<DeviceFile>, bytes: u64, access: Access) -> Result<Self, MapError> {
+    fn new(device: &Arc<DeviceFile>, bytes: u64, access: MapAccess) -> Result<Self, MapError> {
         let bytes = bytes.max(WINDOW_BYTES_MIN).next_power_of_two() as usize;
         let map = MappedFile::map(device.file(), bytes);
         let mapped = map.map_err(MapError::of_system("map a device's file"))?;
-        if access == Access::Random {
+        if access == MapAccess::Random {
             mapped.advise_random().map_err(MapError::of_system("advise random reading"))?;
         }
         let start = mapped.address();

@@ -4,7 +4,7 @@ use super::error::MdcError;
 use crate::LogIdentity;
 use crate::format::mdc_record::{self, Entry};
 use crate::id::ObjectId;
-use crate::log::{Place, Records};
+use crate::log::{LogCopy, Records};
 
 /// Whose one of the two logs is, and where its copies lie.
 #[derive(Clone, Debug)]
@@ -12,7 +12,7 @@ pub struct Half {
     /// Whose it is.
     pub identity: LogIdentity,
     /// Its copies.
-    pub places: Vec<Place>,
+    pub places: Vec<LogCopy>,
 }
 
 /// What a log holds.

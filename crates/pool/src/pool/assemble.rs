@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::error::OpenError;
 use crate::catalogue::{CATALOGUE_LOGS, Contents};
 use crate::format::superblock::{DeviceEntry, NoSuperblock, Residence, Superblock};
-use crate::log::{Damage, Place};
+use crate::log::{Damage, LogCopy};
 use crate::mdc::{Half, MdcReader};
 use crate::media::{AttachedDevice, PoolDevice, superblock_copies};
 use crate::{Extent, LogIdentity, PoolName};
@@ -241,7 +241,7 @@ fn halves(found: &[Found], lead: &Superblock) -> Result<[Half; 2], OpenError> {
         let entry = entry.ok_or_else(misplaced)?;
         let missing = || OpenError::Missing { name: lead.name.clone(), missing: describe(entry) };
         let device = &find(found, entry).ok_or_else(missing)?.attached.device;
-        let place = Place { device: Arc::clone(device), extent };
+        let place = LogCopy { device: Arc::clone(device), extent };
         if extent.lies_within(device.bytes()) { Ok(place) } else { Err(misplaced()) }
     };
     let half = |at: usize| -> Result<Half, OpenError> {

@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::assemble::{Found, identify};
 use super::error::{CreateError, GrowError, OpenError};
 use crate::PoolName;
-use crate::device::{self, Access, FileDevice, Options};
+use crate::device::{self, DeviceAccess, DeviceOptions, FileDevice};
 use crate::media::AttachedDevice;
 use crate::session::ChangeError;
 
@@ -81,8 +81,11 @@ pub enum PathError {
     Change(#[from] ChangeError),
 }
 
-pub(super) fn attach(path: &Path, access: Access) -> Result<AttachedDevice, device::OpenError> {
-    Ok(attached_at(path, FileDevice::open(path, &Options::new(access))?))
+pub(super) fn attach(
+    path: &Path,
+    access: DeviceAccess,
+) -> Result<AttachedDevice, device::OpenError> {
+    Ok(attached_at(path, FileDevice::open(path, &DeviceOptions::new(access))?))
 }
 
 pub(super) fn attached_at(path: &Path, device: FileDevice) -> AttachedDevice {
@@ -91,7 +94,7 @@ pub(super) fn attached_at(path: &Path, device: FileDevice) -> AttachedDevice {
 
 /// The superblock at a path, read beside whoever uses it.
 pub(super) fn look_at(path: &Path) -> Result<Found, PathError> {
-    Ok(identify(attach(path, Access::Read)?)?)
+    Ok(identify(attach(path, DeviceAccess::Read)?)?)
 }
 
 pub(super) fn failed(path: &Path, doing: &'static str, source: io::Error) -> PathError {

@@ -11,7 +11,7 @@ use crate::catalogue::{CATALOGUE_LOGS, Catalogue, Contents};
 use crate::device::Device;
 use crate::format::record::Record;
 use crate::format::superblock::{DeviceEntry, HEAD_BYTES, MOST_DEVICES, Superblock};
-use crate::log::Place;
+use crate::log::LogCopy;
 use crate::mdc::{Half, Mdc};
 use crate::media::{AttachedDevice, PoolDevice, superblock_copies};
 use crate::session::superblocks::{new_nonce, superblock_of, write_superblocks};
@@ -155,7 +155,7 @@ fn make(
     let halves = [0, 1].map(|half| {
         let place = |extent: Extent| {
             let device = &pool_devices[usize::from(extent.device.0)].device;
-            Place { device: Arc::clone(device), extent }
+            LogCopy { device: Arc::clone(device), extent }
         };
         let identity = LogIdentity { pool, log: CATALOGUE_LOGS[half] };
         Half { identity, places: places[half].into_iter().map(place).collect() }

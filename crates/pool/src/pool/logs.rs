@@ -7,7 +7,7 @@ use super::error::LogError;
 use super::handle::Pool;
 use crate::catalogue::CatalogueError;
 use crate::format::record::{LogEntry, MOST_COPIES, MdcEntry, ObjectEntry};
-use crate::log::{Log, Place};
+use crate::log::{Log, LogCopy};
 use crate::mdc::{Half, Mdc};
 use crate::media::PoolDevice;
 use crate::session::{AllocateError, FindError, PoolSession, wrong_kind};
@@ -136,7 +136,7 @@ impl Pool {
         Ok(OpenMdc { mdc, turn })
     }
 
-    fn halves(&self, id: ObjectId, places: [Vec<Place>; 2]) -> [Half; 2] {
+    fn halves(&self, id: ObjectId, places: [Vec<LogCopy>; 2]) -> [Half; 2] {
         let [first, second] = places;
         [(1, first), (2, second)]
             .map(|(at, places)| Half { identity: self.identity(ObjectId(id.0 + at)), places })
@@ -146,9 +146,9 @@ impl Pool {
         LogIdentity { pool: self.session.pool_id, log }
     }
 
-    fn places(&self, copies: &[Extent]) -> Vec<Place> {
+    fn places(&self, copies: &[Extent]) -> Vec<LogCopy> {
         let device = |extent: &Extent| Arc::clone(&self.session.pool_device(extent.device).device);
-        copies.iter().map(|extent| Place { device: device(extent), extent: *extent }).collect()
+        copies.iter().map(|extent| LogCopy { device: device(extent), extent: *extent }).collect()
     }
 
     fn entry(&self, id: ObjectId) -> Result<ObjectEntry, FindError> {
@@ -221,8 +221,8 @@ impl<'a> Held<'a, 1> {
         Held { session: self.session, copies }
     }
 
-    fn places(&self) -> Vec<Place> {
-        let place = |(pool_device, extent): &(Arc<PoolDevice>, Extent)| Place {
+    fn places(&self) -> Vec<LogCopy> {
+        let place = |(pool_device, extent): &(Arc<PoolDevice>, Extent)| LogCopy {
             device: Arc::clone(&pool_device.device),
             extent: *extent,
         };

@@ -9,7 +9,7 @@ use super::error::GrowError;
 use super::handle::Pool;
 use super::reader::PoolReader;
 use super::scan::{FoundPool, scan_pools};
-use crate::device::{Access, FileDevice, Options};
+use crate::device::{DeviceAccess, DeviceOptions, FileDevice};
 use crate::media::AttachedDevice;
 use crate::{BLOCK_BYTES, DeviceIndex, MediaClass, PoolName};
 
@@ -60,7 +60,7 @@ impl Pool {
     /// See [`PathError`]; [`InUse`](crate::device::OpenError::InUse), naming the process, if another has it open for
     /// writing.
     pub fn open(paths: &[PathBuf], name: Option<&PoolName>) -> Result<Self, PathError> {
-        Ok(Self::open_on(attach_found(paths, name, Access::Write)?)?)
+        Ok(Self::open_on(attach_found(paths, name, DeviceAccess::Write)?)?)
     }
 
     /// As [`open`](Self::open), of a pool that was exported.
@@ -68,7 +68,7 @@ impl Pool {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn import(paths: &[PathBuf], name: Option<&PoolName>) -> Result<Self, PathError> {
-        Ok(Self::import_on(attach_found(paths, name, Access::Write)?)?)
+        Ok(Self::import_on(attach_found(paths, name, DeviceAccess::Write)?)?)
     }
 
     /// Adds a device, as [`create`](Self::create) takes them.
@@ -95,7 +95,7 @@ impl Pool {
     pub fn destroy(paths: &[PathBuf], name: &PoolName) -> Result<(), PathError> {
         let found = choose(paths, Some(name))?;
         // All before any: none may be in use.
-        let devices = found.paths().map(|path| Ok((path, attach(path, Access::Write)?)));
+        let devices = found.paths().map(|path| Ok((path, attach(path, DeviceAccess::Write)?)));
         let devices: Vec<(&Path, AttachedDevice)> = devices.collect::<Result<_, PathError>>()?;
         for (path, attached) in devices {
             Self::destroy_on(std::slice::from_ref(&attached))?;
@@ -115,7 +115,7 @@ impl PoolReader {
     /// # Errors
     /// See [`PathError`].
     pub fn open(paths: &[PathBuf], name: Option<&PoolName>) -> Result<Self, PathError> {
-        Ok(Self::open_on(attach_found(paths, name, Access::Read)?)?)
+        Ok(Self::open_on(attach_found(paths, name, DeviceAccess::Read)?)?)
     }
 }
 
@@ -133,19 +133,19 @@ impl MadeFiles {
     ) -> Result<NewDevice, PathError> {
         let DevicePath { path, class, bytes } = device;
         if !path.is_dir() {
-            let attached = attach(path, Access::Write)?;
+            let attached = attach(path, DeviceAccess::Write)?;
             return Ok(NewDevice { attached, class: *class });
         }
         let bytes = bytes.ok_or_else(|| PathError::NoLength(path.clone()))?;
         let bytes = bytes - bytes % BLOCK_BYTES as u64;
         let path = path.join(format!("{name}.{class}.{index}.{FILE_EXTENSION}"));
         let attached = if force && path.exists() {
-            let attached = attach(&path, Access::Write)?;
+            let attached = attach(&path, DeviceAccess::Write)?;
             let grown = attached.device.grow(bytes.max(attached.device.bytes()));
             grown.map_err(|source| failed(&path, "lengthen", source))?;
             attached
         } else {
-            let new = FileDevice::create(&path, bytes, &Options::new(Access::Write))?;
+            let new = FileDevice::create(&path, bytes, &DeviceOptions::new(DeviceAccess::Write))?;
             self.0.push(path.clone());
             attached_at(&path, new)
         };
@@ -166,7 +166,7 @@ impl Drop for MadeFiles {
 fn attach_found(
     paths: &[PathBuf],
     name: Option<&PoolName>,
-    access: Access,
+    access: DeviceAccess,
 ) -> Result<Vec<AttachedDevice>, PathError> {
     let found = choose(paths, name)?;
     let given = paths.iter().filter(|path| !path.is_dir()).map(PathBuf::as_path);

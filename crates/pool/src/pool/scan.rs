@@ -24,15 +24,15 @@ pub struct FoundPool {
     pub openings: u64,
     /// Its devices, and where those are that were found.
     pub devices: Vec<(DeviceEntry, Option<PathBuf>)>,
-    /// Devices that say that they are of this pool, and of which the newest does not know.
-    pub strays: Vec<PathBuf>,
+    /// Devices with a superblock of this pool that the newest superblock does not list.
+    pub unlisted: Vec<PathBuf>,
 }
 
 impl FoundPool {
     /// Where devices of it were found.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let known = self.devices.iter().filter_map(|(_, path)| path.as_deref());
-        known.chain(self.strays.iter().map(PathBuf::as_path))
+        known.chain(self.unlisted.iter().map(PathBuf::as_path))
     }
 
     /// Whether all its devices were found.
@@ -78,14 +78,14 @@ pub fn scan_pools(paths: &[PathBuf]) -> Result<PoolScan, PathError> {
             residence: newest.residence,
             openings: newest.opening,
             devices: newest.devices.iter().map(|entry| (*entry, None)).collect(),
-            strays: Vec::new(),
+            unlisted: Vec::new(),
         };
         for (path, found) in &devices {
             let own = found.superblock.entry().map(|entry| entry.id);
             let known = pool.devices.iter_mut().find(|(entry, _)| Some(entry.id) == own);
             match known {
                 Some((_, place @ None)) => *place = Some(path.clone()),
-                _ => pool.strays.push(path.clone()),
+                _ => pool.unlisted.push(path.clone()),
             }
         }
         result.pools.push(pool);

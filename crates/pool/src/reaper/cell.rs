@@ -11,8 +11,8 @@ use std::time::Duration;
 use bindery_sys::pagemap::Pagemap;
 
 use super::heat::{Heat, LEVELS};
-use super::settings::Settings;
-use crate::map::{BackEndKind, EvictError, Identity, Mapped, PageRun, Temperature};
+use super::reaper_settings::ReaperSettings;
+use crate::map::{BackEndKind, EvictError, Mapped, MemoryIdentity, PageRun, Temperature};
 use crate::pace::Pace;
 
 /// What the kernel maps around a page that is touched (`fault_around_bytes` is 64 KiB by default), and so
@@ -24,7 +24,7 @@ type Owner = (Weak<Mapped>, usize);
 
 #[derive(Debug)]
 pub(super) struct Cell {
-    pub(super) identity: Identity,
+    pub(super) identity: MemoryIdentity,
     /// All maps that show this memory.
     owners: Vec<Owner>,
     /// When it was last known to be accessed; when it was first seen, if never.
@@ -54,7 +54,7 @@ pub(super) struct Asked {
 }
 
 impl Cell {
-    pub(super) fn new(identity: Identity, now: Duration) -> Self {
+    pub(super) fn new(identity: MemoryIdentity, now: Duration) -> Self {
         Self {
             identity,
             owners: Vec::new(),
@@ -140,7 +140,7 @@ impl Cell {
         &mut self,
         pagemap: &Pagemap,
         now: Duration,
-        settings: &Settings,
+        settings: &ReaperSettings,
     ) -> Result<(), EvictError> {
         let Some((map, object)) = self.owner() else { return Ok(()) };
         let of_object = map.pages_of(object);

@@ -15,8 +15,8 @@ mod cell;
 mod cut;
 mod heat;
 mod law;
+mod reaper_settings;
 mod room;
-mod settings;
 mod sweep;
 
 use std::io;
@@ -26,9 +26,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use self::law::{Law, Marks, Pressure, WHOLE, memory_percent_of};
+pub use self::reaper_settings::{Grain, ReaperSettings};
 pub use self::room::{Limit, Memory};
-pub use self::settings::{Grain, Settings};
-pub use self::sweep::{Statistics, Sweep, Ticked};
+pub use self::sweep::{ReaperStatistics, Sweep, Ticked};
 use bindery_sys::process::Origin;
 
 use crate::map::Maps;
@@ -50,7 +50,7 @@ pub struct Reaper {
 #[derive(Debug)]
 struct Shared {
     origin: Origin,
-    statistics: Mutex<Statistics>,
+    statistics: Mutex<ReaperStatistics>,
     /// Locked while it looks and evicts.
     enabled: Mutex<bool>,
     ended: AtomicBool,
@@ -61,7 +61,7 @@ impl Reaper {
     ///
     /// # Errors
     /// If `/proc/self/pagemap` cannot be opened, or no thread can be had.
-    pub fn start(maps: &Maps, settings: Settings) -> io::Result<Self> {
+    pub fn start(maps: &Maps, settings: ReaperSettings) -> io::Result<Self> {
         let sweep = Sweep::new(maps, settings)?;
         let shared = Arc::new(Shared {
             origin: Origin::here(),
@@ -77,7 +77,7 @@ impl Reaper {
 
     /// What it has done, and what it saw last.
     #[must_use]
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> ReaperStatistics {
         self.shared.lock().clone()
     }
 
@@ -121,7 +121,7 @@ impl Shared {
         self.enabled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Statistics> {
+    fn lock(&self) -> MutexGuard<'_, ReaperStatistics> {
         // Replaced as a whole.
         self.statistics.lock().unwrap_or_else(PoisonError::into_inner)
     }

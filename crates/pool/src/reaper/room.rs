@@ -4,7 +4,7 @@ use bindery_sys::cgroup;
 use bindery_sys::memory::{self, MachineMemory};
 
 use super::law::{Marks, WHOLE, memory_percent_of};
-use super::settings::Settings;
+use super::reaper_settings::ReaperSettings;
 
 /// What the machine says of its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Room {
     }
 
     /// The room by the limit that binds first: of which the least is free, as a part of its mark.
-    pub(super) fn of(settings: &Settings, memory: &Memory, held: Held) -> Option<Self> {
+    pub(super) fn of(settings: &ReaperSettings, memory: &Memory, held: Held) -> Option<Self> {
         let law = &settings.law;
         let budget = settings.budget_bytes.map(|budget| {
             let marks = law.marks(settings.budget_percent);
@@ -116,7 +116,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn room(settings: &Settings, memory: Memory, held: Held) -> Option<(Limit, u32)> {
+    fn room(settings: &ReaperSettings, memory: Memory, held: Held) -> Option<(Limit, u32)> {
         let room = Room::of(settings, &memory, held);
         room.map(|room| (room.limit, room.free))
     }
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn the_limit_that_binds_first_counts() {
         let held = Held { bytes: 4 * GIB, cached_bytes: 4 * GIB };
-        let settings = Settings { memory_percent: Some(50), ..Settings::default() };
+        let settings = ReaperSettings { memory_percent: Some(50), ..ReaperSettings::default() };
         assert_eq!(room(&settings, Memory::default(), held), None);
         let memory = Memory { available_bytes: Some(16 * GIB), ..Memory::default() };
         // Of 16 GiB that could be had, four are the maps' own caches.
@@ -134,13 +134,13 @@ mod tests {
         // Memory that no cache holds is not counted as available.
         let own = Held { bytes: 4 * GIB, cached_bytes: 0 };
         assert_eq!(room(&settings, memory, own), Some((Limit::Group, 5555)));
-        let settings = Settings { budget_bytes: Some(4 * GIB), ..settings };
+        let settings = ReaperSettings { budget_bytes: Some(4 * GIB), ..settings };
         assert_eq!(room(&settings, memory, held), Some((Limit::Budget, 0)));
     }
 
     #[test]
     fn tasks_that_wait_are_a_warning() {
-        let settings = Settings { memory_percent: Some(50), ..Settings::default() };
+        let settings = ReaperSettings { memory_percent: Some(50), ..ReaperSettings::default() };
         let held = Held { bytes: GIB, cached_bytes: 0 };
         let memory = Memory { available_bytes: Some(16 * GIB), stall: 2000, ..Memory::default() };
         assert_eq!(room(&settings, memory, held), Some((Limit::Machine, 4999)));
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(room.free, 1000);
         assert_eq!(room.missing_bytes(), (10 * GIB * 1060).div_ceil(10_000));
         assert_eq!(Room { free: 3000, ..room }.missing_bytes(), 0);
-        let settings = Settings { budget_bytes: Some(GIB), ..Settings::default() };
+        let settings = ReaperSettings { budget_bytes: Some(GIB), ..ReaperSettings::default() };
         let held = Held { bytes: 3 * GIB, cached_bytes: 0 };
         let room = Room::of(&settings, &Memory::default(), held).unwrap();
         // From three times the budget to 5.15% below it.

@@ -12,14 +12,14 @@ use super::cell::Cell;
 use super::cut::Cut;
 use super::heat::LEVELS;
 use super::law::{Law, Pressure};
+use super::reaper_settings::{Grain, ReaperSettings};
 use super::room::{Held, Limit, Memory, Room};
-use super::settings::{Grain, Settings};
-use crate::map::{BackEndKind, EvictError, Identity, Mapped, Maps, Temperature};
+use crate::map::{BackEndKind, EvictError, Mapped, Maps, MemoryIdentity, Temperature};
 use crate::pace::Pace;
 
 /// What the reaper has done, and what it sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
+pub struct ReaperStatistics {
     /// What the maps hold, in pages, as it was last seen.
     pub resident_pages: u64,
     /// The part of memory that is free, in hundredths of a percent, by the limit that binds first.
@@ -52,7 +52,7 @@ pub struct Statistics {
 #[derive(Debug)]
 pub struct Sweep {
     maps: Maps,
-    settings: Settings,
+    settings: ReaperSettings,
     pagemap: Pagemap,
     cells: Vec<Cell>,
     version: Option<u64>,
@@ -66,7 +66,7 @@ pub struct Sweep {
     /// When memory was short last.
     pressed: Option<Duration>,
     pace: Pace,
-    statistics: Statistics,
+    statistics: ReaperStatistics,
 }
 
 /// By how much more often objects are visited while memory is short.
@@ -92,9 +92,9 @@ impl Sweep {
     ///
     /// # Errors
     /// If `/proc/self/pagemap` cannot be opened.
-    pub fn new(maps: &Maps, settings: Settings) -> io::Result<Self> {
+    pub fn new(maps: &Maps, settings: ReaperSettings) -> io::Result<Self> {
         let (maps, pagemap) = (maps.clone(), Pagemap::of_self()?);
-        let (cells, statistics) = (Vec::new(), Statistics::default());
+        let (cells, statistics) = (Vec::new(), ReaperStatistics::default());
         Ok(Self {
             maps,
             settings,
@@ -113,13 +113,13 @@ impl Sweep {
 
     /// What was done so far, and what is seen.
     #[must_use]
-    pub const fn statistics(&self) -> &Statistics {
+    pub const fn statistics(&self) -> &ReaperStatistics {
         &self.statistics
     }
 
     /// What it was set to.
     #[must_use]
-    pub const fn settings(&self) -> &Settings {
+    pub const fn settings(&self) -> &ReaperSettings {
         &self.settings
     }
 
@@ -174,7 +174,7 @@ impl Sweep {
         if self.version == Some(version) {
             return;
         }
-        let mut cells: HashMap<Identity, Cell> = HashMap::new();
+        let mut cells: HashMap<MemoryIdentity, Cell> = HashMap::new();
         for map in self.maps.all() {
             if self.settings.grain == Grain::Page {
                 map.back_end.fault_singly();

@@ -209,13 +209,16 @@ pub(super) fn commit_all(group: Vec<Written>) -> Vec<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Access, Engine, FileDevice, Options};
+    use crate::device::{DeviceAccess, DeviceOptions, FileDevice, IoEngine};
     use crate::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 
     /// A pool on a file without a name, whose device does one thing at a time.
     fn pool() -> Pool {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { engine: Some(Engine::Threads), ..Options::new(Access::Write) };
+        let options = DeviceOptions {
+            engine: Some(IoEngine::Threads),
+            ..DeviceOptions::new(DeviceAccess::Write)
+        };
         let path = directory.path().join("disk");
         let device = Arc::new(FileDevice::create(&path, 16 << 20, &options).unwrap());
         let attached = AttachedDevice { label: "disk".into(), device };

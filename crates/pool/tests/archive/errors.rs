@@ -14,7 +14,7 @@ use super::server::{BUCKET, Bench, SECRET, options};
 fn fault(
     bench: &Bench,
     bucket: &str,
-    change: impl FnOnce(&mut archive::Options),
+    change: impl FnOnce(&mut archive::ArchiveOptions),
 ) -> archive::Fault {
     let mut options = bench.options("one");
     change(&mut options);
@@ -131,7 +131,7 @@ fn urls_that_name_no_archive_are_refused() {
     }
     let url = format!("file://{}", directory.path().display());
     for (part_bytes, parts_at_once) in [(0, 1), (4095, 1), (8 << 30, 1), (4096, 0)] {
-        let options = archive::Options { part_bytes, parts_at_once, ..options("", "one") };
+        let options = archive::ArchiveOptions { part_bytes, parts_at_once, ..options("", "one") };
         assert!(matches!(Archive::open(&url, options), Err(OpenError::Parts { .. })));
     }
 }

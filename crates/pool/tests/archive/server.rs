@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use bindery_pool::archive::{Archive, Credentials, OpenError, Options, Patience, Secret};
+use bindery_pool::archive::{Archive, ArchiveOptions, Credentials, OpenError, Patience, Secret};
 use bindery_testkit::guest::Kit;
 use hyper_util::rt::TokioIo;
 use s3s::auth::SimpleAuth;
@@ -62,8 +62,8 @@ impl Bench {
         Some(Self { proxy: Proxy::before(direct), direct, files: None, _server: server })
     }
 
-    /// Options of a host of a name.
-    pub(crate) fn options(&self, writer: &str) -> Options {
+    /// ArchiveOptions of a host of a name.
+    pub(crate) fn options(&self, writer: &str) -> ArchiveOptions {
         options(&format!("http://{}", self.proxy.address), writer)
     }
 
@@ -72,7 +72,7 @@ impl Bench {
         self.open(self.options(writer)).unwrap()
     }
 
-    pub(crate) fn open(&self, options: Options) -> Result<Archive, OpenError> {
+    pub(crate) fn open(&self, options: ArchiveOptions) -> Result<Archive, OpenError> {
         Archive::open(&format!("s3://{BUCKET}/some/prefix"), options)
     }
 
@@ -83,8 +83,8 @@ impl Bench {
 }
 
 /// Small parts, and little patience.
-pub(crate) fn options(endpoint: &str, writer: &str) -> Options {
-    Options {
+pub(crate) fn options(endpoint: &str, writer: &str) -> ArchiveOptions {
+    ArchiveOptions {
         endpoint: Some(endpoint.into()),
         region: Some("us-east-1".into()),
         credentials: Some(Credentials {

@@ -1,6 +1,6 @@
 //! Lives of logs.
 
-use bindery_pool::log::{Log, OpenError, Place, Reader, WriteError};
+use bindery_pool::log::{Log, LogCopy, OpenError, Reader, WriteError};
 use bindery_pool::{BLOCK_BYTES, LogIdentity, ObjectId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -13,7 +13,7 @@ const BLOCKS: u64 = 24;
 
 struct Life {
     machine: Machine,
-    places: Vec<Place>,
+    places: Vec<LogCopy>,
     random: StdRng,
     session: u64,
     /// None while it is closed.
@@ -131,7 +131,7 @@ impl Life {
     }
 
     /// Each copy alone has what was synced.
-    fn look_at_copy(&self, place: &Place) -> Result<(), Stopped> {
+    fn look_at_copy(&self, place: &LogCopy) -> Result<(), Stopped> {
         let reader = Reader::open(IDENTITY, vec![place.clone()]);
         let reader = reader.map_err(|error| self.stopped_opening(&error))?;
         let there: Vec<Vec<u8>> = reader.records().collect::<Result<_, _>>().unwrap();

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use bindery_pool::device::{Access, Device, FileDevice, Options};
+use bindery_pool::device::{Device, DeviceAccess, DeviceOptions, FileDevice};
 use bindery_sys::lock::RangeLocks;
 use bindery_sys::socket;
 
@@ -55,11 +55,11 @@ impl Drop for Other {
 fn the_other_process() {
     let Some(path) = std::env::var_os(OTHER) else { return };
     let access = match std::env::var("BINDERY_TEST_ACCESS").unwrap().as_str() {
-        "write" => Access::Write,
+        "write" => DeviceAccess::Write,
         "send" => return send_a_lock(path.as_ref()),
-        _ => Access::Read,
+        _ => DeviceAccess::Read,
     };
-    let device = FileDevice::open(path.as_ref(), &Options::new(access)).unwrap();
+    let device = FileDevice::open(path.as_ref(), &DeviceOptions::new(access)).unwrap();
     let _hold = device.hold(offset(8), offset(8)).unwrap().unwrap();
     println!("ready");
     io::stdout().flush().unwrap();

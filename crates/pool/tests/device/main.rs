@@ -15,16 +15,23 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bindery_pool::BLOCK_BYTES;
-use bindery_pool::device::{Access, Device, Engine, FileDevice, OpenError, Options, Read, Write};
+use bindery_pool::device::{
+    Device, DeviceAccess, DeviceOptions, FileDevice, IoEngine, OpenError, Read, Write,
+};
 use bindery_sys::direct::Buffer;
 
-const WRITE: Options = Options::new(Access::Write);
-const READ: Options = Options::new(Access::Read);
+const WRITE: DeviceOptions = DeviceOptions::new(DeviceAccess::Write);
+const READ: DeviceOptions = DeviceOptions::new(DeviceAccess::Read);
 
 /// Both engines, past the page cache and through it.
-fn all_options() -> impl Iterator<Item = Options> {
-    Engine::ALL.into_iter().flat_map(|engine| {
-        [false, true].map(|buffered| Options { engine: Some(engine), buffered, depth: 16, ..WRITE })
+fn all_options() -> impl Iterator<Item = DeviceOptions> {
+    IoEngine::ALL.into_iter().flat_map(|engine| {
+        [false, true].map(|buffered| DeviceOptions {
+            engine: Some(engine),
+            buffered,
+            depth: 16,
+            ..WRITE
+        })
     })
 }
 
@@ -55,7 +62,7 @@ fn patiently<T, E>(mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
 }
 
 /// Whom a second writer is told of, once that is this process alone.
-fn assert_is_ours(path: &Path, options: &Options) {
+fn assert_is_ours(path: &Path, options: &DeviceOptions) {
     let named = patiently(|| match FileDevice::open(path, options) {
         Err(OpenError::InUse { holders, .. }) if holders == [std::process::id()] => Ok(()),
         outcome => Err(format!("{outcome:?}")),
@@ -96,7 +103,7 @@ fn assert_holds(device: &dyn Device, blocks: std::ops::Range<u64>, version: u64)
     }
 }
 
-fn create(directory: &Path, blocks: u64, options: &Options) -> FileDevice {
+fn create(directory: &Path, blocks: u64, options: &DeviceOptions) -> FileDevice {
     FileDevice::create(&directory.join("device.bindery"), offset(blocks), options).unwrap()
 }
 
@@ -111,7 +118,9 @@ fn what_is_written_is_there_when_it_is_opened_again() {
         device.sync().unwrap();
         let path = device.path().to_owned();
         drop(device);
-        let device = FileDevice::open(&path, &Options { access: Access::Read, ..options }).unwrap();
+        let device =
+            FileDevice::open(&path, &DeviceOptions { access: DeviceAccess::Read, ..options })
+                .unwrap();
         assert_holds(&device, 0..3, 1);
         assert_holds(&device, 3..203, 2);
         assert_holds(&device, 203..300, 1);
@@ -133,7 +142,8 @@ fn all_ways_see_the_same_bytes() {
         let device = FileDevice::open(&path, &options).unwrap();
         write_blocks(&device, 0..64, version as u64).unwrap();
         for options in all_options() {
-            let reader = FileDevice::open(&path, &Options { access: Access::Read, ..options });
+            let reader =
+                FileDevice::open(&path, &DeviceOptions { access: DeviceAccess::Read, ..options });
             assert_holds(&reader.unwrap(), 0..64, version as u64);
         }
     }

@@ -1,7 +1,7 @@
 //! A device does what an array does.
 
 use bindery_pool::BLOCK_BYTES;
-use bindery_pool::device::{Device, FileDevice, Options, Read, Write};
+use bindery_pool::device::{Device, DeviceOptions, FileDevice, Read, Write};
 use bindery_sys::direct::Buffer;
 use proptest::prelude::*;
 
@@ -89,7 +89,7 @@ fn read(device: &FileDevice, model: &Model, ranges: &[(u64, usize)]) {
     }
 }
 
-fn follow(steps: &[Step], options: &Options) {
+fn follow(steps: &[Step], options: &DeviceOptions) {
     let directory = tempfile::tempdir().unwrap();
     let mut device = create(directory.path(), BLOCKS / 2, options);
     let mut model: Model = vec![None; BLOCKS as usize / 2];

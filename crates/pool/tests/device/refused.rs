@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use bindery_pool::device::{Device, Engine, FileDevice, OpenError, Options};
+use bindery_pool::device::{Device, DeviceOptions, FileDevice, IoEngine, OpenError};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 use super::under_way::{BLOCKS, write_one_by_one};
 use super::{WRITE, assert_holds, create, write_blocks};
 
-const URING: Options = Options { engine: Some(Engine::Uring), ..WRITE };
+const URING: DeviceOptions = DeviceOptions { engine: Some(IoEngine::Uring), ..WRITE };
 
 /// System calls of io_uring, as numbers that all architectures have.
 const SETUP: i64 = 425;
@@ -35,7 +35,7 @@ fn threads_do_it_where_io_uring_is_refused() {
             refuse(SETUP, errno);
             let directory = tempfile::tempdir().unwrap();
             let device = create(directory.path(), 128, &WRITE);
-            assert_eq!(device.engine(), Engine::Threads);
+            assert_eq!(device.engine(), IoEngine::Threads);
             write_blocks(&device, 0..128, 1).unwrap();
             device.sync().unwrap();
             assert_holds(&device, 0..128, 1);
@@ -72,5 +72,5 @@ fn threads_go_on_where_io_uring_ends() {
             check.join().unwrap();
         }
     });
-    assert_eq!(device.engine(), Engine::Uring);
+    assert_eq!(device.engine(), IoEngine::Uring);
 }

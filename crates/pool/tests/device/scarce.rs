@@ -5,7 +5,8 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use bindery_pool::device::{
-    Access, Device, Engine, Failing, Fault, FileDevice, IoError, OpenError, Operation, Options,
+    Device, DeviceAccess, DeviceOptions, Failing, Fault, FileDevice, IoEngine, IoError, OpenError,
+    Operation,
 };
 use bindery_testkit::skipped;
 
@@ -41,7 +42,7 @@ fn fill(device: &FileDevice, blocks: u64) -> u64 {
 
 /// Each engine in a file of its own.
 fn fill_up(directory: &Path) {
-    for options in Engine::ALL.map(|engine| Options { engine: Some(engine), ..WRITE }) {
+    for options in IoEngine::ALL.map(|engine| DeviceOptions { engine: Some(engine), ..WRITE }) {
         let device = create(directory, 4096, &options);
         let room = fill(&device, 4096);
         assert!(room > 128, "room for {room} blocks");
@@ -134,7 +135,9 @@ fn a_block_device_is_written_grown_and_given_back() {
         assert_holds(&blocks, 500..512, 2);
 
         assert_is_ours(&path, &options);
-        let reader = FileDevice::open(&path, &Options { access: Access::Read, ..options }).unwrap();
+        let reader =
+            FileDevice::open(&path, &DeviceOptions { access: DeviceAccess::Read, ..options })
+                .unwrap();
         let hold = reader.hold(offset(1), offset(1)).unwrap().unwrap();
         assert!(blocks.is_held(0, offset(2)).unwrap());
         drop(hold);
@@ -150,7 +153,8 @@ fn after_a_failed_sync_nothing_is_written() {
     let backing = mount.path().join("backing");
     File::create(&backing).unwrap().set_len(16 << 20).unwrap();
     let device = or_skip!(Loop::of(&backing));
-    let blocks = FileDevice::open(device.path(), &Options { buffered: true, ..WRITE }).unwrap();
+    let blocks =
+        FileDevice::open(device.path(), &DeviceOptions { buffered: true, ..WRITE }).unwrap();
     let written = write_blocks(&blocks, 0..4096, 1);
     let synced = blocks.sync();
     let error = written.and(synced).unwrap_err();
@@ -176,7 +180,7 @@ fn a_device_that_goes_away_is_an_error() {
     let file = File::create(&backing).unwrap();
     file.set_len(offset(64)).unwrap();
     let device = or_skip!(Loop::of(&backing));
-    for options in Engine::ALL.map(|engine| Options { engine: Some(engine), ..WRITE }) {
+    for options in IoEngine::ALL.map(|engine| DeviceOptions { engine: Some(engine), ..WRITE }) {
         file.set_len(offset(64)).unwrap();
         let blocks = patiently(|| FileDevice::open(device.path(), &options)).unwrap();
         write_blocks(&blocks, 0..64, 1).unwrap();

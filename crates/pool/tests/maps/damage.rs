@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 
-use bindery_pool::map::{Access, BackEndKind, Lost, Maps, Options, PageRun, Temperature};
+use bindery_pool::map::{BackEndKind, Lost, MapAccess, MapOptions, Maps, PageRun, Temperature};
 use bindery_pool::object::{Object, ReadError};
 use bindery_sys::cache;
 use std::os::fd::AsFd;
@@ -83,8 +83,8 @@ fn who_touches_damage_is_told_of_the_object_and_ends() {
     let bench = Bench::new();
     let device = bench.device("one");
     let objects = damaged(&device);
-    let access = if access == "random" { Access::Random } else { Access::Sequential };
-    let options = Options { on_lost: Some(tell), access, ..fixed(BackEndKind::Memfd) };
+    let access = if access == "random" { MapAccess::Random } else { MapAccess::Sequential };
+    let options = MapOptions { on_lost: Some(tell), access, ..fixed(BackEndKind::Memfd) };
     let map = Maps::default().map(&objects, Temperature::Warm, &options).unwrap();
     for (at, object) in objects.iter().enumerate() {
         for page in (0..16).filter(|page| at != 7 || *page != 2) {
@@ -117,7 +117,7 @@ fn who_touches_what_a_device_lost_is_told_of_the_object_and_ends() {
     let device = bench.device("one");
     let objects = row(&device, 4, 64 * KIB, 64 * KIB);
     let kind = if kind == "file" { BackEndKind::File } else { BackEndKind::Memfd };
-    let options = Options { on_lost: Some(tell), ..fixed(kind) };
+    let options = MapOptions { on_lost: Some(tell), ..fixed(kind) };
     let map = Maps::default().map(&objects, Temperature::Warm, &options).unwrap();
     let maps = Maps::default();
     let gone = maps.map(&objects, Temperature::Warm, &options).unwrap();

@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindery_pool::map::{Access, BackEndKind, Choice, Maps, Options, PageRun, Temperature};
+use bindery_pool::map::{
+    BackEndChoice, BackEndKind, MapAccess, MapOptions, Maps, PageRun, Temperature,
+};
 use bindery_pool::object::Object;
 use bindery_sys::cache;
 use bindery_sys::direct::Buffer;
@@ -27,8 +29,8 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const BOTH: [BackEndKind; 2] = [BackEndKind::File, BackEndKind::Memfd];
 
-fn fixed(kind: BackEndKind) -> Options {
-    Options { choice: Choice::Fixed(kind), ..Options::default() }
+fn fixed(kind: BackEndKind) -> MapOptions {
+    MapOptions { choice: BackEndChoice::Fixed(kind), ..MapOptions::default() }
 }
 
 /// The lines of `/proc/self/maps` that name `path`.
@@ -44,13 +46,13 @@ fn all_maps_of_a_device_are_one_mapping() {
     let device = bench.device("one");
     let (maps, objects) = (Maps::default(), row(&device, 600, 8 * KIB, 8 * KIB));
     let map = |objects: &[Arc<dyn Object>], access| {
-        let options = Options { access, ..Options::default() };
+        let options = MapOptions { access, ..MapOptions::default() };
         maps.map(objects, Temperature::Warm, &options).unwrap()
     };
-    let some: Vec<_> = objects.chunks(100).map(|some| map(some, Access::Random)).collect();
+    let some: Vec<_> = objects.chunks(100).map(|some| map(some, MapAccess::Random)).collect();
     assert!(some.iter().all(|map| map.back_end() == BackEndKind::File));
     assert_eq!(mappings_of(&device.path), 1);
-    let other = map(&objects, Access::Sequential);
+    let other = map(&objects, MapAccess::Sequential);
     assert_eq!(mappings_of(&device.path), 2);
     assert_eq!(other.get(599, 0, 16).unwrap().to_vec(), bytes(objects[599].id(), 0, 16));
     drop((some, other));
@@ -66,7 +68,7 @@ fn objects_of_several_devices_are_one_mapping_too() {
         Arc::new(TestObject::new(1000 + at, &two, at * 8 * KIB, 8 * KIB)) as Arc<dyn Object>
     }));
     two.file.sync_all().unwrap();
-    let map = Maps::default().map(&objects, Temperature::Warm, &Options::default()).unwrap();
+    let map = Maps::default().map(&objects, Temperature::Warm, &MapOptions::default()).unwrap();
     assert_eq!((map.back_end(), map.len()), (BackEndKind::Memfd, 100));
     let starts = [0, 99].map(|object| map.get(object, 0, 1).unwrap().address().0);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -122,7 +124,7 @@ fn huge_pages_that_stick_out_of_a_map_are_evicted() {
     let Some(objects) = row_of_huge_pages(&bench.device("one")) else {
         return skipped!("the kernel made no huge pages of a file that was written");
     };
-    let map = Maps::default().map(&objects[40..41], Temperature::Cold, &Options::default());
+    let map = Maps::default().map(&objects[40..41], Temperature::Cold, &MapOptions::default());
     let map = map.unwrap();
     map.get(0, 0, 128 * KIB as usize).unwrap().touch();
     assert_eq!(map.residency().unwrap().resident_pages, 32);
@@ -137,7 +139,7 @@ fn huge_pages_of_which_another_map_has_a_part_stay() {
     };
     let maps = Maps::default();
     let map = |object: usize, temperature| {
-        let map = maps.map(&objects[object..=object], temperature, &Options::default()).unwrap();
+        let map = maps.map(&objects[object..=object], temperature, &MapOptions::default()).unwrap();
         map.get(0, 0, 128 * KIB as usize).unwrap().touch();
         map
     };
@@ -171,10 +173,10 @@ fn a_device_that_grows_is_mapped_anew() {
     let device = bench.device("one");
     let maps = Maps::default();
     let near = row(&device, 1, 64 * KIB, 64 * KIB);
-    let near = maps.map(&near, Temperature::Warm, &Options::default()).unwrap();
+    let near = maps.map(&near, Temperature::Warm, &MapOptions::default()).unwrap();
     let far = TestObject::new(77, &device, 1500 * MIB, 64 * KIB);
     let objects: Vec<Arc<dyn Object>> = vec![Arc::new(far)];
-    let far = maps.map(&objects, Temperature::Warm, &Options::default()).unwrap();
+    let far = maps.map(&objects, Temperature::Warm, &MapOptions::default()).unwrap();
     assert_eq!(far.get(0, 1, 64).unwrap().to_vec(), bytes(objects[0].id(), 1, 64));
     assert_eq!(near.get(0, 1, 64).unwrap().to_vec(), bytes(near.objects()[0].id(), 1, 64));
     device.file.sync_all().unwrap();
@@ -188,7 +190,7 @@ fn reading_forwards_fetches_what_follows() {
     let bench = Bench::new();
     let device = bench.device("one");
     let objects = row(&device, 2, 256 * KIB, 256 * KIB);
-    let options = Options { access: Access::Sequential, ..fixed(BackEndKind::Memfd) };
+    let options = MapOptions { access: MapAccess::Sequential, ..fixed(BackEndKind::Memfd) };
     let map = Maps::default().map(&objects, Temperature::Warm, &options).unwrap();
     let _ = map.get(0, 4 * KIB, 1).unwrap().byte(0);
     assert_eq!(map.residency().unwrap().resident_pages, 32);
@@ -201,17 +203,17 @@ fn reading_forwards_fetches_what_follows() {
 fn what_cannot_be_mapped_is_said() {
     let bench = Bench::new();
     let maps = Maps::default();
-    let map = |objects: &[Arc<dyn Object>], options: &Options| {
+    let map = |objects: &[Arc<dyn Object>], options: &MapOptions| {
         maps.map(objects, Temperature::Warm, options).unwrap_err().to_string()
     };
-    assert!(map(&[], &Options::default()).contains("at least one"));
+    assert!(map(&[], &MapOptions::default()).contains("at least one"));
     let (one, two) = (row(&bench.device("one"), 1, 1, 4096), row(&bench.device("two"), 1, 1, 4096));
     let several = [Arc::clone(&one[0]), Arc::clone(&two[0])];
     assert!(map(&several, &fixed(BackEndKind::File)).contains("another device"));
     let hidden = Arc::new(FileDevice::unmappable(&bench.directory.path().join("three")));
     let hidden = row(&hidden, 1, 1, 4096);
-    assert!(map(&hidden, &Options::default()).contains("move it to another class"));
-    let map = maps.map(&one, Temperature::Warm, &Options::default()).unwrap();
+    assert!(map(&hidden, &MapOptions::default()).contains("move it to another class"));
+    let map = maps.map(&one, Temperature::Warm, &MapOptions::default()).unwrap();
     let beyond = map.get(0, 1, 1).unwrap_err().to_string();
     assert!(beyond.contains("has 1 bytes"), "{beyond}");
     assert!(map.read(0, u64::MAX, &mut [0; 2]).is_err());

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use bindery_pool::map::{Access, BackEndKind, Choice, Map, Maps, Options, PageRun, Temperature};
+use bindery_pool::map::{
+    BackEndChoice, BackEndKind, Map, MapAccess, MapOptions, Maps, PageRun, Temperature,
+};
 use bindery_pool::object::Object;
 use proptest::prelude::*;
 
@@ -84,8 +86,8 @@ proptest! {
         devices in 1usize..3,
         forwards in any::<bool>(),
         kind in prop::sample::select(vec![
-            Choice::Automatic,
-            Choice::Fixed(BackEndKind::Memfd),
+            BackEndChoice::Automatic,
+            BackEndChoice::Fixed(BackEndKind::Memfd),
         ]),
         steps in prop::collection::vec(step(), 1..40),
     ) {
@@ -99,8 +101,8 @@ proptest! {
         });
         let objects: Vec<_> = objects.collect();
         devices.iter().for_each(|device| device.file.sync_all().unwrap());
-        let access = if forwards { Access::Sequential } else { Access::Random };
-        let options = Options { choice: kind, access, ..Options::default() };
+        let access = if forwards { MapAccess::Sequential } else { MapAccess::Random };
+        let options = MapOptions { choice: kind, access, ..MapOptions::default() };
         let map = Maps::default().map(&objects, Temperature::Warm, &options).unwrap();
         for step in &steps {
             do_step(&map, step)?;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindery_pool::map::{BackEndKind, Map, Maps, Options, PageRun, Temperature};
+use bindery_pool::map::{BackEndKind, Map, MapOptions, Maps, PageRun, Temperature};
 use bindery_pool::object::Object;
-use bindery_pool::reaper::{Grain, Limit, Memory, Reaper, Settings, Statistics, Sweep};
+use bindery_pool::reaper::{Grain, Limit, Memory, Reaper, ReaperSettings, ReaperStatistics, Sweep};
 use bindery_units::PAGE_BYTES;
 
 use crate::support::{Bench, bytes, purge, row};
@@ -15,8 +15,8 @@ use crate::{BOTH, KIB, MIB, fixed};
 const COUNT: u64 = 32;
 const OBJECT_BYTES: u64 = 128 * KIB;
 
-fn budget(bytes: u64) -> Settings {
-    Settings { budget_bytes: Some(bytes), ..Settings::default() }
+fn budget(bytes: u64) -> ReaperSettings {
+    ReaperSettings { budget_bytes: Some(bytes), ..ReaperSettings::default() }
 }
 
 fn load(map: &Map) {
@@ -33,7 +33,7 @@ fn touch(map: &Map, object: usize) {
 /// How many pages of each object are in memory.
 fn resident(maps: &Maps, objects: &[Arc<dyn Object>]) -> Vec<u64> {
     let pages = |object: &Arc<dyn Object>| {
-        let one = maps.map(std::slice::from_ref(object), Temperature::Cold, &Options::default());
+        let one = maps.map(std::slice::from_ref(object), Temperature::Cold, &MapOptions::default());
         one.unwrap().residency().unwrap().resident_pages
     };
     objects.iter().map(pages).collect()
@@ -42,7 +42,7 @@ fn resident(maps: &Maps, objects: &[Arc<dyn Object>]) -> Vec<u64> {
 /// All that is gone was counted, and nothing else. Only what the kernel held on to for a while, since it
 /// was migrating it (compaction does, at any time), may have gone later, uncounted. Punching a memfd waits
 /// for that, so nothing is stuck there.
-fn account_for(gone: u64, statistics: &Statistics, kind: BackEndKind) {
+fn account_for(gone: u64, statistics: &ReaperStatistics, kind: BackEndKind) {
     assert!(kind == BackEndKind::File || statistics.pages_stuck == 0, "{statistics:?}");
     let counted = statistics.pages_evicted..=statistics.pages_evicted + statistics.pages_stuck;
     assert!(counted.contains(&gone), "{kind:?}: {gone} gone, {statistics:?}");
@@ -96,7 +96,8 @@ fn pages_that_are_used_stay_though_their_objects_are_used_alike() {
         let maps = Maps::default();
         let map = maps.map(&objects, Temperature::Warm, &fixed(kind)).unwrap();
         purge(&map);
-        let settings = Settings { grain: Grain::Page, ..budget(COUNT * OBJECT_BYTES / 4 * 3) };
+        let settings =
+            ReaperSettings { grain: Grain::Page, ..budget(COUNT * OBJECT_BYTES / 4 * 3) };
         let mut sweep = Sweep::new(&maps, settings).unwrap();
         // Of each object the first half: as far apart from the rest as a fault of either kind maps.
         let hot = || {
@@ -164,7 +165,7 @@ fn no_more_goes_than_must_and_nothing_while_there_is_room() {
     let device = bench.device("one");
     let objects = row(&device, COUNT, OBJECT_BYTES, OBJECT_BYTES);
     let maps = Maps::default();
-    let map = maps.map(&objects, Temperature::Cold, &Options::default()).unwrap();
+    let map = maps.map(&objects, Temperature::Cold, &MapOptions::default()).unwrap();
     load(&map);
     let roomy = Memory { available_bytes: Some(1 << 40), ..Memory::default() };
     let mut sweep = Sweep::new(&maps, budget(2 * COUNT * OBJECT_BYTES)).unwrap();
@@ -174,7 +175,7 @@ fn no_more_goes_than_must_and_nothing_while_there_is_room() {
     // A machine with hardly anything left but the maps' own pages.
     let scarce = COUNT * OBJECT_BYTES + MIB / 2;
     let scarce = Memory { available_bytes: Some(scarce), ..Memory::default() };
-    let settings = Settings { memory_percent: Some(50), ..Settings::default() };
+    let settings = ReaperSettings { memory_percent: Some(50), ..ReaperSettings::default() };
     let mut sweep = Sweep::new(&maps, settings).unwrap();
     seconds(&mut sweep, 0..1, scarce, || ());
     assert_eq!(sweep.statistics().limit, Some(Limit::Machine));
@@ -193,8 +194,8 @@ fn a_warm_map_keeps_what_a_cold_one_shows_too() {
     let device = bench.device("one");
     let objects = row(&device, 16, OBJECT_BYTES, OBJECT_BYTES);
     let maps = Maps::default();
-    let cold = maps.map(&objects, Temperature::Cold, &Options::default()).unwrap();
-    let pinned = maps.map(&objects[..4], Temperature::Pinned, &Options::default()).unwrap();
+    let cold = maps.map(&objects, Temperature::Cold, &MapOptions::default()).unwrap();
+    let pinned = maps.map(&objects[..4], Temperature::Pinned, &MapOptions::default()).unwrap();
     load(&cold);
     let mut sweep = Sweep::new(&maps, budget(MIB)).unwrap();
     seconds(&mut sweep, 0..50, Memory::default(), || ());
@@ -216,8 +217,8 @@ fn what_others_have_mapped_is_not_taken_for_evicted() {
     let objects = row(&device, 8, OBJECT_BYTES, OBJECT_BYTES);
     // As good as another process: nothing is known of its mapping here.
     let (maps, others) = (Maps::default(), Maps::default());
-    let map = maps.map(&objects, Temperature::Cold, &Options::default()).unwrap();
-    let theirs = others.map(&objects[..2], Temperature::Cold, &Options::default()).unwrap();
+    let map = maps.map(&objects, Temperature::Cold, &MapOptions::default()).unwrap();
+    let theirs = others.map(&objects[..2], Temperature::Cold, &MapOptions::default()).unwrap();
     // What is written may be in large folios, and those the kernel unmaps by itself to split them.
     purge(&map);
     load(&map);

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bindery_pool::map::{BackEndKind, Map, Maps, Options, PageRun, Temperature};
+use bindery_pool::map::{BackEndKind, Map, MapOptions, Maps, PageRun, Temperature};
 
 use crate::support::{Bench, FileDevice, bytes, from_parent, in_child, purge, row};
 use crate::{KIB, fixed};
@@ -64,7 +64,7 @@ fn processes_share_what_either_read() {
     let reopen = || OpenOptions::new().read(true).write(true).open(memory).unwrap();
     let memory = (!memory.is_empty()).then(reopen);
     let kind = if memory.is_some() { BackEndKind::Memfd } else { BackEndKind::File };
-    let options = Options { memory, ..Options::default() };
+    let options = MapOptions { memory, ..MapOptions::default() };
     let map = Maps::default().map(&objects, Temperature::Warm, &options).unwrap();
     assert_eq!(map.back_end(), kind);
     assert_eq!(map.residency().unwrap().resident_pages, PAGES);

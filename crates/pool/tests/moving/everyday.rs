@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bindery_pool::MediaClass::{Archive, Capacity, Staging};
 use bindery_pool::format::record::ObjectEntry;
-use bindery_pool::map::{BackEndKind, Choice, MapError, Maps, Options, Temperature};
+use bindery_pool::map::{BackEndChoice, BackEndKind, MapError, MapOptions, Maps, Temperature};
 use bindery_pool::object::{BeyondEnd, Object, ReadError};
 use bindery_pool::{
     ArchiveError, FindError, Finding, MoveError, PoolReader, ReaderError, UNIT_BYTES,
@@ -158,7 +158,8 @@ fn maps_refuse_what_is_in_the_archive() {
     for kind in [BackEndKind::File, BackEndKind::Memfd] {
         for objects in [&[Arc::clone(&archived)][..], &[Arc::clone(&archived), Arc::clone(&local)]]
         {
-            let options = Options { choice: Choice::Fixed(kind), ..Options::default() };
+            let options =
+                MapOptions { choice: BackEndChoice::Fixed(kind), ..MapOptions::default() };
             let error = Maps::default().map(objects, Temperature::Warm, &options).unwrap_err();
             let refused = matches!(error, MapError::Archived { object } if object == id);
             let apart = matches!(error, MapError::SeveralDevices { .. });

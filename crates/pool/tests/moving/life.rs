@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bindery_pool::archive::{Archive, Options};
+use bindery_pool::archive::{Archive, ArchiveOptions};
 use bindery_pool::mblock::Committed;
 use bindery_pool::{MediaClass, MoveError, ObjectId, Pool};
 use rand::Rng;
@@ -32,8 +32,8 @@ impl Place {
         Self { rig: Rig::two(), directory }
     }
 
-    pub(crate) fn options() -> Options {
-        Options { part_bytes: 16 << 10, writer: "one".into(), ..Options::default() }
+    pub(crate) fn options() -> ArchiveOptions {
+        ArchiveOptions { part_bytes: 16 << 10, writer: "one".into(), ..ArchiveOptions::default() }
     }
 
     pub(crate) fn url(&self) -> String {

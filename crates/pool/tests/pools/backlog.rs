@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use bindery_pool::device::{Access, Device, Engine, FileDevice, Options, UnderWay};
+use bindery_pool::device::{Device, DeviceAccess, DeviceOptions, FileDevice, IoEngine, UnderWay};
 use bindery_pool::write::Writer;
 use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use bindery_sys::direct::{Buffer, Source};
@@ -119,10 +119,10 @@ fn rings() -> usize {
 fn small_objects_that_wait_for_a_sync_have_no_ring_each() {
     const OBJECTS: usize = 600;
     let directory = tempfile::tempdir().unwrap();
-    let options = Options::new(Access::Write);
+    let options = DeviceOptions::new(DeviceAccess::Write);
     let path = directory.path().join("disk");
     let device = FileDevice::create(&path, 32 * MIB, &options).unwrap();
-    if device.engine() != Engine::Uring {
+    if device.engine() != IoEngine::Uring {
         return eprintln!(
             "SKIPPED: small_objects_that_wait_for_a_sync_have_no_ring_each: io_uring"
         );

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindery_pool::archive::Archive;
-use bindery_pool::device::{Access, Device, Engine, FileDevice, Options, Read};
-use bindery_pool::map::{self, BackEndKind, Choice, Map, Maps, PageRun, Temperature};
+use bindery_pool::device::{Device, DeviceAccess, DeviceOptions, FileDevice, IoEngine, Read};
+use bindery_pool::map::{self, BackEndChoice, BackEndKind, Map, Maps, PageRun, Temperature};
 use bindery_pool::mblock::Committed;
 use bindery_pool::object::Object;
-use bindery_pool::reaper::{Reaper, Settings};
+use bindery_pool::reaper::{Reaper, ReaperSettings};
 use bindery_pool::write::{Committer, Writer};
 use bindery_pool::{
     AttachedDevice, CreateOptions, MediaClass, NewDevice, ObjectId, OpenLog, OpenMdc, Pool,
@@ -34,9 +34,10 @@ impl Rig {
         self.0.path().join("x.bindery")
     }
 
-    fn create(engine: Engine) -> (Self, Pool) {
+    fn create(engine: IoEngine) -> (Self, Pool) {
         let rig = Self(tempfile::tempdir().unwrap());
-        let options = Options { engine: Some(engine), ..Options::new(Access::Write) };
+        let options =
+            DeviceOptions { engine: Some(engine), ..DeviceOptions::new(DeviceAccess::Write) };
         let device: Arc<dyn Device> =
             Arc::new(FileDevice::create(&rig.path(), 64 << 20, &options).unwrap());
         let attached = AttachedDevice { label: "x".into(), device };
@@ -90,19 +91,23 @@ impl Taken {
         let maps = Maps::default();
         let dynamic: Arc<dyn Object> = object.clone();
         let map = [BackEndKind::File, BackEndKind::Memfd].into_iter().filter_map(|kind| {
-            let options = map::Options { choice: Choice::Fixed(kind), ..map::Options::default() };
+            let options = map::MapOptions {
+                choice: BackEndChoice::Fixed(kind),
+                ..map::MapOptions::default()
+            };
             let mapped = maps.map(&[Arc::clone(&dynamic)], Temperature::Warm, &options);
             mapped.inspect_err(|error| eprintln!("SKIPPED: a map of {kind:?}: {error}")).ok()
         });
         let map = map.collect();
-        let reaper = Reaper::start(&maps, Settings::default());
+        let reaper = Reaper::start(&maps, ReaperSettings::default());
         let reaper = reaper.inspect_err(|error| eprintln!("SKIPPED: the reaper: {error}")).ok();
         let reader = PoolReader::open(&[rig.path()], None).unwrap();
         let read = reader.get(object.id()).unwrap();
         let directory = rig.0.path().join("archive");
         std::fs::create_dir(&directory).unwrap();
         let url = format!("file://{}", directory.display());
-        let archive = Archive::open(&url, bindery_pool::archive::Options::default()).unwrap();
+        let archive =
+            Archive::open(&url, bindery_pool::archive::ArchiveOptions::default()).unwrap();
         pool.set_archive(archive.clone()).unwrap();
         Self {
             pool: Some(pool),
@@ -173,7 +178,7 @@ impl Taken {
         let finished = self.committer.take().unwrap().finish().into_iter();
         wrong.unless_refused("finish", finished.collect::<Result<Vec<_>, _>>());
         let dynamic: Arc<dyn Object> = object.clone();
-        let options = map::Options::default();
+        let options = map::MapOptions::default();
         for maps in [&self.maps, &Maps::default()] {
             let mapped = maps.map(&[Arc::clone(&dynamic)], Temperature::Warm, &options);
             wrong.unless_refused("map", mapped);
@@ -237,7 +242,7 @@ impl Wrong {
 
 #[test]
 fn children_are_refused_and_parents_lose_nothing() {
-    for engine in Engine::ALL {
+    for engine in IoEngine::ALL {
         let (rig, pool) = Rig::create(engine);
         let mut taken = Some(Taken::of(&rig, pool));
         let said = in_child(|| {
@@ -261,7 +266,7 @@ fn children_are_refused_and_parents_lose_nothing() {
 
 #[test]
 fn a_child_opens_the_pool_its_parent_closed() {
-    for engine in Engine::ALL {
+    for engine in IoEngine::ALL {
         let (rig, pool) = Rig::create(engine);
         let object = write(&pool, BEGUN).commit().unwrap();
         // The calling thread has a ring from now on, which its child has not.
@@ -290,7 +295,7 @@ fn a_child_opens_the_pool_its_parent_closed() {
 
 #[test]
 fn a_child_that_lives_keeps_nothing_from_others() {
-    let (rig, pool) = Rig::create(Engine::Uring);
+    let (rig, pool) = Rig::create(IoEngine::Uring);
     let object = write(&pool, KEPT).commit().unwrap();
     let (let_go, mut wait) = std::io::pipe().map(|(wait, let_go)| (let_go, wait)).unwrap();
     let child = Child::start(60, || {
@@ -321,7 +326,7 @@ pub(crate) fn commit_and_fork(paths: &[PathBuf]) {
 
 #[test]
 fn what_a_killed_parent_committed_is_there() {
-    let (rig, pool) = Rig::create(Engine::Uring);
+    let (rig, pool) = Rig::create(IoEngine::Uring);
     drop(pool);
     let mut parent = Other::spawn("fork", &[rig.path()], 0);
     let mut committed = Vec::new();

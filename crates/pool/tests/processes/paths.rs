@@ -49,7 +49,7 @@ fn a_pool_is_made_found_filled_and_ended() {
     let found = scan_pools(&paths).unwrap();
     assert!(found.unusable.is_empty());
     let [found] = &found.pools[..] else { panic!("{found:?}") };
-    assert!(found.is_complete() && found.strays.is_empty());
+    assert!(found.is_complete() && found.unlisted.is_empty());
     assert_eq!((found.name.as_str(), found.devices.len()), ("guests", 3));
     let half = scan_pools(&paths[..1]).unwrap();
     assert!(!half.pools[0].is_complete());

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use bindery_pool::device::{Access, Options as DeviceOptions};
-use bindery_pool::map::{BackEndKind, Choice, Map, Maps, Options, Temperature};
+use bindery_pool::device::{DeviceAccess, DeviceOptions};
+use bindery_pool::map::{BackEndChoice, BackEndKind, Map, MapOptions, Maps, Temperature};
 use bindery_pool::object::Object;
 use bindery_pool::{MediaClass, Pool};
 use bindery_sys::cache;
@@ -73,7 +73,7 @@ impl Scene {
         object_bytes: u64,
         collection: usize,
     ) -> Result<Self> {
-        let options = DeviceOptions::new(Access::Write);
+        let options = DeviceOptions::new(DeviceAccess::Write);
         let pool =
             one_file::create(&directory.join("pool"), objects as u64 * object_bytes, &options)?;
         let mut random = SmallRng::seed_from_u64(5);
@@ -92,7 +92,8 @@ impl Scene {
         whole.advise_random()?;
         let maps = Maps::default();
         let map = |kind: BackEndKind| {
-            let options = Options { choice: Choice::Fixed(kind), ..Options::default() };
+            let options =
+                MapOptions { choice: BackEndChoice::Fixed(kind), ..MapOptions::default() };
             let map = |objects| maps.map(objects, Temperature::Warm, &options);
             objects.chunks(collection).map(map).collect::<Result<Vec<_>, _>>()
         };

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use anyhow::Result;
-use bindery_pool::device::{Access, Device, Engine, FileDevice, Options, Read, Write};
+use bindery_pool::device::{
+    Device, DeviceAccess, DeviceOptions, FileDevice, IoEngine, Read, Write,
+};
 use bindery_sys::direct::Buffer;
 
 use super::{READ_BYTES, WRITE_BYTES};
@@ -57,10 +59,14 @@ impl Pooled {
     pub(super) fn create(
         directory: &Path,
         bytes: u64,
-        engine: Engine,
+        engine: IoEngine,
         depth: usize,
     ) -> Result<Self> {
-        let options = Options { engine: Some(engine), depth, ..Options::new(Access::Write) };
+        let options = DeviceOptions {
+            engine: Some(engine),
+            depth,
+            ..DeviceOptions::new(DeviceAccess::Write)
+        };
         let path = directory.join(format!("{engine}-{depth}"));
         let device = FileDevice::create(&path, bytes, &options)?;
         let read = (0..Self::BATCH).map(|_| Buffer::zeroed(READ_BYTES)).collect();

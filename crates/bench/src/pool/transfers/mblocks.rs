@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::Result;
-use bindery_pool::device::{Access, Options};
+use bindery_pool::device::{DeviceAccess, DeviceOptions};
 use bindery_pool::mblock::Committed;
 use bindery_pool::object::Object;
 use bindery_pool::write::Writer;
@@ -49,7 +49,7 @@ impl Mblocks {
         depth: usize,
         how: How,
     ) -> Result<Self> {
-        let options = Options { depth, ..Options::new(Access::Write) };
+        let options = DeviceOptions { depth, ..DeviceOptions::new(DeviceAccess::Write) };
         let path = directory.join(format!("mblocks-{}-{depth}-{how:?}", object_bytes >> 20));
         let pool = one_file::create(&path, bytes, &options)?;
         let pattern = Arc::new(pattern((object_bytes as usize).min(WRITE_BYTES)));

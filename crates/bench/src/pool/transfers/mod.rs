@@ -18,7 +18,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use bindery_pool::device::Engine;
+use bindery_pool::device::IoEngine;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
@@ -114,7 +114,7 @@ pub fn run(options: &Options) -> Result<Report> {
         !depths.is_empty() && depths.iter().all(|depth| (1..=4096).contains(depth)),
         "--depths must be from 1 to 4096"
     );
-    let contenders = (depths.len() + Engine::ALL.len() + 3 * object_mib.len()) as u64;
+    let contenders = (depths.len() + IoEngine::ALL.len() + 3 * object_mib.len()) as u64;
     let medium =
         Medium::create_for(directory, ((contenders * file_mib) << 20) + (1 << 30), *device)?;
     medium.iter().for_each(|medium| medium.hold(true));
@@ -148,7 +148,7 @@ impl Files<'_> {
         Ok(Box::new(Raw::create(&path, self.bytes, depth)?))
     }
 
-    fn device(&self, engine: Engine, depth: usize) -> Result<Box<dyn Contender>> {
+    fn device(&self, engine: IoEngine, depth: usize) -> Result<Box<dyn Contender>> {
         Ok(Box::new(Pooled::create(self.directory, self.bytes, engine, depth)?))
     }
 
@@ -168,7 +168,7 @@ fn compare_writes(
     let depth = depths.iter().copied().max().expect("there is a depth");
     let mut contenders: Contenders =
         depths.iter().map(|&depth| files.raw(depth)).collect::<Result<_>>()?;
-    for engine in Engine::ALL {
+    for engine in IoEngine::ALL {
         contenders.push(files.device(engine, depth)?);
     }
     let without_checksums = contenders.len();
@@ -196,7 +196,7 @@ fn compare_reads(
     rounds: usize,
 ) -> Result<Comparison> {
     let mut contenders: Contenders = vec![files.raw(depth)?];
-    for engine in Engine::ALL {
+    for engine in IoEngine::ALL {
         contenders.push(files.device(engine, depth)?);
     }
     contenders.push(files.mblocks(object_mib, depth, How::Shared)?);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use bindery_pool::device::Device;
-use bindery_pool::map::{BackEndKind, Choice, Map, Maps, Options, Temperature};
+use bindery_pool::map::{BackEndChoice, BackEndKind, Map, MapOptions, Maps, Temperature};
 use bindery_pool::object::{Damage, Object, ReadError};
 use bindery_pool::{MediaClass, ObjectId, UNIT_BYTES};
 use bindery_sys::cache;
@@ -125,7 +125,8 @@ impl Scene {
     fn collections(&self, kind: BackEndKind, objects: usize) -> Result<Mapped> {
         let maps = Maps::default();
         let map = |objects: &[Arc<dyn Object>]| {
-            let options = Options { choice: Choice::Fixed(kind), ..Options::default() };
+            let options =
+                MapOptions { choice: BackEndChoice::Fixed(kind), ..MapOptions::default() };
             maps.map(objects, Temperature::Warm, &options)
         };
         let maps = self.objects[..objects].chunks(self.collection).map(map);
@@ -139,7 +140,7 @@ impl Scene {
         let others = Maps::default();
         let map = |map: &Map| {
             let memory = map.memory().map(File::try_clone).transpose()?;
-            let options = Options { memory, ..Options::default() };
+            let options = MapOptions { memory, ..MapOptions::default() };
             Ok::<_, anyhow::Error>(others.map(map.objects(), Temperature::Warm, &options)?)
         };
         let maps = maps.iter().take(objects.div_ceil(self.collection)).map(map);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use bindery_example_tables::{Mapped, Mapper, Options, StoreError, Tables};
-use bindery_pool::device::{Access, FileDevice, Options as DeviceOptions};
+use bindery_pool::device::{DeviceAccess, DeviceOptions, FileDevice};
 use bindery_pool::map::{Maps, Temperature};
 use bindery_pool::object::Object;
-use bindery_pool::reaper::{Grain, Reaper, Settings};
+use bindery_pool::reaper::{Grain, Reaper, ReaperSettings};
 use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use bindery_sys::mapped::View;
 use bindery_sys::mapping::{self, Mapping};
@@ -61,13 +61,13 @@ impl OnPool {
 /// What maps may use of the memory allowed, in percent: mpool's figure for a machine that has some.
 const MEMORY_PERCENT: u32 = 90;
 
-fn settings(grain: Grain) -> Settings {
-    Settings { grain, memory_percent: Some(MEMORY_PERCENT), ..Settings::default() }
+fn settings(grain: Grain) -> ReaperSettings {
+    ReaperSettings { grain, memory_percent: Some(MEMORY_PERCENT), ..ReaperSettings::default() }
 }
 
 fn open_pool(task: &Task) -> Result<Arc<Pool>> {
     let path = task.directory.join("pool");
-    let options = DeviceOptions::new(Access::Write);
+    let options = DeviceOptions::new(DeviceAccess::Write);
     let attached = |path: &Path, device| AttachedDevice {
         label: path.display().to_string(),
         device: Arc::new(device),

@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::error::ArchiveError;
-use crate::archive::{Archive, Digest, Options};
+use crate::archive::{Archive, ArchiveOptions, Digest};
 use crate::catalogue::CatalogueError;
 use crate::format::record::{ArchivedEntry, LONGEST_URL, Record};
 use crate::pool::handle::Pool;
@@ -15,7 +15,7 @@ impl Pool {
     ///
     /// # Errors
     /// See [`ArchiveError`].
-    pub fn connect_archive(&self, options: Options) -> Result<(), ArchiveError> {
+    pub fn connect_archive(&self, options: ArchiveOptions) -> Result<(), ArchiveError> {
         let url = self.archive_url().ok_or_else(|| ArchiveError::None(self.name()))?;
         self.set_archive(Archive::open(&url, options)?)
     }

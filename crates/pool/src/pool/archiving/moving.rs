@@ -16,7 +16,7 @@ use crate::{MediaClass, ObjectId};
 
 impl Pool {
     /// Moves an mblock to the archive. When this returns it is durable there, and all of it was read back
-    /// ([`read_back`](crate::archive::Options::read_back)) or each part was looked at; its space on the device
+    /// ([`read_back`](crate::archive::ArchiveOptions::read_back)) or each part was looked at; its space on the device
     /// is free when the last one who has it from there lets it go. Blocks; reads the object twice, and makes two
     /// or more requests for each of its parts.
     ///

@@ -77,7 +77,7 @@ pub enum BackEndKind {
 
 /// Which back end to take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
+pub enum BackEndChoice {
     /// The file where all objects are in one device's file, else the memfd.
     #[default]
     Automatic,
@@ -87,7 +87,7 @@ pub enum Choice {
 
 /// How the objects will be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Access {
+pub enum MapAccess {
     /// Here and there: a fault reads one page (`MADV_RANDOM`).
     #[default]
     Random,
@@ -106,11 +106,11 @@ pub struct Lost {
 
 /// How a map is to be made.
 #[derive(Debug, Default)]
-pub struct Options {
+pub struct MapOptions {
     /// Which back end to take.
-    pub choice: Choice,
+    pub choice: BackEndChoice,
     /// How it will be read.
-    pub access: Access,
+    pub access: MapAccess,
     /// Is told of a page that cannot be had, before the thread that touched it gets `SIGBUS`. Called in a
     /// signal handler: it may do what signal-safety(7) allows and no more.
     pub on_lost: Option<fn(Lost)>,

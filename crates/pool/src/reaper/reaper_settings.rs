@@ -13,15 +13,15 @@ pub enum Grain {
     /// The pages that are accessed least, of whatever object, until enough is free; whole objects where
     /// that is not enough. For objects whose popular parts lie all over them, such as the leaves of a
     /// key-value store. Takes two bytes a page, and while memory is short, 2 to 4 ms of CPU for each GiB of
-    /// maps and [`interval`](Settings::interval) ÷ 10, and a fault that does not read for each page in use
-    /// and [`page_interval`](Settings::page_interval). Pages of the memfd back end are told apart by
+    /// maps and [`interval`](ReaperSettings::interval) ÷ 10, and a fault that does not read for each page in use
+    /// and [`page_interval`](ReaperSettings::page_interval). Pages of the memfd back end are told apart by
     /// sixteens only.
     Page,
 }
 
 /// What can be set about the reaper.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct ReaperSettings {
     /// The most that maps may hold, in bytes; without one, only the machine's and the cgroup's limits
     /// count. The memfd back end's memory cannot be reclaimed by the kernel: give it one.
     pub budget_bytes: Option<u64>,
@@ -51,7 +51,7 @@ pub struct Settings {
     pub law: Law,
 }
 
-impl Default for Settings {
+impl Default for ReaperSettings {
     fn default() -> Self {
         Self {
             budget_bytes: None,

@@ -7,7 +7,7 @@ use crate::extent::Extent;
 
 /// One copy of a log: blocks of a device.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct LogCopy {
     /// The device that `extent` names.
     pub device: Arc<dyn Device>,
     /// The blocks, all of them the log's.

@@ -6,7 +6,7 @@ use bindery_sys::direct::Buffer;
 
 use super::LEAST_BLOCKS;
 use super::error::{Damage, DeviceError, OpenError};
-use super::place::Place;
+use super::log_copy::LogCopy;
 use crate::{BLOCK_BYTES, LogIdentity};
 
 /// How many blocks are read or written at once.
@@ -26,16 +26,16 @@ pub(super) struct Defect {
 
 /// The copies of a log: as many blocks each, and the same in each.
 #[derive(Debug)]
-pub(super) struct Copies {
+pub(super) struct LogCopies {
     pub(super) identity: LogIdentity,
-    places: Vec<Place>,
+    places: Vec<LogCopy>,
     blocks: u64,
 }
 
-impl Copies {
+impl LogCopies {
     /// # Errors
     /// If a log cannot lie there.
-    pub(super) fn new(identity: LogIdentity, places: Vec<Place>) -> Result<Self, OpenError> {
+    pub(super) fn new(identity: LogIdentity, places: Vec<LogCopy>) -> Result<Self, OpenError> {
         let log = identity.log;
         let bytes = places.first().map_or(0, |place| place.extent.bytes);
         let blocks = bytes / BLOCK_BYTES as u64;
@@ -43,7 +43,7 @@ impl Copies {
         if blocks < LEAST_BLOCKS {
             return refuse(format!("{LEAST_BLOCKS} are the least"));
         }
-        for Place { device, extent } in &places {
+        for LogCopy { device, extent } in &places {
             if extent.bytes != bytes {
                 return refuse(format!("another copy of it lies in {extent}"));
             }
@@ -96,7 +96,7 @@ impl Copies {
     /// Makes all copies durable, each device once.
     pub(super) fn sync(&self) -> Result<(), DeviceError> {
         for (copy, place) in self.places.iter().enumerate() {
-            let same = |other: &Place| Arc::ptr_eq(&other.device, &place.device);
+            let same = |other: &LogCopy| Arc::ptr_eq(&other.device, &place.device);
             if !self.places[..copy].iter().any(same) {
                 let synced = place.device.sync();
                 synced.map_err(|source| self.failed("syncing", copy, 0, source))?;

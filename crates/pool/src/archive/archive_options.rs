@@ -29,7 +29,7 @@ pub struct Credentials {
 /// other S3 clients know: `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on, then from
 /// the role of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ArchiveOptions {
     /// The store's URL, where it is not AWS: `https://minio.example:9000`. `http://` is taken at its
     /// word; anybody on the way can then read the objects, though not change them unnoticed.
     pub endpoint: Option<String>,
@@ -51,7 +51,7 @@ pub struct Options {
     pub writer: String,
 }
 
-impl Default for Options {
+impl Default for ArchiveOptions {
     fn default() -> Self {
         Self {
             endpoint: None,

@@ -17,14 +17,14 @@ mod threads;
 
 /// How transfers are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
+pub enum IoEngine {
     /// A ring for each thread that calls.
     Uring,
     /// Threads that each do one at a time.
     Threads,
 }
 
-impl Engine {
+impl IoEngine {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Uring, Self::Threads];
 
@@ -63,7 +63,7 @@ impl Engine {
     }
 }
 
-impl fmt::Display for Engine {
+impl fmt::Display for IoEngine {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.name())
     }
@@ -72,14 +72,14 @@ impl fmt::Display for Engine {
 /// An engine that there is not.
 #[derive(Debug, Error)]
 #[error("{0:?} is no way to do I/O: they are io_uring and threads")]
-pub struct UnknownEngine(pub String);
+pub struct UnknownIoEngine(pub String);
 
-impl FromStr for Engine {
-    type Err = UnknownEngine;
+impl FromStr for IoEngine {
+    type Err = UnknownIoEngine;
 
-    fn from_str(name: &str) -> Result<Self, UnknownEngine> {
+    fn from_str(name: &str) -> Result<Self, UnknownIoEngine> {
         let found = Self::ALL.into_iter().find(|engine| engine.name() == name);
-        found.ok_or_else(|| UnknownEngine(name.into()))
+        found.ok_or_else(|| UnknownIoEngine(name.into()))
     }
 }
 
