@@ -7,7 +7,7 @@ use io_uring::{IoUring, opcode, types};
 
 use crate::calls::{self, address, answer};
 use crate::random::Random;
-use crate::world::{DISK, FILE_PAGES, FILES, PAGE, READABLE, WRITABLE, World, close};
+use crate::world::{DISK, FILE_PAGES, FILES, PAGE, READABLE, World, close};
 
 /// A range of the arena and as much of a file.
 struct Stretch {
@@ -139,7 +139,7 @@ pub(crate) fn pipe_and_back(world: &mut World, random: &mut Random, result: &mut
 pub(crate) fn vmsplice(world: &mut World, random: &mut Random, result: &mut String) {
     let (from, to, count) = random.two_ranges(16);
     let ends = pipe(64);
-    if is_write_only(world, from, count) {
+    if is_unreadable(world, from, count) {
         return world.touch(to, count);
     }
     let part = libc::iovec { iov_base: address(from), iov_len: count * PAGE };
@@ -153,13 +153,12 @@ pub(crate) fn vmsplice(world: &mut World, random: &mut Random, result: &mut Stri
     world.touch(to, count);
 }
 
-/// True if some page may be written and not read. The kernel takes such pages for a pipe or a device if they
-/// are resident and not its page of zeros, and otherwise gives EFAULT: which it is depends on merging, as it
-/// does with KSM and `use_zero_pages`.
-fn is_write_only(world: &mut World, first: usize, count: usize) -> bool {
+/// True if some page may be written or executed, and not read. The kernel takes such pages for a pipe or a
+/// device if they are resident and not its page of zeros, and otherwise gives EFAULT: which it is depends on
+/// merging, as it does with KSM and `use_zero_pages`.
+fn is_unreadable(world: &mut World, first: usize, count: usize) -> bool {
     world.look();
-    (first..first + count)
-        .any(|page| world.allows(page, 1, WRITABLE) && !world.allows(page, 1, READABLE))
+    !world.allows(first, count, READABLE)
 }
 
 /// Reads and writes of which the device takes part: the pages are pinned.
@@ -168,7 +167,7 @@ pub(crate) fn direct(world: &mut World, random: &mut Random, result: &mut String
     let file = world.direct;
     let (start, bytes) = (address(first), count * PAGE);
     let writes = random.once_in(2);
-    if writes && is_write_only(world, first, count) {
+    if writes && is_unreadable(world, first, count) {
         return;
     }
     // SAFETY: the arena, or an error.
