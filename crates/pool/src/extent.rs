@@ -8,22 +8,22 @@ use crate::id::DeviceIndex;
 /// A run of blocks on a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
-    /// Which device of the pool.
+    /// Device of the pool.
     pub device: DeviceIndex,
-    /// Where it begins.
+    /// Start on the device, in bytes.
     pub offset_bytes: u64,
-    /// How long it is.
+    /// Length, in bytes.
     pub bytes: u64,
 }
 
 impl Extent {
-    /// Where it ends; none where that is no number.
+    /// Returns the end, in bytes; none where that is no number.
     #[must_use]
     pub const fn end_bytes(&self) -> Option<u64> {
         self.offset_bytes.checked_add(self.bytes)
     }
 
-    /// Whether it is whole blocks that a device of `device_bytes` has.
+    /// Returns true if the extent is whole blocks that a device of `device_bytes` has.
     #[must_use]
     pub fn lies_within(&self, device_bytes: u64) -> bool {
         let whole = |bytes: u64| bytes.is_multiple_of(BLOCK_BYTES as u64);

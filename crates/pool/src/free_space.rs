@@ -1,4 +1,4 @@
-//! Which parts of a device are free.
+//! Free parts of one device.
 //!
 //! Nothing of it is stored: what is free is what the catalogue does not name, and is worked out when a
 //! pool is opened. So there is no bitmap that could contradict the catalogue.
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct FreeSpace {
     /// Length by offset, in bytes.
     by_offset: BTreeMap<u64, u64>,
-    /// The same parts as (length, offset), smallest first.
+    /// Free parts as (length, offset), smallest first.
     by_length: BTreeSet<(u64, u64)>,
     free_bytes: u64,
 }
@@ -43,7 +43,7 @@ impl FreeSpace {
         self.by_offset.iter().map(|(&offset, &bytes)| (offset, bytes))
     }
 
-    /// Says that a part is free from now on.
+    /// Makes a part free.
     ///
     /// # Panics
     /// If any of it was free already: somebody gave it back twice.
@@ -178,7 +178,7 @@ mod tests {
         ]
     }
 
-    /// Which units are free, one by one.
+    /// Free units, one by one.
     #[derive(Default)]
     struct Oracle {
         free: Vec<bool>,

@@ -1,4 +1,4 @@
-//! What things of a pool are called.
+//! Names of what a pool consists of.
 
 use std::fmt;
 use std::str::FromStr;
@@ -34,7 +34,7 @@ impl fmt::Display for DeviceIndex {
     }
 }
 
-/// Where an object is to live, named when it is made.
+/// Media class of an object, chosen when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MediaClass {
     /// The bulk of all objects; every pool has it.
@@ -49,7 +49,7 @@ impl MediaClass {
     /// All of them, in the order of their numbers in the format.
     pub const ALL: [Self; 3] = [Self::Capacity, Self::Staging, Self::Archive];
 
-    /// Its name.
+    /// Returns the name of the class.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

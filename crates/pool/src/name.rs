@@ -1,4 +1,4 @@
-//! What pools are called.
+//! Names of pools.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ pub const LONGEST_NAME: usize = 63;
 pub struct PoolName(String);
 
 impl PoolName {
-    /// It as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,4 +1,4 @@
-//! What is mapped, moved and read: a committed object, whatever keeps it.
+//! Objects as they are mapped, moved and read: committed, whatever keeps them.
 
 use std::fmt;
 use std::io;
@@ -13,19 +13,19 @@ use crate::{MediaClass, ObjectId, OtherProcess, UNIT_BYTES};
 /// A committed object. Its bytes never change, and its place on the device is not given to another
 /// one while anybody holds this: to hold it is to keep it readable, deleted or not.
 pub trait Object: Send + Sync + fmt::Debug {
-    /// Its name.
+    /// Returns the id of the object.
     fn id(&self) -> ObjectId;
 
     /// The media class that it is in.
     fn class(&self) -> MediaClass;
 
-    /// How many bytes it has; what the last unit has behind them is zero.
+    /// Returns the length, in bytes; the rest of the last unit is zero.
     fn length_bytes(&self) -> u64;
 
-    /// Where it is. An object in the archive is a device of its own, which has no file.
+    /// Returns the device that the object is on. An object in the archive is a device of its own, which has no file.
     fn device(&self) -> &Arc<dyn Device>;
 
-    /// Where on the device it begins; a multiple of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
+    /// Returns the start on the device, in bytes; a multiple of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
     fn offset_bytes(&self) -> u64;
 
     /// Reads whole units from the device, past every cache, and verifies them. Blocks.
@@ -47,7 +47,7 @@ pub trait Object: Send + Sync + fmt::Debug {
     /// [`Damage`], if those are not the bytes that were committed.
     fn verify_unit(&self, unit: u64, bytes: &[u8]) -> Result<(), Damage>;
 
-    /// Has at hand what [`verify_unit`](Self::verify_unit) needs. Blocks if that must be read.
+    /// Loads what [`verify_unit`](Self::verify_unit) needs. Blocks if that must be read.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -56,7 +56,7 @@ pub trait Object: Send + Sync + fmt::Debug {
     }
 }
 
-/// How many units an object has, the last of them perhaps in part.
+/// Returns the number of units of an object, the last of them perhaps in part.
 #[must_use]
 pub fn units_of(object: &dyn Object) -> u64 {
     object.length_bytes().div_ceil(UNIT_BYTES as u64)
@@ -69,7 +69,7 @@ pub fn units_of(object: &dyn Object) -> u64 {
      not {expected:#010x}"
 )]
 pub struct Damage {
-    /// Whose bytes.
+    /// Object that is damaged.
     pub object: ObjectId,
     /// The first byte of the damaged unit, from the object's beginning.
     pub offset_bytes: u64,
@@ -91,24 +91,24 @@ pub enum ReadError {
     /// The device gave an error.
     #[error("object {object} cannot be read at byte {offset_bytes}: {source}")]
     Device {
-        /// Which object.
+        /// Id of the object.
         object: ObjectId,
         /// From where it was to be read, from the object's beginning.
         offset_bytes: u64,
-        /// What the device says.
+        /// Error of the device.
         source: io::Error,
     },
-    /// The object's checksums are damaged, so that none of its bytes can be told to be right.
+    /// The object's checksums are damaged, so that none of its bytes can be verified.
     #[error(
         "the checksums of object {object} are damaged, at {offset_bytes} of {device}: nothing of the \
          object can be verified; delete it, or restore the device"
     )]
     Checksums {
-        /// Which object.
+        /// Id of the object.
         object: ObjectId,
         /// The device that they are on.
         device: String,
-        /// Where on it.
+        /// Start of the checksums on the device, in bytes.
         offset_bytes: u64,
     },
     /// The archive holds something else than what was stored there, or no longer holds the object.
@@ -140,7 +140,7 @@ impl ReadError {
     /// Returns true if the object was not looked at, because the archive cannot be reached or this process is
     /// the wrong one.
     #[must_use]
-    pub const fn is_of_reach(&self) -> bool {
+    pub const fn is_unreachable(&self) -> bool {
         matches!(self, Self::OtherProcess(_) | Self::ArchiveUnreachable { .. })
     }
 }
@@ -149,13 +149,13 @@ impl ReadError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("object {object} has {length_bytes} bytes: there are no {bytes} bytes at {offset_bytes}")]
 pub struct BeyondEnd {
-    /// Which object.
+    /// Id of the object.
     pub object: ObjectId,
     /// From where it was to be read.
     pub offset_bytes: u64,
-    /// How much was to be read.
+    /// Bytes that were to be read.
     pub bytes: u64,
-    /// How long it is.
+    /// Length of the object, in bytes.
     pub length_bytes: u64,
 }
 

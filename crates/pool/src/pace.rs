@@ -9,10 +9,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long it works at a time: some tens of system calls.
+/// Longest time that a piece of work takes: some tens of system calls.
 const PIECE: Duration = Duration::from_micros(100);
 
-/// How long it sleeps then; the kernel adds up to 50 µs (`PR_SET_TIMERSLACK`).
+/// Sleep between two pieces; the kernel adds up to 50 µs (`PR_SET_TIMERSLACK`).
 const NAP: Duration = Duration::from_micros(50);
 
 /// When the piece began that a thread works on.

@@ -24,13 +24,14 @@ const FLOORS: &[&[&str]] = &[
 /// Returns all code of a module, without its tests and comments.
 fn code(module: &Path) -> String {
     if module.is_dir() {
-        let entries = fs::read_dir(module).unwrap().map(|entry| entry.unwrap().path());
+        let entries = fs::read_dir(module).expect("it is a directory");
+        let entries = entries.map(|entry| entry.expect("it can be listed").path());
         return entries.map(|entry| code(&entry)).collect::<Vec<_>>().join("\n");
     }
     if module.to_string_lossy().ends_with("tests.rs") {
         return String::new();
     }
-    let source = fs::read_to_string(module).unwrap();
+    let source = fs::read_to_string(module).expect("it is a source file");
     let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
     code.collect::<Vec<_>>().join("\n")

@@ -116,7 +116,7 @@ fn require_there(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Which device of a pool is at a path.
+/// Returns the index of the device of a pool that is at a path.
 fn index_of(pool: &Pool, name: &PoolName, path: &Path) -> Result<DeviceIndex, Failure> {
     let devices = pool.device_usages();
     let is_it = |label: &str| match (Path::new(label).canonicalize(), path.canonicalize()) {
@@ -135,7 +135,7 @@ fn index_of(pool: &Pool, name: &PoolName, path: &Path) -> Result<DeviceIndex, Fa
     Err(Failure::new(Reason::NotFound, message))
 }
 
-/// How long a file or block device is now.
+/// Returns the current length of a file or block device, in bytes.
 fn length_of(path: &Path) -> Result<u64, Failure> {
     let length = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
     length

@@ -1,4 +1,4 @@
-//! Which exit code each error of a pool has.
+//! Exit codes of the errors of pools.
 
 use bindery_pool::mdc::MdcError;
 use bindery_pool::object::ReadError;
@@ -113,7 +113,7 @@ fn of_read(error: &ReadError) -> Reason {
     }
 }
 
-/// Has each kind of error become a failure, with the exit code that a function gives it.
+/// Converts each kind of error into a failure, with the exit code that a function gives it.
 macro_rules! failures {
     ($($error:ty => $reason:expr;)*) => {$(
         impl From<$error> for Failure {

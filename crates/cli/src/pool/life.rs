@@ -136,7 +136,7 @@ fn none(places: &[PathBuf], name: Option<&PoolName>, all: &[String]) -> Failure 
     Failure::new(Reason::NotFound, message)
 }
 
-/// Has the user say that a pool may be lost.
+/// Asks the user to confirm that a pool may be lost.
 fn ask(name: &PoolName, devices: &[PathBuf]) -> Result<(), Failure> {
     if !io::stdin().is_terminal() {
         let message = format!("nobody can be asked whether pool {name} may be lost: say --yes");
@@ -156,7 +156,7 @@ fn ask(name: &PoolName, devices: &[PathBuf]) -> Result<(), Failure> {
     }
 }
 
-/// Whether it is a file that `bindery pool create` has made in a directory.
+/// Returns true if the file is one that `bindery pool create` has made in a directory.
 fn is_made(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "bindery") && path.is_file()
 }

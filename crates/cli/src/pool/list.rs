@@ -15,7 +15,7 @@ use super::{Pools, places};
 use crate::exit::Failure;
 use crate::output::{Table, human_bytes, print, print_json};
 
-/// Whether a pool can be used.
+/// State of a pool: usable or not.
 struct State {
     /// In a word.
     word: &'static str,

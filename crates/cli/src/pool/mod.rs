@@ -71,7 +71,7 @@ impl Pools {
         Ok(PoolReader::open(&self.devices(name)?, Some(name))?)
     }
 
-    /// Where the devices of a pool are, all of which are there.
+    /// Returns the devices of a pool, all of which are there.
     fn devices(&self, name: &PoolName) -> Result<Vec<PathBuf>, Failure> {
         let Entry { devices, .. } = self.registry.find(name)?;
         match devices.iter().find(|device| !device.exists()) {

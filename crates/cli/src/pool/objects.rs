@@ -20,7 +20,7 @@ use super::{Pools, progress_bar};
 use crate::exit::{Failure, Reason};
 use crate::output::{Table, human_bytes, print, print_json};
 
-/// What is read at once, in bytes.
+/// Bytes that are read at once.
 const READ_BYTES: u64 = 1 << 20;
 
 pub(super) fn put(pools: &Pools, arguments: &PutArgs) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! Where the devices of pools are.
+//! Paths at which devices of pools are looked for.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(super) fn devices_of(id: u128, paths: &[PathBuf]) -> Result<Vec<PathBuf>, Fa
     pool.iter().flat_map(FoundPool::paths).map(absolute).collect()
 }
 
-/// Where pools are looked for unless it is said: where they are known to be, and on all block devices
+/// Returns the paths to look at unless some are given: where pools are known to be, and all block devices
 /// that this user may read.
 pub(super) fn usual(registry: &Registry) -> Result<Vec<PathBuf>, Failure> {
     let known = registry.list()?.into_iter().flat_map(|(_, entry)| entry.devices);

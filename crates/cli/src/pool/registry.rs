@@ -1,4 +1,4 @@
-//! Which pools this machine has, and where their devices are: one small file a pool, so that a pool
+//! Pools of this machine and their devices: one small file a pool, so that a pool
 //! is named and not its devices.
 //!
 //! It is a convenience and nothing depends on it: the devices say themselves what they are of, and
@@ -12,21 +12,21 @@ use bindery_pool::PoolName;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Where root's registry is; others have one below their home directory.
+/// Directory of root's registry; others have one below their home directory.
 const SYSTEM: &str = "/var/lib/bindery/pools";
 
 /// Names another place for it.
 const VARIABLE: &str = "BINDERY_POOLS";
 
-/// What is remembered of a pool.
+/// Entry of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
-    /// What the pool is, whatever it is called: its id in hexadecimal digits.
+    /// Id of the pool in hexadecimal digits, which stays the same whatever the pool is called.
     pub(super) id: String,
     /// The files and block devices that it lies on.
     pub(super) devices: Vec<PathBuf>,
-    /// Where its archive is, if it has one.
+    /// URL of the pool's archive, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) archive: Option<String>,
 }
@@ -42,7 +42,7 @@ pub(super) enum RegistryError {
     Unknown {
         /// The name.
         name: PoolName,
-        /// Where it was looked for.
+        /// Directory that was looked in.
         directory: PathBuf,
     },
     /// There is one of that name.
@@ -53,23 +53,23 @@ pub(super) enum RegistryError {
     Taken {
         /// The name.
         name: PoolName,
-        /// Its devices.
+        /// Devices of that pool.
         devices: Vec<PathBuf>,
     },
     /// A file is not what was written.
     #[error("{}: {source}; remove it, and find the pool again with `bindery pool import`", path.display())]
     Unreadable {
-        /// Which file.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of what is wrong with the file.
         source: serde_json::Error,
     },
     /// The file system.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which file.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What it says.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -115,7 +115,7 @@ impl Registry {
         Ok(pools)
     }
 
-    /// Where a pool lies.
+    /// Returns the entry of a pool.
     pub(super) fn find(&self, name: &PoolName) -> Result<Entry, RegistryError> {
         let unknown =
             || RegistryError::Unknown { name: name.clone(), directory: self.directory.clone() };

@@ -11,7 +11,7 @@ use super::create::id_text;
 use crate::exit::Failure;
 use crate::output::{Table, human_bytes, print, print_json};
 
-/// What is in a class.
+/// Space of a class.
 #[derive(Default)]
 struct Class {
     usage: SpaceUsage,
@@ -19,13 +19,13 @@ struct Class {
     object_bytes: u64,
 }
 
-/// What the catalogue takes.
+/// Space of the catalogue.
 struct Catalogue {
     opening: u64,
     objects: usize,
-    /// What is needed of each log, about.
+    /// Bytes that are needed of each log, about.
     log_bytes: u64,
-    /// What each log has.
+    /// Bytes that each log has.
     capacity_bytes: u64,
 }
 
@@ -81,7 +81,7 @@ fn classes(reader: &PoolReader, devices: &[DeviceUsage]) -> BTreeMap<MediaClass,
     classes
 }
 
-/// How long an object is; a log, how long it can be.
+/// Returns the length of an object, or of a log the length that it can have, in bytes.
 pub(super) fn length_bytes(object: &ObjectEntry) -> u64 {
     match object {
         log @ (ObjectEntry::Log(_) | ObjectEntry::Mdc(_)) => {

@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 /// Names of what a process has open.
 const SPECIAL: [&str; 4] = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"];
 
-/// Where an object is written to.
+/// Target that an object is written to.
 pub(super) enum Target {
     /// A file beside the one that it is to take the place of.
     Beside(NamedTempFile, PathBuf),

@@ -32,7 +32,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// How long ago: `30s`, `5m`, `12h`, `7d`.
+/// Parses an age: `30s`, `5m`, `12h`, `7d`.
 pub(super) fn parse_age(text: &str) -> Result<Duration, String> {
     const WRONG: &str = "a time is a number with s, m, h or d: 30s, 12h, 7d";
     let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or(WRONG)?;
@@ -47,7 +47,7 @@ pub(super) fn parse_age(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(u64::from(number) * seconds))
 }
 
-/// What `put` printed: `0x1f`; or the same number in decimal.
+/// Parses an id as `put` printed it: `0x1f`; or the same number in decimal.
 pub(super) fn parse_id(text: &str) -> Result<ObjectId, String> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),

@@ -81,7 +81,7 @@ fn has_second_copy(finding: &Finding) -> bool {
     matches!(finding, Finding::Superblock { .. } | Finding::Catalogue(_))
 }
 
-/// What is read of an object.
+/// Returns the bytes that are read of an object.
 fn read_bytes(object: &ObjectEntry) -> u64 {
     match object {
         ObjectEntry::Mblock(mblock) => mblock.data.bytes,
@@ -104,7 +104,12 @@ fn kind(finding: &Finding) -> &'static str {
     }
 }
 
-fn print_report(pools: &Pools, objects: u64, object_bytes: u64, found: &[Found]) -> Result<(), Failure> {
+fn print_report(
+    pools: &Pools,
+    objects: u64,
+    object_bytes: u64,
+    found: &[Found],
+) -> Result<(), Failure> {
     if pools.json {
         let findings = found.iter().map(|Found { finding, is_repaired }| {
             json!({

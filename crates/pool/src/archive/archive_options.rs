@@ -1,4 +1,4 @@
-//! How an archive is reached.
+//! Ways to reach an archive.
 
 use std::fmt;
 
@@ -14,18 +14,18 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Who asks.
+/// Credentials of a user of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// The name of the key.
     pub access_key_id: String,
     /// The key.
     pub secret_access_key: Secret,
-    /// For credentials that are lent.
+    /// Session token, for credentials that are lent.
     pub session_token: Option<Secret>,
 }
 
-/// How an archive is reached, and how patiently. What is `None` is taken from the variables that
+/// Ways to reach an archive, and limits of time. What is `None` is taken from the variables that
 /// other S3 clients know: `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on, then from
 /// the role of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,19 +35,19 @@ pub struct ArchiveOptions {
     pub endpoint: Option<String>,
     /// The region of the bucket.
     pub region: Option<String>,
-    /// Who asks.
+    /// Credentials to ask with.
     pub credentials: Option<Credentials>,
-    /// How long and how often is tried.
+    /// Limits of time and of attempts.
     pub patience: Patience,
-    /// How many bytes of content each part of an object has but the last; whole units. So much
+    /// Content of each part of an object but the last, in bytes; whole units. So much
     /// memory times [`parts_at_once`](Self::parts_at_once) is taken while an object is stored.
     pub part_bytes: u64,
-    /// How many parts are on the way at once.
+    /// Number of parts that are on the way at once.
     pub parts_at_once: usize,
-    /// Whether all of an object is read back and verified before its place here is given away. Without it
+    /// True if all of an object is read back and verified before its place here is given away. Without it
     /// one small request a part shows that the part is there, has its length, and ends as it should.
     pub read_back: bool,
-    /// Who writes, for people who find the objects: the name of this machine.
+    /// Name of the writer, for people who find the objects: that of this machine.
     pub writer: String,
 }
 

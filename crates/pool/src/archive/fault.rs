@@ -1,4 +1,4 @@
-//! What a store says when something is wrong, and what to do about it.
+//! Errors of a store, and what to do about each.
 
 use std::error::Error as StdError;
 use std::io;
@@ -48,7 +48,7 @@ pub enum Fault {
     Elsewhere {
         /// The archive's URL.
         store: String,
-        /// Where, if the store says it.
+        /// Region of the bucket, if the store names it.
         region: Option<String>,
     },
     /// The credentials are known, and may not do this.
@@ -62,7 +62,7 @@ pub enum Fault {
         store: String,
         /// The key.
         key: String,
-        /// What the store says.
+        /// Answer of the store.
         detail: String,
     },
     /// The credentials are wrong, gone or too old.
@@ -73,7 +73,7 @@ pub enum Fault {
     Credentials {
         /// The archive's URL.
         store: String,
-        /// What the store says.
+        /// Answer of the store.
         detail: String,
     },
     /// This machine's clock is wrong: signatures hold for 15 minutes.
@@ -84,7 +84,7 @@ pub enum Fault {
     Clock {
         /// The archive's URL.
         store: String,
-        /// What the store says.
+        /// Answer of the store.
         detail: String,
     },
     /// There is no room left.
@@ -92,7 +92,7 @@ pub enum Fault {
     Full {
         /// The archive's URL.
         store: String,
-        /// What the store says.
+        /// Answer of the store.
         detail: String,
     },
     /// The store was asked to wait, is overloaded or failed inside.
@@ -100,7 +100,7 @@ pub enum Fault {
     Busy {
         /// The archive's URL.
         store: String,
-        /// What it says.
+        /// Answer of the store.
         detail: String,
     },
     /// Nobody answers there.
@@ -108,7 +108,7 @@ pub enum Fault {
     Unreachable {
         /// The archive's URL.
         store: String,
-        /// What was met.
+        /// Description of what was met.
         detail: String,
     },
     /// A connection ended, or nothing came in time, before the answer was whole. What was asked may
@@ -119,7 +119,7 @@ pub enum Fault {
         store: String,
         /// The key.
         key: String,
-        /// What was met.
+        /// Description of what was met.
         detail: String,
     },
     /// The time for the operation is over.
@@ -130,11 +130,11 @@ pub enum Fault {
     Deadline {
         /// The key.
         key: String,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
-        /// For how long.
+        /// Time from the first attempt to the last.
         waited: Duration,
-        /// What the last attempt met that was not cut off by the end of the time, if there was one.
+        /// Error of the last attempt that was not cut off by the end of the time, if there was one.
         last: Box<Fault>,
     },
     /// Something else, which repeating does not help.
@@ -144,13 +144,13 @@ pub enum Fault {
         store: String,
         /// The key.
         key: String,
-        /// What it says.
+        /// Answer of the store.
         detail: String,
     },
 }
 
 impl Fault {
-    /// Whether the same may succeed when it is repeated.
+    /// Returns true if the same request may succeed when it is repeated.
     pub(super) const fn is_transient(&self) -> bool {
         matches!(self, Self::Busy { .. } | Self::Unreachable { .. } | Self::Interrupted { .. })
     }
@@ -164,7 +164,7 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// What an error of the store means.
+    /// Returns the meaning of an error of the store.
     pub(super) fn fault(&self, error: &object_store::Error) -> Fault {
         if let Some(refusal) = source_of::<Refusal>(error) {
             return self.refused(refusal);
@@ -187,7 +187,7 @@ impl Subject {
         }
     }
 
-    /// That no answer came in time.
+    /// Returns the error for a request that was not answered in time.
     pub(super) fn late(&self, after: Duration) -> Fault {
         let Self { store, key } = self.clone();
         Fault::Interrupted { store, key, detail: format!("none within {after:?}") }
@@ -233,7 +233,7 @@ impl Subject {
         }
     }
 
-    /// What an error of a directory's file system means.
+    /// Returns the meaning of an error of a directory's file system.
     pub(super) fn local(&self, error: &io::Error) -> Fault {
         let Self { store, key } = self.clone();
         let detail = error.to_string();

@@ -1,4 +1,4 @@
-//! What lies in an archive, byte by byte; `docs/formats/archive.md` says the same in prose.
+//! The format of an archive, byte by byte; `docs/formats/archive.md` has it in prose.
 //!
 //! An object is cut into **parts**, each a key of its own. Every part begins with the same header,
 //! so that any of them says whose it is; the first also has the table of checksums.
@@ -11,10 +11,10 @@ use uuid::Uuid;
 use crate::crc::crc32c;
 use crate::{BLOCK_BYTES, ObjectId};
 
-/// What one checksum covers, in bytes.
+/// Bytes that one checksum covers.
 pub const UNIT_BYTES: usize = BLOCK_BYTES;
 
-/// How long the header of a part is, in bytes.
+/// Length of the header of a part, in bytes.
 pub const HEADER_BYTES: usize = 256;
 
 /// The longest object that an archive takes, in bytes: its table of checksums is 64 MiB.
@@ -48,29 +48,29 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// How an object is cut.
+/// Division of an object into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// How many bytes the object has.
+    /// Length of the object, in bytes.
     pub length_bytes: u64,
-    /// How many bytes of content each part but the last has; whole units.
+    /// Content of each part but the last, in bytes; whole units.
     pub part_bytes: u64,
 }
 
 impl Layout {
-    /// How many units the object has; the last is filled up with zeros.
+    /// Returns the number of units of the object; the last is filled up with zeros.
     #[must_use]
     pub const fn units(self) -> u64 {
         self.length_bytes.div_ceil(UNIT_BYTES as u64)
     }
 
-    /// How many units each part but the last has.
+    /// Returns the number of units in each part but the last.
     #[must_use]
     pub const fn units_each(self) -> u64 {
         self.part_bytes / UNIT_BYTES as u64
     }
 
-    /// How many parts there are: at least one, that has the header.
+    /// Returns the number of parts: at least one, that has the header.
     #[must_use]
     pub const fn parts(self) -> u32 {
         let parts = self.units().div_ceil(self.units_each());
@@ -84,14 +84,14 @@ impl Layout {
         first..(first + self.units_each()).min(self.units())
     }
 
-    /// Where the content begins in a part, in bytes.
+    /// Returns the start of the content in a part, in bytes.
     #[must_use]
     pub const fn content_offset_bytes(self, part: u32) -> u64 {
         let table = if part == 0 { self.units() * TABLE_ENTRY_BYTES as u64 } else { 0 };
         HEADER_BYTES as u64 + table
     }
 
-    /// How long a part is with its header, in bytes.
+    /// Returns the length of a part with its header, in bytes.
     #[must_use]
     pub fn stored_bytes(self, part: u32) -> u64 {
         let units = self.units_of(part);
@@ -105,20 +105,20 @@ impl Layout {
     }
 }
 
-/// What the header of a part says.
+/// Header of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The pool that the object is of.
     pub pool: Uuid,
     /// The object.
     pub object: ObjectId,
-    /// Which part of it; the first is 0.
+    /// Number of the part; the first is 0.
     pub part: u32,
-    /// How the object is cut.
+    /// Division of the object into parts.
     pub layout: Layout,
     /// Of all its bytes.
     pub digest: Digest,
-    /// Who wrote it, for people; at most [`WRITER_BYTES`] of it are kept.
+    /// Name of the host that wrote the part, for people; at most [`WRITER_BYTES`] of it are kept.
     pub writer: String,
     /// CRC-32C of the table in the first part.
     pub table_checksum: u32,
@@ -130,9 +130,9 @@ pub enum FormatError {
     /// There are not enough of them.
     #[error("it ends after {found} bytes of at least {expected}")]
     Short {
-        /// How many there are.
+        /// Number of checksums that were found.
         found: u64,
-        /// How many it takes.
+        /// Number of checksums that the object has.
         expected: u64,
     },
     /// Something else begins there.
@@ -146,9 +146,9 @@ pub enum FormatError {
     Checksum {
         /// Header or table.
         what: &'static str,
-        /// What is written there.
+        /// Checksum that is written there.
         expected: u32,
-        /// What its bytes give.
+        /// Checksum of the bytes.
         found: u32,
     },
     /// Checksummed, and yet impossible.
@@ -164,7 +164,7 @@ pub enum FormatError {
 }
 
 impl Header {
-    /// Its bytes.
+    /// Returns the header's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -185,7 +185,7 @@ impl Header {
         bytes
     }
 
-    /// What bytes say. More bytes than a header's may follow.
+    /// Reads a header. More bytes than a header's may follow.
     ///
     /// # Errors
     /// See [`FormatError`].
@@ -224,7 +224,7 @@ impl Header {
         })
     }
 
-    /// Whether both are of one object with the same content, cut alike.
+    /// Returns true if both headers are of one object with the same content, cut alike.
     #[must_use]
     pub fn is_same_object(&self, other: &Self) -> bool {
         self.pool == other.pool

@@ -14,10 +14,10 @@ use object_store::client::{
 };
 use thiserror::Error;
 
-/// How much of a refusal is read, in bytes: S3's are below 2 KiB.
+/// Bytes of a refusal that are read: S3's are below 2 KiB.
 const REFUSAL_BYTES: usize = 16 << 10;
 
-/// Where machines of a cloud ask for the credentials of their role, which is the last place that is
+/// Address at which machines of a cloud ask for the credentials of their role, which is the last place that is
 /// looked at.
 const INSTANCE_METADATA: &str = "169.254.169.254";
 
@@ -34,7 +34,7 @@ pub(super) struct Refusal {
     pub(super) status: u16,
     /// S3's word for it; empty where the answer has none, as to HEAD.
     pub(super) code: String,
-    /// What S3 says about it.
+    /// Message of S3 about the refusal.
     pub(super) message: String,
     /// The region that the bucket is in, where the answer says so.
     pub(super) region: Option<String>,

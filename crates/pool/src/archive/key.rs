@@ -1,4 +1,4 @@
-//! What things in an archive are called: `<pool>/<object>` for the first part of an object, and
+//! Keys of an archive: `<pool>/<object>` for the first part of an object, and
 //! `<pool>/<object>.<part>` for the others.
 
 use object_store::path::Path;
@@ -6,13 +6,13 @@ use uuid::Uuid;
 
 use crate::ObjectId;
 
-/// Says that here is an archive, and shows that its store creates conditionally.
+/// Key that marks an archive. Making it shows that the store creates conditionally.
 pub(super) const MARKER: &str = "bindery-archive";
 
-/// What the marker holds.
+/// Content of the marker.
 pub(super) const MARKER_TEXT: &str = "bindery archive, format 1\n";
 
-/// Where the keys of an archive begin.
+/// Prefix of all keys of an archive.
 #[derive(Clone, Debug)]
 pub(super) struct Keys(pub(super) Path);
 
@@ -33,7 +33,7 @@ impl Keys {
         self.pool(pool).join(name)
     }
 
-    /// Whose part a key of a pool is; none if no archive gives such names.
+    /// Returns the object and the part of a key of a pool; none if no archive gives such names.
     pub(super) fn parse(&self, pool: Uuid, key: &Path) -> Option<(ObjectId, u32)> {
         let name = key.filename()?;
         let (object, part) = name.split_once('.').unwrap_or((name, "0"));

@@ -15,29 +15,29 @@ use super::archive_options::{ArchiveOptions, Credentials};
 use super::http::Connector;
 use super::key::Keys;
 
-/// How long a connection may take: a few lost packets, and then another attempt.
+/// Longest time that a connection may take: a few lost packets, and then another attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why a URL names no archive.
 #[derive(Debug, Error)]
 pub enum LocationError {
-    /// It is no URL, or of another kind.
+    /// The URL is none, or of another kind.
     #[error(
         "{url:?} names no archive ({why}): write s3://BUCKET/PREFIX or file:///DIRECTORY, without \
          credentials"
     )]
     Url {
-        /// What was given.
+        /// URL that was given.
         url: String,
-        /// What is wrong with it.
+        /// Description of what is wrong with the URL.
         why: String,
     },
     /// The directory is not there.
     #[error("{}: {source}; an archive in a directory needs one that exists", directory.display())]
     Directory {
-        /// Which one.
+        /// Path of the directory.
         directory: PathBuf,
-        /// What the kernel says.
+        /// Error of the kernel.
         source: std::io::Error,
     },
     /// The endpoint, the region or the credentials are not well-formed.
@@ -45,7 +45,7 @@ pub enum LocationError {
     Settings {
         /// The archive's URL.
         url: String,
-        /// What is wrong.
+        /// Description of the fault.
         why: String,
     },
 }
@@ -55,7 +55,7 @@ pub enum LocationError {
 pub(super) struct Location {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) keys: Keys,
-    /// Where the keys are files, for archives in a directory.
+    /// Directory in which the keys are files, for archives in a directory.
     pub(super) directory: Option<PathBuf>,
 }
 

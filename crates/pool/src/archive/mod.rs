@@ -79,9 +79,9 @@ pub enum OpenError {
          {UNIT_BYTES} up to {MAX_PART_BYTES}, and at least one at once"
     )]
     Parts {
-        /// What was asked for.
+        /// Length of parts that was asked for, in bytes.
         part_bytes: u64,
-        /// What was asked for.
+        /// Number of parts at once that was asked for.
         parts_at_once: usize,
     },
     /// The store does not do what it is asked.
@@ -104,7 +104,7 @@ pub enum OpenError {
     Foreign {
         /// The archive's URL.
         store: String,
-        /// What it says, the beginning of it.
+        /// Beginning of what the marker says.
         found: String,
     },
     /// No thread could be started.
@@ -112,7 +112,7 @@ pub enum OpenError {
     Thread {
         /// The archive's URL.
         store: String,
-        /// What the kernel says.
+        /// Error of the kernel.
         source: std::io::Error,
     },
 }
@@ -139,7 +139,7 @@ impl Archive {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Its URL.
+    /// Returns the URL of the archive.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.0.url
@@ -249,7 +249,7 @@ impl Inner {
         })
     }
 
-    /// What a key is now, and the beginning of what it holds.
+    /// Reads the state of a key, and the beginning of its content.
     fn look(&self, key: Path) -> Result<(object_store::ObjectMeta, Bytes), Fault> {
         let (store, patience) = (Arc::clone(&self.location.store), self.options.patience);
         let subject = self.subject(&key);

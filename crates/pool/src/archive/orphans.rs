@@ -1,4 +1,4 @@
-//! What lies in the archive and is in no catalogue: copies that a crash interrupted, and removals.
+//! Parts in the archive that no catalogue has: copies that a crash interrupted, and removals.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,22 +14,22 @@ pub struct Orphan {
     pub pool: Uuid,
     /// The object whose part it is.
     pub object: ObjectId,
-    /// Which part.
+    /// Number of the part; the first is 0.
     pub part: u32,
-    /// Its key.
+    /// Key of the part.
     pub key: String,
-    /// How much it takes in the store, in bytes.
+    /// Bytes that the part takes in the store.
     pub stored_bytes: u64,
     /// When it was made, by the store's clock.
     pub made: SystemTime,
 }
 
-/// What a listing showed. It may be stale: what it lacks may be there, and the other way round.
+/// Parts that a listing showed. A listing may be stale: parts may be missing from it, or gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// How many parts belong to objects that the catalogue knows.
+    /// Number of parts of objects that the catalogue knows.
     pub known: u64,
-    /// How many parts nobody knows, but are too young to say.
+    /// Number of parts of unknown objects that are too young to remove.
     pub young: u64,
     /// Parts that nobody knows.
     pub orphans: Vec<Orphan>,
@@ -37,20 +37,20 @@ pub struct Listing {
     pub strangers: Vec<String>,
 }
 
-/// What became of an orphan.
+/// Outcome of the removal of an orphan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// It is removed.
+    /// Removed.
     Removed,
-    /// It was not there any more.
+    /// Not there any more.
     Gone,
-    /// It was kept: the catalogue knows it by now.
+    /// Kept: the catalogue knows the object by now.
     Known,
-    /// It was kept: it was made again, and is young.
+    /// Kept: the part was made again, and is young.
     Young,
-    /// It was kept: another host wrote it, which is named.
+    /// Kept: another host wrote the part, which is named.
     Anothers(String),
-    /// It was kept: it is damaged, or not Bindery's.
+    /// Kept: the part is damaged, or not Bindery's.
     Strange,
 }
 

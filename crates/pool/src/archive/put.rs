@@ -18,18 +18,18 @@ use super::{Archive, Fault, Inner};
 use crate::ObjectId;
 use crate::crc::crc32c;
 
-/// How much is read at once while an object is digested, in bytes.
+/// Bytes that are read at once while an object is digested.
 const DIGEST_BYTES: u64 = 1 << 20;
 
-/// How often a key is looked at that was there a moment ago and then was not.
+/// Number of looks at a key that was there a moment ago and then was not.
 const LOOKS: u32 = 3;
 
 /// An object whose bytes do not change, to be copied.
 pub trait Source {
-    /// Its name.
+    /// Returns the id of the object.
     fn id(&self) -> ObjectId;
 
-    /// How many bytes it has.
+    /// Returns the length of the object, in bytes.
     fn length_bytes(&self) -> u64;
 
     /// Reads whole units. What the last unit has behind the object's end is zero.
@@ -43,16 +43,16 @@ pub trait Source {
     ) -> Result<(), Box<dyn StdError + Send + Sync>>;
 }
 
-/// That an object is in the archive, durable and complete.
+/// Proof that an object is in the archive, durable and complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// How it was cut.
+    /// Division of the object into parts.
     pub layout: Layout,
     /// SHA-256 of its bytes.
     pub digest: Digest,
-    /// How much it takes in the store, in bytes.
+    /// Bytes that the object takes in the store.
     pub stored_bytes: u64,
-    /// How many of its parts were there already: from an attempt whose answer was lost, or that a
+    /// Number of parts that were there already: from an attempt whose answer was lost, or that a
     /// crash interrupted. They are known by their headers; [`verify`](super::Stored::verify) reads them.
     pub parts_found: u32,
 }
@@ -75,7 +75,7 @@ pub enum PutError {
         store: String,
         /// The key.
         key: String,
-        /// Who wrote what is there, and how it differs.
+        /// Description of who wrote the other object, and how it differs.
         there: String,
     },
     /// The object is longer than an archive takes.
@@ -83,19 +83,19 @@ pub enum PutError {
         "object {object} has {length_bytes} bytes; an archive takes {MAX_LENGTH_BYTES} at most"
     )]
     TooLong {
-        /// Which one.
+        /// Id of the object.
         object: ObjectId,
-        /// How long it is.
+        /// Length of the object, in bytes.
         length_bytes: u64,
     },
     /// The object cannot be read.
     #[error("object {object} cannot be read at byte {offset_bytes} to be archived: {source}")]
     Source {
-        /// Which one.
+        /// Id of the object.
         object: ObjectId,
-        /// Where.
+        /// Start of the range that could not be read, in bytes.
         offset_bytes: u64,
-        /// What keeps it from being read.
+        /// Error of the read.
         source: Box<dyn StdError + Send + Sync>,
     },
     /// The object read otherwise the second time.
@@ -104,9 +104,9 @@ pub enum PutError {
          machine's memory is failing; delete it from the archive"
     )]
     Changed {
-        /// Which one.
+        /// Id of the object.
         object: ObjectId,
-        /// Where the first unit that changed begins.
+        /// Start of the first unit that changed, in bytes.
         offset_bytes: u64,
     },
 }
@@ -137,7 +137,7 @@ impl Archive {
     }
 }
 
-/// One object on its way.
+/// State of one object's copy to the archive.
 struct Copy<'a> {
     archive: &'a Inner,
     source: &'a dyn Source,
@@ -236,7 +236,7 @@ impl Copy<'_> {
         Err(PutError::Taken { store: self.archive.url.clone(), key, there })
     }
 
-    /// Whether what is there holds what we would write. The first part may be cut otherwise.
+    /// Returns true if the part in the store holds what this copy would write. The first part may be cut otherwise.
     fn is_ours(&self, there: &Header, part: u32) -> bool {
         let mut expected = self.header.clone();
         if part == 0 {

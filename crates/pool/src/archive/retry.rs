@@ -7,18 +7,18 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::fault::{Fault, Subject};
 
-/// How often, and for how long.
+/// Limits of attempts and of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// How long one request may take, from its first byte to its last. A whole part goes in one.
+    /// Longest time that one request may take, from its first byte to its last. A whole part goes in one.
     pub request: Duration,
-    /// How long a request and its repetitions may take together.
+    /// Longest time that a request and its repetitions may take together.
     pub deadline: Duration,
-    /// How long opening an archive may take: somebody waits for it, who may have mistyped the endpoint.
+    /// Longest time that opening an archive may take: somebody waits for it, who may have mistyped the endpoint.
     pub opening: Duration,
-    /// How long is waited before the second attempt, at most; twice as long before each next one.
+    /// Longest wait before the second attempt; twice as long before each next one.
     pub first_delay: Duration,
-    /// How long is waited between attempts at most.
+    /// Longest wait between attempts.
     pub longest_delay: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// What there is of it for a request of opening.
+    /// Returns the limits for a request of opening.
     pub(super) fn for_opening(self) -> Self {
         Self { deadline: self.deadline.min(self.opening), ..self }
     }

@@ -1,4 +1,4 @@
-//! Where the store's asynchronous code runs: on one thread of the archive's own, so that callers
+//! One thread of the archive's own for the store's asynchronous code, so that callers
 //! block and need no runtime of theirs.
 
 use std::future::Future;
@@ -22,7 +22,7 @@ pub(super) struct Runtime {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a future will give.
+/// Result of a future that runs on the archive's thread.
 #[derive(Debug)]
 pub(super) struct Pending<T>(mpsc::Receiver<Result<T, Fault>>);
 

@@ -18,30 +18,30 @@ use crate::object::BeyondEnd;
 
 mod look;
 
-/// How much of a first part is read before it is known how long its table is, in bytes: the table of
+/// Bytes of a first part that are read before the length of its table is known: the table of
 /// an object of 64 MiB less four units.
 const FIRST_BYTES: u64 = 64 << 10;
 
-/// How often what does not verify is read again: a bit may turn on the way.
+/// Number of reads of what does not verify: a bit may turn on the way.
 const READS: u32 = 3;
 
-/// How much is read at once of a whole object, in bytes.
+/// Bytes of a whole object that are read at once.
 const PIECE_BYTES: u64 = 8 << 20;
 
-/// What is wrong with what a store holds.
+/// Faults in what a store holds.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Damage {
     /// The header or the table is not what was written.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// It is a part of something else.
+    /// The key holds a part of another object.
     #[error("it is part {part} of object {object} of pool {pool}, in another's place")]
     Misplaced {
-        /// Whose it is.
+        /// Pool of the part that was found.
         pool: Uuid,
-        /// Whose it is.
+        /// Object of the part that was found.
         object: ObjectId,
-        /// Which part.
+        /// Number of the part that was found.
         part: u32,
     },
     /// A part that the first part speaks of is not there.
@@ -50,9 +50,9 @@ pub enum Damage {
     /// The part ends early.
     #[error("it ends early: {found} of {expected} bytes came")]
     Truncated {
-        /// How many bytes came.
+        /// Bytes that came.
         found: u64,
-        /// How many were asked for.
+        /// Bytes that were asked for.
         expected: u64,
     },
     /// The part is not as long as it was written.
@@ -60,27 +60,27 @@ pub enum Damage {
         "its last {expected} bytes should be there, and {found} are: it was cut off, or replaced"
     )]
     Length {
-        /// How many bytes came from where its end should be.
+        /// Bytes that came from where the part's end should be.
         found: u64,
-        /// How many should have come.
+        /// Bytes that should have come.
         expected: u64,
     },
     /// A unit is not what was written.
     #[error("the checksum of unit {unit} is {found:#010x}, not {expected:#010x}")]
     Unit {
-        /// Which one, counted from the object's beginning.
+        /// Number of the unit, counted from the object's beginning.
         unit: u64,
-        /// What was written.
+        /// Checksum that was written.
         expected: u32,
-        /// What came.
+        /// Checksum of what came.
         found: u32,
     },
     /// Every unit verifies, and together they are something else.
     #[error("the SHA-256 of the whole is {found}, not {expected}")]
     Digest {
-        /// What was written.
+        /// Digest that was written.
         expected: format::Digest,
-        /// What came.
+        /// Digest of what came.
         found: format::Digest,
     },
 }
@@ -109,7 +109,7 @@ pub enum ReadError {
         store: String,
         /// The key.
         key: String,
-        /// What is wrong.
+        /// Description of the damage.
         damage: Damage,
     },
     /// The object is shorter than that.
@@ -150,7 +150,7 @@ impl Stored {
         })
     }
 
-    /// It, if it is what the catalogue says.
+    /// Returns the object, if it is what the catalogue says.
     pub(super) fn expect(
         self,
         length_bytes: u64,
@@ -163,13 +163,13 @@ impl Stored {
         Err(self.place(0).damaged(Damage::Digest { expected, found }))
     }
 
-    /// What its first part says.
+    /// Returns the header of the first part.
     #[must_use]
     pub const fn header(&self) -> &Header {
         &self.header
     }
 
-    /// How many bytes it has.
+    /// Returns the length of the object, in bytes.
     #[must_use]
     pub const fn length_bytes(&self) -> u64 {
         self.header.layout.length_bytes
@@ -299,7 +299,7 @@ impl Stored {
         })
     }
 
-    /// Where a piece is in its part, in bytes.
+    /// Returns the range of a piece in its part, in bytes.
     fn range(&self, piece: Piece) -> Range<u64> {
         let layout = self.header.layout;
         let units_before = piece.first_unit - layout.units_of(piece.part).start;
@@ -401,7 +401,7 @@ impl Place<'_> {
         }
     }
 
-    /// What it means that a part is missing: the first part spoke of it.
+    /// Returns the error for a part that is missing though the first part names it.
     fn part<T>(self, read: Result<T, ReadError>) -> Result<T, ReadError> {
         match read {
             Err(ReadError::Missing { .. }) => Err(self.damaged(Damage::MissingPart)),

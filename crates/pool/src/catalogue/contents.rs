@@ -1,4 +1,4 @@
-//! What the catalogue says, all records taken together.
+//! Contents of the catalogue, all records taken together.
 
 use std::collections::BTreeMap;
 
@@ -9,19 +9,19 @@ use crate::format::superblock::{DeviceEntry, Residence};
 use crate::name::PoolName;
 use crate::{DeviceIndex, ObjectId};
 
-/// What a record takes in a log beside its own bytes, about.
+/// Bytes that a record takes in a log beside its own, about.
 const FRAMING_BYTES: u64 = 16;
 
-/// How much longer the record of an mblock is on a device than in the archive, in bytes.
+/// Bytes by which the record of an mblock is longer on a device than in the archive.
 const BRINGING_BACK_BYTES: u64 = 8;
 
-/// What all records come to.
+/// State that all records come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contents {
     name: Option<PoolName>,
     residence: Residence,
     opened: Option<(u64, u64)>,
-    /// Openings that began after `opened`, of which some superblocks may tell.
+    /// Openings that began after `opened`, which some superblocks may name.
     begun: Vec<(u64, u64)>,
     devices: BTreeMap<DeviceIndex, DeviceEntry>,
     ids_below: u64,
@@ -35,7 +35,7 @@ pub struct Contents {
 /// A record that cannot follow those before it.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Contradiction {
-    /// It is no record.
+    /// The bytes are no record.
     #[error("{0} bytes that are no record")]
     NoRecord(usize),
     /// The object was there already.
@@ -47,7 +47,7 @@ pub enum Contradiction {
     /// There are two roots.
     #[error("object {0} is a second root")]
     SecondRoot(ObjectId),
-    /// What moves must be there, and as long as it was.
+    /// A moved object must be there, and as long as it was.
     #[error("object {0} is moved, but no such object was committed")]
     Moved(ObjectId),
     /// The opening never began.
@@ -73,7 +73,7 @@ impl Default for Contents {
 }
 
 impl Contents {
-    /// What records, as bytes, come to.
+    /// Returns the contents that records, as bytes, come to.
     ///
     /// # Errors
     /// The first that is none, or contradicts those before it.
@@ -176,13 +176,13 @@ impl Contents {
         self.object_bytes + self.heading().map(|record| log_bytes(&record)).sum::<u64>()
     }
 
-    /// What the pool is called; none if it never was whole.
+    /// Returns the name of the pool; none if it never was whole.
     #[must_use]
     pub const fn name(&self) -> Option<&PoolName> {
         self.name.as_ref()
     }
 
-    /// Whether the pool is exported.
+    /// Returns the residence of the pool: here, or exported.
     #[must_use]
     pub const fn residence(&self) -> Residence {
         self.residence
@@ -202,7 +202,7 @@ impl Contents {
         begun.max().unwrap_or(0)
     }
 
-    /// Whether a superblock with these numbers belongs to what is known here.
+    /// Returns true if a superblock with these numbers belongs to what is known here.
     #[must_use]
     pub fn knows_opening(&self, number: u64, nonce: u64) -> bool {
         self.opened == Some((number, nonce)) || self.begun.contains(&(number, nonce))

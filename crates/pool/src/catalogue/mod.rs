@@ -21,7 +21,7 @@ use crate::mdc::Mdc;
 use crate::process::{self, OtherProcess};
 use crate::{BLOCK_BYTES, ObjectId};
 
-/// What new objects may not use of each log, so that there is always room to delete, rename and open.
+/// Bytes of each log that new objects may not use, so that there is always room to delete, rename and open.
 const RESERVE_BYTES: u64 = 8 * BLOCK_BYTES as u64;
 
 /// Why the catalogue did not take a record.
@@ -36,11 +36,11 @@ pub enum CatalogueError {
          delete some, or make a pool with a larger catalogue"
     )]
     Full {
-        /// How many it names.
+        /// Number of objects that the catalogue names.
         objects: usize,
-        /// What they take.
+        /// Bytes that the objects take.
         live_bytes: u64,
-        /// What there is.
+        /// Bytes that there are.
         capacity_bytes: u64,
     },
     /// A device failed while it was written. Whether the record is durable is not known until the pool
@@ -56,7 +56,7 @@ pub enum CatalogueError {
 pub struct Catalogue {
     origin: Origin,
     contents: RwLock<Contents>,
-    /// Its leader's alone; there until this is dropped.
+    /// MDC of the catalogue, for its leader alone; there until this is dropped.
     mdc: Mutex<Option<Mdc>>,
     queue: Mutex<Queue>,
     progress: Condvar,
@@ -84,23 +84,23 @@ struct Counters {
     compactions: AtomicU64,
 }
 
-/// What a catalogue has done since it was opened.
+/// Counts of what a catalogue has done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CatalogueStatistics {
     /// Records that were made durable.
     pub records: u64,
-    /// How many syncs that took.
+    /// Number of syncs that made the records durable.
     pub syncs: u64,
-    /// How often it was compacted.
+    /// Number of compactions.
     pub compactions: u64,
-    /// What is used of the log that is written, in bytes.
+    /// Bytes that are used of the log that is written.
     pub used_bytes: u64,
-    /// What the log has, in bytes.
+    /// Bytes that the log has.
     pub capacity_bytes: u64,
 }
 
 impl Catalogue {
-    /// One that goes on where `contents` ends, which is what `mdc` holds.
+    /// Continues a catalogue where `contents` ends, which is what `mdc` holds.
     #[must_use]
     pub fn new(mdc: Mdc, contents: Contents) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl Catalogue {
         }
     }
 
-    /// What is durable. Nothing becomes visible while this is held.
+    /// Returns the durable contents. Nothing becomes visible while they are held.
     ///
     /// In a child of the process that opened the pool they are as they were when it was forked.
     ///
@@ -214,7 +214,7 @@ impl Catalogue {
         failed
     }
 
-    /// Has records seen that are durable.
+    /// Makes durable records visible.
     fn show(&self, taken: &[Submission]) {
         let mut contents = self.contents.write().expect("the contents are whole");
         for submission in taken {
@@ -262,7 +262,7 @@ impl Catalogue {
         appended.map_err(|error| CatalogueError::Failed(Arc::new(error)))
     }
 
-    /// What it has done.
+    /// Returns the counts since the catalogue was opened.
     pub fn statistics(&self) -> CatalogueStatistics {
         let mut mdc = self.mdc();
         let mdc = open(&mut mdc);

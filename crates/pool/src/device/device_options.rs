@@ -2,7 +2,7 @@
 
 use super::io_engine::IoEngine;
 
-/// What a device is opened for.
+/// Access that a device is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceAccess {
     /// Reading, beside any number of others and one that writes.
@@ -11,21 +11,21 @@ pub enum DeviceAccess {
     Write,
 }
 
-/// How a device is opened.
+/// Ways to open a device.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceOptions {
-    /// For what.
+    /// Access to open the device for.
     pub access: DeviceAccess,
-    /// How many transfers are done at once; io_uring if this process may use it, where none is named.
+    /// Way to do transfers; none takes io_uring if this process may use it, else threads.
     pub engine: Option<IoEngine>,
-    /// How many transfers of one call are under way at most, from 1 to 4096.
+    /// Most transfers of one call that are under way, from 1 to 4096.
     pub depth: usize,
     /// Through the page cache, even where O_DIRECT works.
     pub buffered: bool,
 }
 
 impl DeviceOptions {
-    /// What serves most: io_uring if it can be, 64 transfers at once, past the page cache.
+    /// Returns what serves most: io_uring if it can be, 64 transfers at once, past the page cache.
     #[must_use]
     pub const fn new(access: DeviceAccess) -> Self {
         Self { access, engine: None, depth: 64, buffered: false }

@@ -1,4 +1,4 @@
-//! What devices report: which file, where, and what failed.
+//! Errors of devices: the file, the place, and what failed.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// What was asked of a device.
+/// Operations of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Reading blocks.
@@ -43,7 +43,7 @@ impl fmt::Display for Operation {
 pub struct IoError {
     /// The device.
     pub path: PathBuf,
-    /// What was asked of it.
+    /// Operation that failed.
     pub operation: Operation,
     /// The first block that it failed for; the length that was asked for, if it was to grow.
     pub offset_bytes: u64,
@@ -64,7 +64,7 @@ impl IoError {
     }
 }
 
-/// Says what the kernel's words leave open.
+/// Cause of an error, where the kernel's words leave it open.
 struct Cause<'a>(&'a io::Error);
 
 impl fmt::Display for Cause<'_> {
@@ -88,7 +88,7 @@ pub enum OpenError {
     Io {
         /// The device.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         doing: &'static str,
         /// Why it failed.
         source: io::Error,
@@ -106,7 +106,7 @@ pub enum OpenError {
         /// not let go 10 s after its process was gone.
         holders: Vec<u32>,
     },
-    /// It takes no writes.
+    /// The block device is read-only.
     #[error(
         "{} is read-only: make it writable (`blockdev --setrw`, or the switch of the disk), or attach it \
          for writing; what is on it can be read as it is", path.display()
@@ -115,10 +115,10 @@ pub enum OpenError {
         /// The block device.
         path: PathBuf,
     },
-    /// It holds no blocks.
+    /// The path is neither a regular file nor a block device.
     #[error("{} is neither a regular file nor a block device", path.display())]
     NoDevice {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
     },
     /// The kernel gives this process no io_uring, which was asked for by name.
@@ -126,7 +126,7 @@ pub enum OpenError {
         "io_uring is refused (sysctl kernel.io_uring_disabled, seccomp): {source}; use threads"
     )]
     NoUring {
-        /// What it said.
+        /// Error of the device.
         source: io::Error,
     },
 }

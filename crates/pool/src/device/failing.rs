@@ -9,14 +9,14 @@ use bindery_sys::direct::Buffer;
 
 use super::{Device, Hold, Operation};
 
-/// What fails, and how.
+/// A failure that a test orders.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// Which operations are counted; all where it is none.
+    /// Operations that are counted; all where it is none.
     pub operation: Option<Operation>,
-    /// How many of them are done before one fails.
+    /// Number of operations that are done before one fails.
     pub after: u64,
-    /// Whether all that follow fail, too.
+    /// True if all operations that follow fail, too.
     pub lasts: bool,
     /// With what.
     pub kind: io::ErrorKind,
@@ -54,13 +54,13 @@ impl<D: Device> Failing<D> {
         self.has_failed.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the fault came.
+    /// Returns true if the fault came.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// How many operations of those that the fault counts were asked for; of all without one.
+    /// Returns the number of operations of the fault's kind that were asked for; of all without a fault.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.done.load(Ordering::Relaxed)

@@ -31,7 +31,7 @@ use crate::process::{self, OtherProcess};
 /// One alone opens it for writing (a lock that ends with the process, and for block devices the
 /// kernel's exclusive use); those that read are not counted. All its errors carry an [`IoError`].
 ///
-/// After a sync that failed nothing is written any more: the kernel tells of a lost write once (fsync(2)),
+/// After a sync that failed nothing is written any more: the kernel reports a lost write once (fsync(2)),
 /// and a later sync that succeeds would be taken for the truth.
 pub struct FileDevice {
     path: PathBuf,
@@ -45,7 +45,7 @@ pub struct FileDevice {
     idle: Mutex<Vec<UnderWay>>,
 }
 
-/// What an open device consists of.
+/// Parts of an open device.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) file: File,
@@ -57,7 +57,7 @@ pub(super) struct Parts {
     pub(super) buffered_because: Option<String>,
 }
 
-/// How many callers' queues and buffers are kept, in case they write again.
+/// Most callers' queues and buffers that are kept, in case they write again.
 const MOST_IDLE: usize = 4;
 
 impl FileDevice {
@@ -80,13 +80,13 @@ impl FileDevice {
         &self.path
     }
 
-    /// How its transfers are done.
+    /// Returns the way that transfers are done.
     #[must_use]
     pub fn engine(&self) -> IoEngine {
         self.engine
     }
 
-    /// Whether it is a block device.
+    /// Returns true if the device is a block device.
     #[must_use]
     pub fn is_block_device(&self) -> bool {
         self.parts.kind == Kind::BlockDevice
@@ -98,7 +98,7 @@ impl FileDevice {
         self.parts.buffered_because.as_deref()
     }
 
-    /// For what it was opened.
+    /// Returns the access that the device was opened for.
     #[must_use]
     pub fn access(&self) -> DeviceAccess {
         if self.parts.writer.is_some() { DeviceAccess::Write } else { DeviceAccess::Read }
@@ -136,7 +136,7 @@ impl FileDevice {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What became of a write, and its buffer for the next one.
+    /// Returns the outcome of a write, and keeps its buffer for the next one.
     fn ended(&self, under_way: &mut UnderWay, written: Written) -> io::Result<()> {
         under_way.give_back(written.source);
         let failed = |error| self.failed(Operation::Write, written.offset_bytes, error);
@@ -159,7 +159,7 @@ impl FileDevice {
         self.check_here().map_err(|error| self.failed(operation, offset_bytes, error.into()))
     }
 
-    /// That it may be changed.
+    /// Refuses a device that may not be changed.
     fn check_writable(&self, operation: Operation, offset_bytes: u64) -> io::Result<()> {
         self.check_process(operation, offset_bytes)?;
         if self.parts.writer.is_none() {

@@ -1,4 +1,4 @@
-//! How many transfers are done at once: by io_uring, or by threads where that is refused.
+//! Transfers done by io_uring, or by threads where that is refused.
 //!
 //! Container runtimes forbid io_uring by default (Docker's seccomp profile, since 2023), so the second
 //! way is an ordinary one.
@@ -15,7 +15,7 @@ use thiserror::Error;
 
 mod threads;
 
-/// How transfers are done.
+/// Ways to do transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoEngine {
     /// A ring for each thread that calls.
@@ -36,7 +36,7 @@ impl IoEngine {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the engine.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! What objects are stored on: blocks that are read, written, and made durable.
+//! Devices that objects are stored on: blocks that are read, written, and made durable.
 //!
 //! Everything above speaks to devices through [`Device`] alone, so that a device which loses, tears
 //! and reorders what was not synced can stand in for a real one.
@@ -55,10 +55,10 @@ pub struct Write<'a> {
 /// What a write has written is durable after a [`sync`](Self::sync) that began after it ended; until
 /// then any part of it may be lost or torn by a crash, in any order.
 pub trait Device: Send + Sync + fmt::Debug {
-    /// How long it is now.
+    /// Returns the current length, in bytes.
     fn bytes(&self) -> u64;
 
-    /// That this process opened it. One that a child of fork shares with its parent does nothing for the child.
+    /// Refuses a child of the process that opened the device, which shares the device and must not use it.
     ///
     /// # Errors
     /// [`OtherProcess`], in such a child.
@@ -85,7 +85,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// says (fsync(2)).
     fn sync(&self) -> io::Result<()>;
 
-    /// Says that a range is not needed any more. What it reads as afterwards is anything; a device
+    /// Gives up the content of a range. What the range reads as afterwards is anything; a device
     /// that cannot do it does nothing.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         writes.iter().try_for_each(|write| self.write(write.offset_bytes, write.from))
     }
 
-    /// What a caller needs for [`begin_write`](Self::begin_write).
+    /// Returns what a caller needs for [`begin_write`](Self::begin_write).
     fn under_way(&self) -> UnderWay {
         UnderWay::default()
     }
@@ -166,7 +166,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(Some(Hold { _lock: None }))
     }
 
-    /// Whether another process holds any part of a range.
+    /// Returns true if another process holds any part of a range.
     ///
     /// # Errors
     /// The device's.

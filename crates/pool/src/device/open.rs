@@ -19,12 +19,12 @@ use super::io_engine::IoEngine;
 /// The byte that whoever writes has locked: behind all that a file can be long.
 const WRITER: std::ops::Range<u64> = i64::MAX as u64 - 1..i64::MAX as u64;
 
-/// How long the kernel may take to let go of a device whose process is gone. It keeps it, and the lock with
+/// Longest time that the kernel may take to let go of a device whose process is gone. It keeps it, and the lock with
 /// it, until transfers that were under way have ended and a worker of io_uring's (`io_ring_exit_work`) has
 /// put them: milliseconds after the process was reaped, half a second was seen on a busy machine.
 const LETTING_GO_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How often it is asked whether it has.
+/// Interval between looks at whether the kernel has let go.
 const LETTING_GO_INTERVAL: Duration = Duration::from_millis(5);
 
 impl FileDevice {
@@ -168,7 +168,7 @@ fn refused(path: &Path, access: DeviceAccess, error: io::Error) -> OpenError {
     }
 }
 
-/// Whether somebody has locked it for writing.
+/// Returns true if somebody has locked the file for writing.
 fn is_locked(path: &Path) -> bool {
     let locked = File::open(path).and_then(|file| RangeLocks::new(file).is_held_elsewhere(WRITER));
     locked.unwrap_or(false)

@@ -1,10 +1,10 @@
-//! Syncs of one open file, of which the kernel tells one alone that a write was lost.
+//! Syncs of one open file, of which the kernel reports a lost write to one alone.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What an earlier sync says of the syncs and writes that come after it.
+/// Result of earlier syncs, which holds for the syncs and writes that come after it.
 #[derive(Debug, Default)]
 pub(super) struct SyncGate {
     /// Set once.
@@ -17,7 +17,7 @@ pub(super) struct SyncGate {
 pub(super) struct Closed;
 
 impl SyncGate {
-    /// That no sync failed. Relaxed: who does not see it yet writes beside the sync that fails.
+    /// Refuses to go on after a sync that failed. Relaxed: who does not see it yet writes beside the sync that fails.
     pub(super) fn check(&self) -> Result<(), Closed> {
         if self.failed.load(Ordering::Relaxed) { Err(Closed) } else { Ok(()) }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use bindery_sys::direct::{Buffer, Source};
 use bindery_sys::uring::Queue;
 
-/// How many writes are begun before the first is waited for: enough to have a device busy while its
+/// Number of writes that are begun before the first is waited for: enough to have a device busy while its
 /// caller computes checksums.
 pub(super) const MOST: usize = 4;
 
@@ -20,9 +20,9 @@ pub(super) const MOST: usize = 4;
 /// [`Device::end_writes`]: super::Device::end_writes
 #[derive(Default)]
 pub struct UnderWay {
-    /// Where the kernel does them.
+    /// Queue of the kernel, if the kernel does the writes.
     pub(super) queue: Option<Queue>,
-    /// What was given and not written, where it does not.
+    /// Writes that wait for [`MOST`] to come together, where the kernel has no queue.
     gathered: Vec<(u64, Source)>,
     spare: Vec<Buffer>,
 }

@@ -49,7 +49,7 @@ impl<'a> Fields<'a> {
         self.array().map(u128::from_le_bytes)
     }
 
-    /// Whether all of it was read.
+    /// Returns true if all of the bytes were read.
     pub(crate) const fn is_at_end(&self) -> bool {
         self.rest.is_empty()
     }

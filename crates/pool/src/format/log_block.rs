@@ -25,13 +25,13 @@ const KIND_AT: usize = 76;
 const LENGTH_AT: usize = 78;
 const PAYLOAD_AT: usize = 80;
 
-/// How much of a block is payload.
+/// Bytes of a block that are payload.
 pub(crate) const PAYLOAD_BYTES: usize = BLOCK_BYTES - PAYLOAD_AT;
 
-/// What a block is for.
+/// Purposes of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// One of the two with which a log begins. Its payload is the log's length in blocks.
+    /// A head: one of the two blocks with which a log begins. Its payload is the log's length in blocks.
     Head,
     /// Pieces of records.
     Records,
@@ -47,18 +47,18 @@ impl Kind {
     }
 }
 
-/// What a block says of itself.
+/// Header of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Whose it is.
+    /// Log and pool of the block.
     pub(crate) identity: LogIdentity,
-    /// How often the log was erased before, and one.
+    /// Number of erases of the log before, and one.
     pub(crate) generation: u64,
     /// The opening of the pool that wrote it.
     pub(crate) session: u64,
-    /// Which block of the generation, from 0; 0 in heads.
+    /// Number of the block in the generation, from 0; 0 in heads.
     pub(crate) sequence: u64,
-    /// How many blocks of the generation were durable when it was made.
+    /// Number of blocks of the generation that were durable when the block was made.
     pub(crate) durable: u64,
     /// The checksum of the block before; 0 in the first one and in heads.
     pub(crate) previous: u32,
@@ -119,7 +119,7 @@ fn checksum(block: &[u8]) -> u32 {
     crc32c([&block[..CHECKSUM_AT], &block[CHECKSUM_AT + 4..]])
 }
 
-/// What block these bytes are.
+/// Reads a block.
 ///
 /// # Errors
 /// If they are none, or not one that was written like this.
@@ -156,7 +156,7 @@ fn identity_at(bytes: &[u8]) -> LogIdentity {
     LogIdentity { pool: u128_at(bytes, POOL_AT), log: ObjectId(u64_at(bytes, LOG_AT)) }
 }
 
-/// Whether these bytes may once have been a block of a log: no single fault hides that.
+/// Returns true if the bytes may once have been a block of a log: no single fault hides that.
 pub(crate) fn resembles(bytes: &[u8], identity: LogIdentity) -> bool {
     bytes.len() == BLOCK_BYTES && (bytes.starts_with(MAGIC) || identity_at(bytes) == identity)
 }
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(decode(&good).unwrap().header, sample());
     }
 
-    /// What a hostile hand can make: any fields at all, with a checksum that is right.
+    /// A hostile hand can make any fields at all, with a checksum that is right.
     #[test]
     fn fields_that_nobody_wrote_are_refused() {
         let with = |at: usize, value: u16| {

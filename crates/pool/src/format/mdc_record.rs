@@ -6,7 +6,7 @@ const CLIENT: u8 = 0;
 const BEGIN: u8 = 1;
 const END: u8 = 2;
 
-/// What a record says.
+/// A record of an MDC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry<'a> {
     /// A record of the client.
@@ -57,7 +57,7 @@ fn number(content: &[u8]) -> Option<u64> {
     whole.then(|| u64_at(content, 0)).filter(|number| *number < u64::MAX)
 }
 
-/// What the client gave, if the record is the client's.
+/// Returns the bytes that the client gave, if the record is the client's.
 pub(crate) fn into_client(mut record: Vec<u8>) -> Option<Vec<u8>> {
     if record.first() != Some(&CLIENT) {
         return None;

@@ -1,4 +1,4 @@
-//! What lies on devices: encoders and decoders that do no I/O.
+//! Formats of what lies on devices: encoders and decoders that do no I/O.
 //!
 //! Everything is little-endian, has a magic, a version and a CRC-32C over all of it, and says whose it
 //! is, so that a write that went astray is found. Decoders take any bytes: they neither panic nor

@@ -1,4 +1,4 @@
-//! What the catalogue says of one object.
+//! Entries of the catalogue, each for one object.
 
 use super::fields::Fields;
 use super::superblock::{decode_extent, encode_extent};
@@ -13,13 +13,13 @@ pub const MOST_COPIES: usize = 2;
 /// A committed mblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MblockEntry {
-    /// Its name.
+    /// Id of the object.
     pub id: ObjectId,
-    /// How long it is, in bytes.
+    /// Length, in bytes.
     pub length_bytes: u64,
-    /// Its data, in whole blocks, zeros behind the last byte.
+    /// Extent of the data, in whole blocks, zeros behind the last byte.
     pub data: Extent,
-    /// Its checksums, in whole blocks of the same device.
+    /// Extent of the checksums, in whole blocks of the same device.
     pub table: Extent,
     /// The checksum of the checksums.
     pub table_checksum: u32,
@@ -28,9 +28,9 @@ pub struct MblockEntry {
 /// A committed mblock that is in the pool's archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArchivedEntry {
-    /// Its name.
+    /// Id of the object.
     pub id: ObjectId,
-    /// How long it is, in bytes.
+    /// Length, in bytes.
     pub length_bytes: u64,
     /// SHA-256 of its bytes, which is in its header in the archive, too.
     pub digest: [u8; 32],
@@ -39,20 +39,20 @@ pub struct ArchivedEntry {
 /// A client's mlog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// Its name.
+    /// Id of the object.
     pub id: ObjectId,
-    /// Where its copies are; 1 or 2.
+    /// Extents of the copies; 1 or 2.
     pub copies: Vec<Extent>,
 }
 
 /// A client's MDC. Its logs have the two ids that follow its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MdcEntry {
-    /// Its name.
+    /// Id of the object.
     pub id: ObjectId,
-    /// Whether it is the pool's root: the one that clients begin at.
+    /// True if the MDC is the pool's root: the one that clients begin at.
     pub is_root: bool,
-    /// Where the copies of each of its logs are.
+    /// Extents of the copies of each of the two logs.
     pub halves: [Vec<Extent>; 2],
 }
 
@@ -70,7 +70,7 @@ pub enum ObjectEntry {
 }
 
 impl ObjectEntry {
-    /// Its name.
+    /// Returns the id of the object.
     #[must_use]
     pub const fn id(&self) -> ObjectId {
         match self {
@@ -81,7 +81,7 @@ impl ObjectEntry {
         }
     }
 
-    /// How many bytes it has; none where it is no mblock.
+    /// Returns the length, in bytes; none where the object is no mblock.
     #[must_use]
     pub const fn length_bytes(&self) -> Option<u64> {
         match self {
@@ -105,7 +105,7 @@ impl ObjectEntry {
     }
 }
 
-/// One of two iterators.
+/// Either of two iterators.
 enum Extents<A, B> {
     Two(A),
     Lists(B),

@@ -28,7 +28,7 @@ pub(crate) fn stored(record: &[u8], generation: u64, sequence: u64) -> Vec<u8> {
     stored
 }
 
-/// How long a record is as it is stored, without the headers of its pieces.
+/// Returns the length of a record as it is stored, in bytes, without the headers of its pieces.
 pub(crate) const fn stored_bytes(record: &[u8]) -> usize {
     record.len() + CHECKSUM_BYTES
 }
@@ -37,7 +37,7 @@ fn checksum(record: &[u8], generation: u64, sequence: u64) -> u32 {
     crc32c([&generation.to_le_bytes(), &sequence.to_le_bytes(), record])
 }
 
-/// How much of a record goes into the rest of a payload.
+/// Returns the bytes of a record that fit into the rest of a payload.
 pub(crate) const fn room(payload: &[u8]) -> usize {
     (PAYLOAD_BYTES - payload.len()).saturating_sub(HEADER_BYTES)
 }
@@ -81,12 +81,12 @@ pub(crate) struct Joiner {
 }
 
 impl Joiner {
-    /// For the blocks of a generation, from the first on.
+    /// Begins with the first block of a generation.
     pub(crate) const fn new(generation: u64) -> Self {
         Self { generation, unfinished: None }
     }
 
-    /// What was begun will not end: its writer was gone before.
+    /// Forgets a record that was begun and will not end: its writer was gone before.
     pub(crate) fn forget(&mut self) {
         self.unfinished = None;
     }

@@ -1,4 +1,4 @@
-//! What the catalogue says, one record at a time.
+//! Records of the catalogue, one for each change.
 //!
 //! A record needs no checksum and no length of its own: the log that holds it has both.
 
@@ -21,7 +21,7 @@ pub enum Record {
     Opening {
         /// Higher each time.
         number: u64,
-        /// What tells it from an opening of the same number, of a copy of the pool.
+        /// Random number that differs from that of an opening of the same number, of a copy of the pool.
         nonce: u64,
     },
     /// All superblocks carry the numbers of this opening.
@@ -29,9 +29,9 @@ pub enum Record {
         /// The opening.
         number: u64,
     },
-    /// What the pool is called from now on.
+    /// New name of the pool.
     Name(PoolName),
-    /// Whether the pool is exported.
+    /// New residence of the pool.
     Residence(Residence),
     /// A device of the pool, new or with another length.
     Device(DeviceEntry),
@@ -44,7 +44,7 @@ pub enum Record {
     Commit(ObjectEntry),
     /// An object was deleted.
     Delete(ObjectId),
-    /// Where the pool's archive is from now on.
+    /// New URL of the pool's archive.
     Archive(String),
     /// An mblock, which does not change, is somewhere else from now on.
     Move(ObjectEntry),
@@ -61,7 +61,7 @@ const ARCHIVE: u8 = 11;
 const MOVE: u8 = 13;
 
 impl Record {
-    /// It as bytes.
+    /// Returns the record as bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(64);

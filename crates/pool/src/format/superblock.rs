@@ -10,10 +10,10 @@ use crate::crc::crc32c;
 use crate::name::{LONGEST_NAME, PoolName};
 use crate::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass};
 
-/// Where the two copies are, in bytes from the device's start.
+/// Offsets of the two copies, in bytes from the device's start.
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 
-/// What no object uses at the start of each device, in bytes.
+/// Bytes at the start of each device that no object uses.
 pub const HEAD_BYTES: u64 = 128 << 10;
 
 /// The newest format that this code knows: that of pools with an archive.
@@ -32,65 +32,65 @@ const USED_BYTES: usize = 256 + MOST_DEVICES * 32;
 /// A device as its pool knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceEntry {
-    /// Its place in the pool's table.
+    /// Index of the device in the pool's table.
     pub index: DeviceIndex,
-    /// What it is, wherever it is attached.
+    /// Id of the device, wherever it is attached.
     pub id: u128,
-    /// What it is used for.
+    /// Media class of the device.
     pub class: MediaClass,
-    /// How much of it the pool uses, in bytes.
+    /// Bytes of the device that the pool uses.
     pub bytes: u64,
 }
 
-/// Whether a pool waits to be taken elsewhere.
+/// Residence of a pool: here, or waiting to be taken elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residence {
-    /// It is used where it is.
+    /// The pool is used where it is.
     Here,
-    /// It was exported, and is to be imported before it is used again.
+    /// The pool was exported, and is to be imported before it is used again.
     Exported,
 }
 
-/// What a superblock holds.
+/// Content of a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Which of the two it is.
+    /// Number of the copy: 0 or 1.
     pub copy: u8,
     /// Higher each time that this device's superblocks are written.
     pub revision: u64,
     /// The pool.
     pub pool: u128,
-    /// What the pool is called.
+    /// Name of the pool.
     pub name: PoolName,
-    /// Whether it is exported.
+    /// Residence of the pool.
     pub residence: Residence,
     /// The device that it is on.
     pub device: DeviceIndex,
     /// The last opening for writing that this device took part in.
     pub opening: u64,
-    /// What tells that opening from another of the same number, of a copy of the pool.
+    /// Random number that differs from that of an opening of the same number, of a copy of the pool.
     pub nonce: u64,
     /// The catalogue: two logs in two copies each.
     pub catalogue: [[Extent; 2]; 2],
     /// All devices of the pool, this one among them.
     pub devices: Vec<DeviceEntry>,
-    /// Whether the catalogue may have what only code knows that knows archives.
+    /// True if the catalogue may have records that only code with archives knows.
     pub has_archive: bool,
 }
 
 /// A block that is no superblock that can be used.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum NoSuperblock {
-    /// It does not begin like one.
+    /// The block does not begin like a superblock.
     #[error("there is no superblock")]
     Absent,
-    /// It is not as it was written.
+    /// The superblock is not as it was written.
     #[error("the superblock is damaged")]
     Damaged,
     /// The device cannot read it, though it can read the other one.
     #[error("the superblock cannot be read")]
     Unreadable,
-    /// It was written by later code.
+    /// The superblock was written by later code.
     #[error("its format is version {version}, and this program knows {VERSION} and older")]
     Newer {
         /// The version that it has.
@@ -143,7 +143,7 @@ impl Superblock {
     /// Reads copy `copy` from a block.
     ///
     /// The checksum of every version covers the whole block and stands where it stands here, so that a
-    /// newer version is told from damage.
+    /// newer version is not taken for damage.
     ///
     /// # Errors
     /// [`NoSuperblock`].
@@ -219,7 +219,7 @@ fn decode_device(fields: &mut Fields<'_>) -> Option<DeviceEntry> {
     Some(DeviceEntry { index, id, class, bytes })
 }
 
-/// How many bytes an extent takes.
+/// Bytes that an extent takes.
 pub(crate) const EXTENT_BYTES: usize = 18;
 
 pub(crate) fn encode_extent(extent: &Extent, bytes: &mut Vec<u8>) {
@@ -324,7 +324,7 @@ mod tests {
             }
         }
 
-        /// What a hostile hand can make: any fields at all, with a checksum that is right.
+        /// A hostile hand can make any fields at all, with a checksum that is right.
         #[test]
         fn fields_that_nobody_wrote_are_damage(
             seed: u64,

@@ -4,17 +4,17 @@ use super::log_copies::{Defect, HEADS, LogCopies};
 use super::window::Window;
 use crate::format::log_block::{self, Block, Header, Kind, NotABlock};
 
-/// Where a log's blocks have been followed to.
+/// Position up to which a log's blocks were followed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position {
     pub(super) generation: u64,
-    /// How many blocks there were.
+    /// Number of blocks so far.
     pub(super) sequence: u64,
     /// The opening that wrote the last one, or the heads.
     pub(super) session: u64,
     /// The checksum of the last one.
     pub(super) previous: u32,
-    /// What the last one was for; [`Kind::Head`] of none.
+    /// Kind of the last block; [`Kind::Head`] of none.
     pub(super) last: Kind,
     /// The most blocks that any of them says were durable before it.
     pub(super) durable: u64,
@@ -71,7 +71,7 @@ impl<'a> Chain<'a> {
         Self { copies, window: Window::new(copies), position, defects: Vec::new() }
     }
 
-    /// Where the next block lies in the extent; none if there is no room for one.
+    /// Returns the number of the next block in the extent; none if there is no room for one.
     pub(super) fn next_block(&self) -> Option<u64> {
         let block = HEADS + self.position.sequence;
         (block < self.copies.blocks()).then_some(block)
@@ -121,7 +121,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Which copy's block counts. LogCopies differ where one was away while the other went on: then it is that
+/// Returns the copy whose block counts. Copies differ where one was away while the other went on: then it is that
 /// of the later opening.
 fn latest(found: &[Result<(Header, u32), Wrong>]) -> Option<(usize, Header, u32)> {
     let good = found.iter().enumerate().filter_map(|(copy, found)| {

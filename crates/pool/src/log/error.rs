@@ -1,4 +1,4 @@
-//! What can go wrong with a log.
+//! Errors of logs.
 
 use std::io;
 
@@ -10,15 +10,15 @@ use crate::id::{DeviceIndex, ObjectId};
 #[derive(Debug, Error)]
 #[error("{doing} log {log} at {offset_bytes} of device {device} failed: {source}")]
 pub struct DeviceError {
-    /// Which log.
+    /// Id of the log.
     pub log: ObjectId,
-    /// What was being done: reading, writing, syncing.
+    /// Operation that failed: reading, writing, syncing.
     pub doing: &'static str,
     /// The device of the log's copy.
     pub device: DeviceIndex,
-    /// Where on it.
+    /// Place on the device, in bytes.
     pub offset_bytes: u64,
-    /// What it said.
+    /// Error of the device.
     pub source: io::Error,
 }
 
@@ -26,17 +26,17 @@ pub struct DeviceError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("log {log}: block {block} of copy {copy}, at {offset_bytes} of device {device}, {what}")]
 pub struct Damage {
-    /// Which log.
+    /// Id of the log.
     pub log: ObjectId,
-    /// Which of its copies, from 0.
+    /// Number of the copy, from 0.
     pub copy: usize,
-    /// Which block of its extent, from 0.
+    /// Number of the block in its extent, from 0.
     pub block: u64,
     /// The device of the log's copy.
     pub device: DeviceIndex,
-    /// Where on it.
+    /// Place on the device, in bytes.
     pub offset_bytes: u64,
-    /// What is wrong with it.
+    /// Description of the damage.
     pub what: String,
 }
 
@@ -46,7 +46,7 @@ pub enum OpenError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// What was durable is damaged in all copies.
+    /// Durable records are damaged in all copies.
     #[error("{0}; no other copy of it is good: restore the pool, or delete what the log holds")]
     Damaged(Damage),
     /// No copy begins as a log does.
@@ -60,9 +60,9 @@ pub enum OpenError {
         "log {log} has format {found}, and this Bindery knows {known} at most: use a newer one"
     )]
     Version {
-        /// Which log.
+        /// Id of the log.
         log: ObjectId,
-        /// Its format.
+        /// Format of the log.
         found: u32,
         /// The latest that is known.
         known: u32,
@@ -70,11 +70,11 @@ pub enum OpenError {
     /// The places are not what a log can lie in, or not what this one lies in.
     #[error("log {log} cannot lie in {blocks} blocks: {why}")]
     Size {
-        /// Which log.
+        /// Id of the log.
         log: ObjectId,
         /// The length that was given.
         blocks: u64,
-        /// What is wrong with it.
+        /// Description of what is wrong with the places.
         why: String,
     },
     /// The log knows a later opening than this one.
@@ -83,7 +83,7 @@ pub enum OpenError {
          superblocks are older than its logs; was a device put back from a snapshot?"
     )]
     Session {
-        /// Which log.
+        /// Id of the log.
         log: ObjectId,
         /// The opening that wrote its last block.
         found: u64,
@@ -101,13 +101,13 @@ pub enum WriteError {
     /// The record does not fit. Nothing has changed.
     #[error("log {log} is full: {needed} blocks are needed, and {left} of its {blocks} are left")]
     Full {
-        /// Which log.
+        /// Id of the log.
         log: ObjectId,
-        /// How many more blocks the record needs.
+        /// Number of blocks that the record needs beyond those that are left.
         needed: u64,
-        /// How many there are.
+        /// Number of blocks that are left.
         left: u64,
-        /// How many the log has for records.
+        /// Number of blocks that the log has for records.
         blocks: u64,
     },
     /// An earlier write failed, so that nobody knows what the device holds.

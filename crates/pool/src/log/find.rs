@@ -1,4 +1,4 @@
-//! Where a log ends.
+//! Finding the end of a log.
 //!
 //! It ends at the first block that no copy has: what was being written when the machine stopped, or what
 //! was written in an earlier life of the extent. If any block behind it says that this one was durable,
@@ -12,17 +12,17 @@ use super::log_copies::{Defect, HEADS, LogCopies};
 use super::window::Window;
 use crate::format::log_block::{self, Header};
 
-/// How often a log may be erased while it is read, before that is given up.
+/// Most erases of a log while it is read, before reading is given up.
 const ATTEMPTS: u32 = 8;
 
-/// What a log is.
+/// State of a log.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// Its end.
+    /// End of the log.
     pub(super) end: Position,
-    /// What some copies do not have.
+    /// Blocks that some copies do not have.
     pub(super) defects: Vec<Defect>,
-    /// What lies at the end and is no block, but may have been one.
+    /// Damage at the end, which is no block but may have been one.
     pub(super) torn: Option<Damage>,
 }
 
@@ -65,7 +65,7 @@ fn follow(copies: &LogCopies, heads: heads::Heads) -> Result<Found, OpenError> {
     Ok(Found { end: Position { session, ..chain.position }, defects, torn })
 }
 
-/// What shows that there was a block where the chain ends.
+/// Returns what shows that there was a block where the chain ends.
 fn damage_at(chain: &mut Chain<'_>) -> Option<Damage> {
     let end = chain.next_block()?;
     if let Some(damage) = unreadable_at(chain, end) {
@@ -97,7 +97,7 @@ fn unreadable_at(chain: &mut Chain<'_>, end: u64) -> Option<Damage> {
     first.map(|what| chain.copies.damage(0, end, what))
 }
 
-/// What a block behind the end says against that end.
+/// Returns what a block behind the end says against that end.
 fn contradiction(chain: &Chain<'_>, header: &Header, block: u64) -> Option<String> {
     let Position { generation, sequence, .. } = chain.position;
     if header.identity != chain.copies.identity || block.checked_sub(HEADS) != Some(header.sequence)
@@ -114,7 +114,7 @@ fn contradiction(chain: &Chain<'_>, header: &Header, block: u64) -> Option<Strin
     lost.then(|| format!("block {block} says that it was durable"))
 }
 
-/// What lies at the end and was a block of this log once, or part of one.
+/// Returns what lies at the end and was a block of this log once, or part of one.
 fn torn_at(chain: &mut Chain<'_>) -> Option<Damage> {
     let end = chain.next_block()?;
     let copies = chain.copies;

@@ -13,13 +13,13 @@ use crate::format::le::u64_at;
 use crate::format::log_block::{self, Header, Kind, NotABlock, VERSION};
 use crate::{BLOCK_BYTES, LogIdentity};
 
-/// What the heads say.
+/// State that the heads give.
 #[derive(Debug)]
 pub(super) struct Heads {
     pub(super) generation: u64,
     /// The opening that wrote them.
     pub(super) session: u64,
-    /// Those that do not say so.
+    /// Heads that differ from it.
     pub(super) defects: Vec<Defect>,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn write(copies: &LogCopies, generation: u64, session: u64) -> Result
     })
 }
 
-/// What a head says, if these bytes are one.
+/// Reads a head, if these bytes are one.
 fn decode(bytes: &[u8], copies: &LogCopies) -> Result<(Header, u64), Wrong> {
     let block = log_block::decode(bytes)?;
     let head = block.header.kind == Kind::Head && block.payload.len() == size_of::<u64>();
@@ -76,7 +76,7 @@ pub(super) fn generation(copies: &LogCopies) -> Option<u64> {
     latest(copies, &mut heads(copies)).ok().map(|(head, _)| head.generation)
 }
 
-/// What all heads of all copies say together: the latest counts.
+/// Reads all heads of all copies: the latest counts.
 ///
 /// # Errors
 /// If there is no head, or none that is whole.

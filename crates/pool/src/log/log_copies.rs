@@ -9,7 +9,7 @@ use super::error::{Damage, DeviceError, OpenError};
 use super::log_copy::LogCopy;
 use crate::{BLOCK_BYTES, LogIdentity};
 
-/// How many blocks are read or written at once.
+/// Number of blocks that are read or written at once.
 pub(super) const CHUNK_BLOCKS: u64 = 64;
 
 /// Number of heads with which each copy begins. Block `sequence` of a generation is block
@@ -55,12 +55,12 @@ impl LogCopies {
         Ok(Self { identity, places, blocks })
     }
 
-    /// How many copies there are.
+    /// Returns the number of copies.
     pub(super) const fn count(&self) -> usize {
         self.places.len()
     }
 
-    /// How many blocks each has.
+    /// Returns the number of blocks that each copy has.
     pub(super) const fn blocks(&self) -> u64 {
         self.blocks
     }
@@ -121,7 +121,7 @@ impl LogCopies {
         }
     }
 
-    /// Says what is wrong with a block of a copy.
+    /// Returns the damage of a block of a copy.
     pub(super) fn damage(&self, copy: usize, block: u64, what: impl ToString) -> Damage {
         Damage {
             log: self.identity.log,

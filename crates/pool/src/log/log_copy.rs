@@ -1,11 +1,11 @@
-//! Where a log lies.
+//! Location of a log.
 
 use std::sync::Arc;
 
 use crate::device::Device;
 use crate::extent::Extent;
 
-/// One copy of a log: blocks of a device.
+/// A copy of a log: blocks of a device.
 #[derive(Clone, Debug)]
 pub struct LogCopy {
     /// The device that `extent` names.

@@ -34,14 +34,14 @@ impl Reader {
         &self.damaged
     }
 
-    /// What lies where the log ends and is not whole: the block that a crash tore, or the last one
+    /// Returns what lies where the log ends and is not whole: the block that a crash tore, or the last one
     /// that was synced before it, damaged. With one copy, nobody can tell.
     #[must_use]
     pub const fn torn(&self) -> Option<&Damage> {
         self.found.torn.as_ref()
     }
 
-    /// How often it was erased, and one.
+    /// Returns the number of erases, and one.
     #[must_use]
     pub const fn generation(&self) -> u64 {
         self.found.end.generation

@@ -16,12 +16,12 @@ pub struct Records<'a> {
     until: u64,
     joiner: Joiner,
     ready: VecDeque<Vec<u8>>,
-    /// What to say when those that are ready were taken.
+    /// Error to return after the records that are ready.
     error: Option<OpenError>,
 }
 
 impl<'a> Records<'a> {
-    /// Those in the blocks before `end`, which were found to be there.
+    /// Reads the records in the blocks before `end`, which were found to be there.
     pub(super) fn new(copies: &'a LogCopies, end: &Position) -> Self {
         Self {
             chain: Chain::new(copies, end.generation),

@@ -9,7 +9,7 @@ use super::log_copies::{Defect, HEADS, LogCopies};
 use crate::BLOCK_BYTES;
 use crate::format::log_block;
 
-/// What some copies do not have of a log whose end is known.
+/// Returns the blocks that some copies do not have, of a log whose end is known.
 ///
 /// # Errors
 /// If no copy has it.

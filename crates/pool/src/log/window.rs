@@ -14,11 +14,11 @@ pub(super) struct Window<'a> {
     contents: Vec<Content>,
 }
 
-/// What one copy has there.
+/// Blocks of one copy.
 #[derive(Debug)]
 struct Content {
     blocks: Buffer,
-    /// Which of them could not be read, and why.
+    /// Blocks that could not be read, and why.
     unreadable: Vec<(u64, DeviceError)>,
 }
 

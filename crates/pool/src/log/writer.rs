@@ -109,20 +109,20 @@ impl Log {
         self.torn.as_ref()
     }
 
-    /// How often it was erased, and one.
+    /// Returns the number of erases, and one.
     #[must_use]
     pub const fn generation(&self) -> u64 {
         self.end.generation
     }
 
-    /// How much it takes, in bytes of blocks: records cost their length, 4 bytes, and 4 for each block
+    /// Returns the capacity, in bytes of blocks: records cost their length, 4 bytes, and 4 for each block
     /// that they touch; each sync ends a block.
     #[must_use]
     pub const fn capacity_bytes(&self) -> u64 {
         self.record_blocks() * BLOCK_BYTES as u64
     }
 
-    /// How much of [`capacity_bytes`](Self::capacity_bytes) is used; with a mark in the last block, one
+    /// Returns the used part of [`capacity_bytes`](Self::capacity_bytes); with a mark in the last block, one
     /// block more than there is.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
@@ -180,7 +180,7 @@ impl Log {
         Ok(())
     }
 
-    /// Syncs, and notes that all is durable, so that damage of the last block will be told from its
+    /// Syncs, and notes that all is durable, so that damage of the last block will not be taken for its
     /// never having been finished.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl Log {
         Ok(self.mark()?)
     }
 
-    /// What was synced, read from the devices.
+    /// Returns the synced records, read from the devices.
     #[must_use]
     pub fn records(&self) -> Records<'_> {
         Records::new(&self.copies, &self.synced)

@@ -1,4 +1,4 @@
-//! What a map is made of, behind one trait.
+//! Back ends of maps, behind one trait.
 
 use std::fmt;
 use std::fs::File;
@@ -19,28 +19,28 @@ pub struct PageRun {
     pub object: usize,
     /// The first page.
     pub first_page: u64,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }
 
-/// What was prefetched.
+/// Result of a prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetched {
-    /// How many pages were asked for and are in memory now.
+    /// Number of pages that were asked for and are in memory now.
     pub pages: u64,
 }
 
-/// What tells the memory of one object from that of another: of two maps of the same object, the file
+/// Identity of the memory of one object: of two maps of the same object, the file
 /// back end has the same memory, and the memfd back end has not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MemoryIdentity {
     /// The address of what holds the memory, which lives as long as the map.
     pub(crate) holder: usize,
-    /// Where in it.
+    /// Start in that memory, in bytes.
     pub(crate) offset_bytes: u64,
 }
 
-/// What a back end must do. Numbers of objects are positions in the map's list; ranges are within the
+/// A back end of a map. Numbers of objects are positions in the map's list; ranges are within the
 /// object, pages beyond its end excepted.
 pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
     fn kind(&self) -> BackEndKind;
@@ -48,13 +48,13 @@ pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
     fn view(&self, object: usize, offset_bytes: u64, bytes: usize) -> View<'_>;
     /// Copies, verified.
     fn read(&self, object: usize, offset_bytes: u64, into: &mut [u8]) -> Result<(), ReadError>;
-    /// Has pages in memory and waits for it.
+    /// Brings pages into memory and waits for them.
     fn prefetch(&self, runs: &[PageRun]) -> Result<(), ReadError>;
-    /// What all of it takes of memory now, if that can be told at once and is nobody else's.
+    /// Returns the memory that the back end takes now, if that is known at once and is nobody else's.
     fn allocated_bytes(&self) -> Option<u64>;
-    /// How many pages of an object are in memory.
+    /// Returns the number of an object's pages that are in memory.
     fn resident_pages(&self, object: usize) -> Result<u64, EvictError>;
-    /// Tells of each run of an object's pages that this process has in its page tables: the first, and
+    /// Reports each run of an object's pages that this process has in its page tables: the first, and
     /// how many.
     fn mapped_runs(
         &self,
@@ -62,7 +62,7 @@ pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
         object: usize,
         found: &mut dyn FnMut(u64, u64),
     ) -> Result<(), EvictError>;
-    /// How many pages those are.
+    /// Returns the number of an object's pages that this process has in its page tables.
     fn mapped_pages(&self, pagemap: &Pagemap, object: usize) -> Result<u64, EvictError> {
         let mut mapped = 0;
         self.mapped_runs(pagemap, object, &mut |_, pages| mapped += pages)?;
@@ -77,15 +77,15 @@ pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
     fn evict(&self, objects: &[usize]) -> Result<(), EvictError>;
     /// Gives the memory of these pages back, as far as the kernel takes it.
     fn evict_pages(&self, run: PageRun) -> Result<(), EvictError>;
-    /// Whether pages of an object were fetched since this was last asked, as far as the back end knows.
+    /// Returns true if pages of an object were fetched since the last call, as far as the back end knows.
     fn take_fetched(&self, object: usize) -> bool;
-    /// What the reaper imposes.
+    /// Returns the limits that the reaper imposes.
     fn duty(&self) -> &Duty;
     /// The memfd, if there is one.
     fn memory(&self) -> Option<&File>;
 }
 
-/// What the reaper imposes on a map while memory is short.
+/// Limits that the reaper imposes on a map while memory is short.
 #[derive(Debug)]
 pub(crate) struct Duty {
     fault_delay_us: AtomicU32,
@@ -105,12 +105,12 @@ impl Duty {
         self.readahead_pages.store(readahead_pages, Ordering::Relaxed);
     }
 
-    /// How long a fault waits before it is served.
+    /// Returns the time that a fault waits before it is served.
     pub(crate) fn fault_delay(&self) -> Duration {
         Duration::from_micros(self.fault_delay_us.load(Ordering::Relaxed).into())
     }
 
-    /// How many pages may be read that nobody has touched, at once.
+    /// Returns the most pages that may be read at once though nobody has touched them.
     pub(crate) fn readahead_pages(&self) -> u64 {
         self.readahead_pages.load(Ordering::Relaxed)
     }

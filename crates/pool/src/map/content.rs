@@ -1,4 +1,4 @@
-//! What the memfd back end is filled with: units of objects, read past the kernel's cache and verified.
+//! Content of the memfd back end: units of objects, read past the kernel's cache and verified.
 //!
 //! [`Source::fetch`] runs in a signal handler. It takes no lock and allocates nothing: the devices' files
 //! are open, the checksums loaded, and the buffer is given.
@@ -30,7 +30,7 @@ pub(super) fn verify_units(object: &dyn Object, first: u64, bytes: &[u8]) -> Res
 pub(super) struct MappedObject {
     pub(super) object: Arc<dyn Object>,
     pub(super) file: Arc<File>,
-    /// Whether units of it were fetched since the reaper last looked.
+    /// True if units of the object were fetched since the reaper last looked.
     pub(super) fetched: AtomicBool,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Debug for Content {
     }
 }
 
-/// What is read at once where reading goes forwards, in pages.
+/// Pages that are read at once where reading goes forwards.
 const SEQUENTIAL_PAGES: usize = 32;
 
 impl Content {

@@ -1,4 +1,4 @@
-//! What can go wrong with maps.
+//! Errors of maps.
 
 use std::io;
 
@@ -22,24 +22,24 @@ pub enum MapError {
          map fewer at once"
     )]
     TooLarge {
-        /// How many.
+        /// Number of objects.
         objects: usize,
-        /// How long the longest is.
+        /// Length of the longest object, in bytes.
         longest_bytes: u64,
     },
-    /// It is in the archive. A fault is served in a signal handler, which cannot ask a store.
+    /// The object is in the archive. A fault is served in a signal handler, which cannot ask a store.
     #[error(
         "object {object} is in the archive, from where nothing is mapped: bring it back first, or read \
          it in place"
     )]
     Archived {
-        /// Which object.
+        /// Id of the object.
         object: ObjectId,
     },
     /// The device has no file.
     #[error("object {object} is on a device that cannot be mapped: move it to another class first")]
     NoFile {
-        /// Which object.
+        /// Id of the object.
         object: ObjectId,
     },
     /// The file back end was asked for.
@@ -59,9 +59,9 @@ pub enum MapError {
     /// The kernel says no.
     #[error("cannot {what}: {source}")]
     System {
-        /// What it was to do.
+        /// Operation that failed.
         what: &'static str,
-        /// What it says.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -86,10 +86,10 @@ impl MapError {
 #[derive(Debug, Error)]
 #[error("cannot {what} of object {object}: {source}")]
 pub struct EvictError {
-    /// What it was to do.
+    /// Operation that failed.
     pub what: &'static str,
     /// With which object.
     pub object: ObjectId,
-    /// What it says.
+    /// Error of the kernel.
     pub source: io::Error,
 }

@@ -17,14 +17,14 @@ use super::window::{DeviceFiles, Extent, Tenant, Window};
 use crate::UNIT_BYTES;
 use crate::object::{Object, ReadError, units_of};
 
-/// What a checked read reads at once, in bytes.
+/// Bytes that a checked read reads at once.
 const READ_BYTES: u64 = 128 << 10;
 
 /// Objects that lie closer than this to each other are evicted together, with what is between them: the
 /// kernel drops huge pages whole or not at all.
 const EVICT_GAP_BYTES: u64 = 64 << 10;
 
-/// What a huge page of a file is at most aligned to, in bytes.
+/// Largest alignment of a huge page of a file, in bytes.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) struct FileMap {
     objects: Vec<Arc<dyn Object>>,
     window: Arc<Window>,
     duty: Duty,
-    /// Whether somebody is told of what is lost.
+    /// True if the map's maker wants reports of lost pages.
     tenant: bool,
 }
 
@@ -59,7 +59,7 @@ impl FileMap {
         Ok(Self { id, objects, window, duty: Duty::default(), tenant })
     }
 
-    /// Where a run is in the file, and how long.
+    /// Returns the start and the length of a run in the file, in bytes.
     fn place(&self, run: PageRun) -> (u64, u64) {
         let start = self.objects[run.object].offset_bytes() + run.first_page * PAGE_BYTES as u64;
         (start, run.pages * PAGE_BYTES as u64)
@@ -100,7 +100,7 @@ impl FileMap {
     }
 }
 
-/// What an object takes of its device, without its checksums.
+/// Returns the extent of an object on its device, without its checksums.
 fn extent(object: &Arc<dyn Object>) -> Extent {
     let start = object.offset_bytes();
     (start, start + units_of(&**object) * UNIT_BYTES as u64)

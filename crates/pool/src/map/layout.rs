@@ -1,4 +1,4 @@
-//! Where the objects of a map are in its range: each in a bucket, all buckets alike.
+//! Layout of the objects of a map in its range: each in a bucket, all buckets alike.
 
 use bindery_units::PAGE_BYTES;
 
@@ -13,7 +13,7 @@ pub(super) struct Layout {
 const RANGE_BYTES_MAX: u64 = 1 << 44;
 
 impl Layout {
-    /// For so many objects, none longer than `longest_bytes`. `None` if that is too much.
+    /// Returns the layout for so many objects, none longer than `longest_bytes`. `None` if that is too much.
     pub(super) fn new(objects: usize, longest_bytes: u64) -> Option<Self> {
         let bucket_bytes = longest_bytes.max(PAGE_BYTES as u64).checked_next_power_of_two()?;
         let bytes = bucket_bytes.checked_mul(objects as u64)?;
@@ -21,12 +21,12 @@ impl Layout {
         (bytes <= RANGE_BYTES_MAX).then_some(Self { objects, bucket_pages_log2 })
     }
 
-    /// How long all buckets are together.
+    /// Returns the length of all buckets together, in bytes.
     pub(super) const fn bytes(self) -> usize {
         (self.objects << self.bucket_pages_log2) * PAGE_BYTES
     }
 
-    /// Where an object's bucket begins.
+    /// Returns the start of an object's bucket, in bytes.
     pub(super) const fn base_bytes(self, object: usize) -> usize {
         self.first_page(object) * PAGE_BYTES
     }
@@ -36,7 +36,7 @@ impl Layout {
         object << self.bucket_pages_log2
     }
 
-    /// Which object a page is of, and which of its pages it is.
+    /// Returns the object of a page, and the page's number in it.
     pub(super) const fn find(self, page: usize) -> (usize, usize) {
         let object = page >> self.bucket_pages_log2;
         (object, page - (object << self.bucket_pages_log2))

@@ -1,4 +1,4 @@
-//! How a map is to be made.
+//! Ways to make a map.
 
 use std::fmt;
 use std::fs::File;
@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::ObjectId;
 
-/// How long the objects of a map stay in memory when it is short.
+/// Temperature of a map: how long its objects stay in memory when it is short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Temperature {
     /// The reaper's time to live.
@@ -18,7 +18,7 @@ pub enum Temperature {
     Warm,
     /// A hundred times as long.
     Hot,
-    /// For ever, as far as the reaper is concerned.
+    /// Objects stay for ever, as far as the reaper is concerned.
     Pinned,
 }
 
@@ -26,7 +26,7 @@ impl Temperature {
     /// All of them, from the coldest.
     pub const ALL: [Self; 4] = [Self::Cold, Self::Warm, Self::Hot, Self::Pinned];
 
-    /// Its name.
+    /// Returns the name of the temperature.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl FromStr for Temperature {
     }
 }
 
-/// What a map is made of.
+/// Back ends of maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BackEndKind {
     /// The shared mapping of one device's file.
@@ -75,7 +75,7 @@ pub enum BackEndKind {
     Memfd,
 }
 
-/// Which back end to take.
+/// Choice of a back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackEndChoice {
     /// The file where all objects are in one device's file, else the memfd.
@@ -85,7 +85,7 @@ pub enum BackEndChoice {
     Fixed(BackEndKind),
 }
 
-/// How the objects will be read.
+/// Order in which the objects will be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MapAccess {
     /// Here and there: a fault reads one page (`MADV_RANDOM`).
@@ -95,23 +95,23 @@ pub enum MapAccess {
     Sequential,
 }
 
-/// What could not be read when it was touched.
+/// A page that could not be read when it was touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// Whose page.
+    /// Object of the page.
     pub object: ObjectId,
-    /// Where in the object the page begins.
+    /// Start of the page in the object, in bytes.
     pub offset_bytes: u64,
 }
 
-/// How a map is to be made.
+/// Ways to make a map.
 #[derive(Debug, Default)]
 pub struct MapOptions {
-    /// Which back end to take.
+    /// Back end to take.
     pub choice: BackEndChoice,
-    /// How it will be read.
+    /// Order in which the map will be read.
     pub access: MapAccess,
-    /// Is told of a page that cannot be had, before the thread that touched it gets `SIGBUS`. Called in a
+    /// Called with a page that cannot be had, before the thread that touched it gets `SIGBUS`. Called in a
     /// signal handler: it may do what signal-safety(7) allows and no more.
     pub on_lost: Option<fn(Lost)>,
     /// The memory of the same map in another process ([`Map::memory`](super::Map::memory)): implies the

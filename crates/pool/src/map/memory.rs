@@ -22,7 +22,7 @@ use crate::UNIT_BYTES;
 use crate::device::{Device, Read};
 use crate::object::{Object, ReadError, units_of};
 
-/// How many reads of up to [`FETCH_PAGES_MAX`] pages each a prefetch has under way at once.
+/// Number of reads of up to [`FETCH_PAGES_MAX`] pages each that a prefetch has under way at once.
 const QUEUE_DEPTH: usize = 32;
 
 #[derive(Debug)]

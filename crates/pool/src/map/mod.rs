@@ -45,7 +45,7 @@ pub use self::registry::Maps;
 pub struct Residency {
     /// All pages of the objects.
     pub pages: u64,
-    /// Those in memory.
+    /// Pages in memory.
     pub resident_pages: u64,
 }
 
@@ -68,12 +68,12 @@ impl Map {
         Self { mapped: Some(mapped), maps }
     }
 
-    /// What it is, in whatever process.
+    /// Returns the shared part, in whatever process.
     fn mapped(&self) -> &Mapped {
         self.mapped.as_ref().expect("a map is there until it is dropped")
     }
 
-    /// What it is, in the process that made it.
+    /// Returns the shared part, in the process that made the map.
     fn here(&self) -> Result<&Mapped, OtherProcess> {
         self.maps.check_here()?;
         Ok(self.mapped())
@@ -88,13 +88,13 @@ impl Map {
         self.here().map_err(refused)
     }
 
-    /// How many objects it has.
+    /// Returns the number of objects.
     #[must_use]
     pub fn len(&self) -> usize {
         self.mapped().objects.len()
     }
 
-    /// Whether it has none; no map is made of none.
+    /// Returns true if the map has no object; no map is made of none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.mapped().objects.is_empty()
@@ -106,14 +106,14 @@ impl Map {
         &self.mapped().objects
     }
 
-    /// Which back end it has.
+    /// Returns the back end of the map.
     #[must_use]
     pub fn back_end(&self) -> BackEndKind {
         self.mapped().back_end.kind()
     }
 
     /// Bytes of an object, as memory. Costs arithmetic; to read them may be a fault, which reads the
-    /// device. Where a page cannot be had, reading it is `SIGBUS`, of which [`MapOptions::on_lost`] is told
+    /// device. Where a page cannot be had, reading it is `SIGBUS`, and [`MapOptions::on_lost`] is called
     /// first; [`read`](Self::read) gives an error instead. The file back end does not verify checksums
     /// here; the memfd back end verifies each page that it fetches. The memfd back end's absent pages are
     /// `EFAULT` for system calls: [`prefetch`](Self::prefetch) them, or copy.
@@ -153,7 +153,7 @@ impl Map {
         mapped.back_end.read(object, offset_bytes, into)
     }
 
-    /// Has pages in memory, as many reads at once as the devices take, and waits for them. While the
+    /// Brings pages into memory, as many reads at once as the devices take, and waits for them. While the
     /// machine is short of memory, runs are cut short (see [`Reaper`](crate::reaper::Reaper)).
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl Map {
         Ok(Prefetched { pages })
     }
 
-    /// Has all of one object in memory, as [`prefetch`](Self::prefetch).
+    /// Brings all of one object into memory, as [`prefetch`](Self::prefetch).
     ///
     /// # Errors
     /// As for `prefetch`.
@@ -199,7 +199,7 @@ impl Map {
         Ok(self.residency()?.resident_pages)
     }
 
-    /// How much of it is in memory, whoever put it there. Costs a system call an object and some 10 ns a
+    /// Returns the pages of the map that are in memory, whoever put them there. Costs a system call an object and some 10 ns a
     /// page.
     ///
     /// # Errors
@@ -214,13 +214,13 @@ impl Map {
         Ok(residency)
     }
 
-    /// How long its objects stay in memory.
+    /// Returns the temperature of the objects.
     #[must_use]
     pub fn temperature(&self) -> Temperature {
         self.mapped().temperature()
     }
 
-    /// Says how long its objects are to stay in memory from now on.
+    /// Sets the temperature of the objects.
     pub fn set_temperature(&self, temperature: Temperature) {
         self.mapped().temperature.store(temperature.number(), Ordering::Relaxed);
     }

@@ -27,11 +27,11 @@ pub(super) struct DeviceFile {
     identity: (u64, u64),
     file: File,
     windows: Mutex<Vec<Weak<Window>>>,
-    /// What maps show of it, and how many of them each extent. Those of objects, which share no byte.
+    /// Extents that maps show, and how many maps show each. Those of objects, which share no byte.
     shown: Mutex<BTreeMap<Extent, usize>>,
 }
 
-/// Where something is in a file: its first byte, and the one after its last.
+/// Range in a file: its first byte, and the one after its last.
 pub(super) type Extent = (u64, u64);
 
 /// A file mapped from its beginning.
@@ -46,7 +46,7 @@ pub(super) struct Window {
     device: Arc<DeviceFile>,
 }
 
-/// One object of a map whose maker is to be told of what is lost.
+/// An object of a map whose maker wants reports of lost pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tenant {
     pub(super) map: u64,
@@ -56,7 +56,7 @@ pub(super) struct Tenant {
     pub(super) on_lost: fn(Lost),
 }
 
-/// Who is told. A bus error of the file is nobody's to serve.
+/// Objects whose makers want reports. A bus error of the file is nobody's to serve.
 #[derive(Debug)]
 struct Tenants {
     start: HostAddress,
@@ -151,7 +151,7 @@ impl DeviceFile {
         }
     }
 
-    /// Whether any map shows something of a range beside these extents, which are sorted.
+    /// Returns true if any map shows something of a range beside these extents, which are sorted.
     pub(super) fn shows_others(&self, (start, end): Extent, extents: &[Extent]) -> bool {
         let shown = lock(&self.shown);
         let before_end = shown.range(..(end, 0)).rev().map(|(extent, _)| extent);
@@ -163,7 +163,7 @@ impl DeviceFile {
         self.file.as_fd()
     }
 
-    /// The same, to be read through the kernel's cache.
+    /// Returns the file, to be read through the kernel's cache.
     pub(super) const fn cached_file(&self) -> &File {
         &self.file
     }
@@ -201,7 +201,7 @@ impl Window {
         &self.device
     }
 
-    /// What tells it from others while it lives.
+    /// Returns a number that differs from that of others while the file lives.
     pub(super) fn holder(&self) -> usize {
         Arc::as_ptr(&self.device).addr()
     }

@@ -31,7 +31,7 @@ impl Archived {
         &self.remote.entry
     }
 
-    /// What is there, once it was seen that it is what the catalogue means.
+    /// Returns the stored object, once its header was compared with the catalogue.
     pub(crate) fn stored(&self) -> Result<&Stored, archive::ReadError> {
         self.remote.stored()
     }
@@ -105,7 +105,7 @@ impl fmt::Debug for Archived {
     }
 }
 
-/// One object of an archive as a device that can be read only, and not be mapped: it has no file.
+/// An object of the archive as a device that can be read only, and not be mapped: it has no file.
 #[derive(Debug)]
 struct Remote {
     archive: Archive,

@@ -16,13 +16,13 @@ pub(crate) fn table_checksum(object: ObjectId, table: &[u8]) -> u32 {
     crc32c([&object.0.to_le_bytes(), table])
 }
 
-/// How many units so many bytes have, the last of them perhaps in part.
+/// Returns the number of units that so many bytes have, the last of them perhaps in part.
 #[must_use]
 pub(crate) const fn units_in(bytes: u64) -> u64 {
     bytes.div_ceil(UNIT_BYTES as u64)
 }
 
-/// What the checksums of so many bytes take on a device, in bytes.
+/// Returns the bytes that the checksums of so many bytes take on a device.
 pub(crate) const fn table_bytes(length_bytes: u64) -> u64 {
     (units_in(length_bytes) * size_of::<u32>() as u64).next_multiple_of(BLOCK_BYTES as u64)
 }

@@ -20,9 +20,9 @@ use crate::{MediaClass, ObjectId};
 /// or moved: this goes on to read them where they were when it was had.
 pub struct Committed {
     location: ObjectLocation,
-    /// Where it is noted that nobody uses it any more.
+    /// Table in which the end of its use is noted.
     uses: Option<Arc<Uses>>,
-    /// Whether it was had to be used, rather than to be verified or moved.
+    /// True if a client opened it, not verification or a move.
     used: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ impl Committed {
         }
     }
 
-    /// What the catalogue said of it when it was had.
+    /// Returns the catalogue's entry at the time that the handle was opened.
     #[must_use]
     pub fn entry(&self) -> ObjectEntry {
         match self.whereabouts() {
@@ -63,7 +63,7 @@ impl Committed {
         }
     }
 
-    /// What it has on a device is used from now on.
+    /// Accounts the object's space on a device as used.
     pub(crate) fn settle(&self) {
         match &self.location {
             ObjectLocation::Device(local) => local.settle(),
@@ -72,7 +72,7 @@ impl Committed {
         }
     }
 
-    /// What is left of it on a device is freed when nobody holds it any more.
+    /// Frees the object's space on a device when the last handle is dropped.
     pub(crate) fn delete(&self) {
         match &self.location {
             ObjectLocation::Device(local) => local.delete(),
@@ -81,7 +81,7 @@ impl Committed {
         }
     }
 
-    /// It, if it is in the archive.
+    /// Returns the archived object, if it is in the archive.
     #[cfg(feature = "archive")]
     pub(crate) const fn archived(&self) -> Option<&Archived> {
         match &self.location {

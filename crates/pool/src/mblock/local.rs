@@ -21,9 +21,9 @@ pub(crate) struct Local {
     /// The checksums of its units, once read.
     checksums: OnceLock<Box<[u32]>>,
     is_deleted: AtomicBool,
-    /// Whether its space is accounted for as that of an object that is being written.
+    /// True if the space is still accounted for as that of an object that is being written.
     is_held: AtomicBool,
-    /// What keeps another process from giving its space to another object.
+    /// Lock that keeps another process from giving the space to another object.
     _hold: Option<Hold>,
 }
 
@@ -38,7 +38,7 @@ impl Local {
         Self { entry, pool_device, checksums, is_deleted, is_held, _hold: hold }
     }
 
-    /// One whose checksums are known already, and that is still to be [settled](Self::settle).
+    /// Returns a written object, whose checksums are known, and that is still to be [settled](Self::settle).
     pub(crate) fn written(
         entry: MblockEntry,
         pool_device: Arc<PoolDevice>,
@@ -54,7 +54,7 @@ impl Local {
         &self.entry
     }
 
-    /// Its space is used from now on. It is there for all before its writer comes to this: who deletes it
+    /// Accounts the object's space as used. All can find the object before its writer comes to this: who deletes it
     /// may come first.
     pub(crate) fn settle(&self) {
         if self.is_held.swap(false, Ordering::Relaxed) {
@@ -62,7 +62,7 @@ impl Local {
         }
     }
 
-    /// Has its space freed when nobody holds it any more.
+    /// Frees the object's space when the last handle is dropped.
     pub(crate) fn delete(&self) {
         self.settle();
         self.pool_device.linger([self.entry.data, self.entry.table]);

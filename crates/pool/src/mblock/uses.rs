@@ -24,12 +24,12 @@ impl Uses {
         self.ends().insert(id, Instant::now());
     }
 
-    /// It is not there any more.
+    /// Removes an object that is not there any more.
     pub(crate) fn forget(&self, id: ObjectId) {
         self.ends().remove(&id);
     }
 
-    /// For how long nobody has used an object that nobody uses: since the pool was opened, where that
+    /// Returns the time since the last use of an object that nobody uses: since the pool was opened, where that
     /// is all that is known.
     #[cfg_attr(not(feature = "archive"), expect(dead_code, reason = "asked by who archives"))]
     pub(crate) fn idle_for(&self, id: ObjectId) -> Duration {

@@ -3,7 +3,7 @@
 use crate::ObjectId;
 use crate::format::record::{ArchivedEntry, MblockEntry, ObjectEntry};
 
-/// Where the catalogue says that an mblock is.
+/// Location of an mblock, as the catalogue has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whereabouts {
     Device(MblockEntry),

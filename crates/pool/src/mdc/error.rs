@@ -1,4 +1,4 @@
-//! What can go wrong with an MDC.
+//! Errors of MDCs.
 
 use thiserror::Error;
 
@@ -8,10 +8,10 @@ use crate::log::{OpenError, WriteError};
 /// An MDC could not be made, opened or read.
 #[derive(Debug, Error)]
 pub enum MdcError {
-    /// One of its logs could not be read.
+    /// A log could not be read.
     #[error(transparent)]
     Log(#[from] OpenError),
-    /// One of its logs could not be written.
+    /// A log could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
     /// Neither log is complete, so that it was never made, or its logs are those of two MDCs.
@@ -26,9 +26,9 @@ pub enum MdcError {
     /// A record of a log is none that an MDC appends.
     #[error("log {log} holds a record that is no MDC's: it begins with {tag:?}")]
     Foreign {
-        /// Which log.
+        /// Id of the log.
         log: ObjectId,
-        /// Its first byte.
+        /// First byte of the record.
         tag: Option<u8>,
     },
 }

@@ -1,4 +1,4 @@
-//! One of the two logs of an MDC.
+//! A half of an MDC: one of its two logs.
 
 use super::error::MdcError;
 use crate::LogIdentity;
@@ -6,16 +6,16 @@ use crate::format::mdc_record::{self, Entry};
 use crate::id::ObjectId;
 use crate::log::{LogCopy, Records};
 
-/// Whose one of the two logs is, and where its copies lie.
+/// Identity of one of the two logs, and its copies.
 #[derive(Clone, Debug)]
 pub struct Half {
-    /// Whose it is.
+    /// Pool and id of the log.
     pub identity: LogIdentity,
-    /// Its copies.
+    /// Copies of the log.
     pub places: Vec<LogCopy>,
 }
 
-/// What a log holds.
+/// State of a log's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// No record.
@@ -60,7 +60,7 @@ pub(super) fn read(
     Ok(state)
 }
 
-/// Which of two logs counts, and its number.
+/// Returns the log that counts, and its number.
 ///
 /// # Errors
 /// If that cannot be said.

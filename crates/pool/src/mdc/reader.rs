@@ -4,7 +4,7 @@ use super::error::MdcError;
 use super::half::{Half, State, read, which};
 use crate::log::{Damage, OpenError, Reader};
 
-/// How often the logs may be erased while they are read, before that is given up.
+/// Most erases of the logs while they are read, before reading is given up.
 const ATTEMPTS: u32 = 16;
 
 /// The records of an MDC as they were when it was opened, in memory. Others may read it, and one write

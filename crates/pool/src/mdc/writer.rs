@@ -11,9 +11,9 @@ use crate::log::{Damage, Log, OpenError, Records, WriteError};
 pub struct Mdc {
     logs: [Log; 2],
     identities: [LogIdentity; 2],
-    /// Which of them counts.
+    /// Index of the log that counts.
     active: usize,
-    /// Its number.
+    /// Number of the last compaction.
     number: u64,
 }
 
@@ -106,20 +106,20 @@ impl Mdc {
         Ok(self.logs[old].erase()?)
     }
 
-    /// What was synced, read from the devices.
+    /// Returns the synced records, read from the devices.
     #[must_use]
     pub fn records(&self) -> MdcRecords<'_> {
         MdcRecords(self.logs[self.active].records())
     }
 
-    /// How much of [`capacity_bytes`](Self::capacity_bytes) is used, by what counts and by what does
+    /// Returns the used part of [`capacity_bytes`](Self::capacity_bytes), by what counts and by what does
     /// not any more.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.logs[self.active].used_bytes()
     }
 
-    /// How much the log that counts takes.
+    /// Returns the capacity of the log that counts, in bytes.
     #[must_use]
     pub const fn capacity_bytes(&self) -> u64 {
         self.logs[self.active].capacity_bytes()

@@ -64,7 +64,7 @@ impl DeviceSyncs {
         }
     }
 
-    /// How many there were.
+    /// Returns the number of syncs.
     pub(crate) fn count(&self) -> u64 {
         self.state().ended
     }
@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// Its syncs panic after a while.
+    /// A device whose syncs panic after a while.
     #[derive(Debug, Default)]
     struct Panicking {
         syncs: AtomicBool,

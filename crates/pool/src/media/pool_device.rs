@@ -17,15 +17,15 @@ use crate::format::superblock::{DeviceEntry, HEAD_BYTES};
 use crate::free_space::FreeSpace;
 use crate::{BLOCK_BYTES, DeviceIndex, Extent, MediaClass};
 
-/// What is written at once where a log is to be, in bytes.
+/// Zeros that are written at once where a log is to be, in bytes.
 const ZEROS_BYTES: u64 = 1 << 20;
 
-/// How a device of a pool is reached.
+/// A device and its label.
 #[derive(Clone, Debug)]
 pub struct AttachedDevice {
-    /// What it is called in messages: its path.
+    /// Name of the device in messages: its path.
     pub label: String,
-    /// It.
+    /// The device itself.
     pub device: Arc<dyn Device>,
 }
 
@@ -45,13 +45,13 @@ pub(crate) struct PoolDevice {
 #[derive(Debug)]
 struct DeviceSpace {
     free: FreeSpace,
-    /// How much of the device there is.
+    /// Length of the device, in bytes.
     bytes: u64,
     held_bytes: u64,
     limbo: Vec<Extent>,
-    /// What deleted objects have that this process still reads.
+    /// Bytes of deleted objects that this process still reads.
     lingering_bytes: u64,
-    /// What somebody is just discarding.
+    /// Bytes that are being discarded.
     leaving_bytes: u64,
 }
 
@@ -83,7 +83,7 @@ impl PoolDevice {
         }
     }
 
-    /// What is free of so many bytes that nothing is on but the head.
+    /// Returns the free parts of a device of so many bytes that has nothing but the head.
     pub(crate) fn unused(bytes: u64) -> FreeSpace {
         let mut free = FreeSpace::new();
         free.release(HEAD_BYTES, bytes.saturating_sub(HEAD_BYTES));
@@ -166,7 +166,7 @@ impl PoolDevice {
         Ok(())
     }
 
-    /// What was held is used from now on.
+    /// Accounts held bytes as used.
     pub(crate) fn settle(&self, bytes: u64) {
         self.space().held_bytes -= bytes;
     }
@@ -185,7 +185,7 @@ impl PoolDevice {
         space.limbo.extend((extent.bytes > 0).then_some(extent));
     }
 
-    /// What was used is deleted, and not given back before it is let go.
+    /// Accounts the space of a deleted object that is still read.
     pub(crate) fn linger(&self, extents: [Extent; 2]) {
         self.space().lingering_bytes += extents.map(|extent| extent.bytes).iter().sum::<u64>();
     }
@@ -239,7 +239,7 @@ impl PoolDevice {
         })
     }
 
-    /// Free space is free whether the device is told so or not.
+    /// Discards a range. Free space is free whether the device is asked to discard it or not.
     fn discard(&self, extent: Extent) {
         if let Err(error) = self.device.discard(extent.offset_bytes, extent.bytes) {
             tracing::debug!(device = self.label, %extent, %error, "cannot discard what was deleted");
@@ -267,7 +267,7 @@ impl PoolDevice {
         self.space().free.longest_bytes()
     }
 
-    /// How long it is and what is free, for whoever compares that with the catalogue; none while
+    /// Returns the length and the free parts, for a comparison with the catalogue; none while
     /// anything is neither free nor the catalogue's.
     pub(crate) fn settled(&self) -> Option<(u64, FreeSpace)> {
         let space = self.space();

@@ -4,23 +4,23 @@ use std::iter::Sum;
 
 use crate::catalogue::Contents;
 
-/// What is on a device, or on all devices of a class, in bytes.
+/// Space of a device, or of all devices of a class, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUsage {
     /// All of it.
     pub total_bytes: u64,
-    /// What new objects can have.
+    /// Bytes that new objects can have.
     pub free_bytes: u64,
-    /// What objects have that are being written.
+    /// Bytes of objects that are being written.
     pub held_bytes: u64,
-    /// What deleted objects had that are still read by somebody.
+    /// Bytes of deleted objects that are still read by somebody.
     pub limbo_bytes: u64,
-    /// What committed objects, logs, and the pool itself have.
+    /// Bytes of committed objects, of logs, and of the pool itself.
     pub used_bytes: u64,
 }
 
 impl SpaceUsage {
-    /// What is in the archive, by the objects' own lengths. Nobody knows what is free there.
+    /// Returns the space of the archive, by the objects' own lengths. Nobody knows what is free there.
     pub(crate) fn of_archived(contents: &Contents) -> Self {
         let used_bytes = contents.archived().map(|entry| entry.length_bytes).sum();
         Self { total_bytes: used_bytes, used_bytes, ..Self::default() }

@@ -36,14 +36,14 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// What these devices say, which must be all of the pool.
+    /// Reads the devices, which must be all of the pool.
     pub(crate) fn of(devices: Vec<AttachedDevice>) -> Result<Self, OpenError> {
         let mut assembly = Self::of_some(devices)?;
         assembly.check_table()?;
         Ok(assembly)
     }
 
-    /// What these devices say, those with the catalogue among them.
+    /// Reads the devices, those with the catalogue among them.
     pub(crate) fn of_some(devices: Vec<AttachedDevice>) -> Result<Self, OpenError> {
         let found: Vec<Found> = devices.into_iter().map(identify).collect::<Result<_, _>>()?;
         let newest = found.iter().map(|found| &found.superblock);
@@ -59,12 +59,12 @@ impl Assembly {
         Ok(assembly)
     }
 
-    /// What the pool is called.
+    /// Returns the name of the pool.
     pub(crate) fn name(&self) -> PoolName {
         self.contents.name().unwrap_or(&self.lead.name).clone()
     }
 
-    /// What must hold before the pool is used here.
+    /// Refuses a pool that was exported.
     pub(crate) fn check_residence(&self) -> Result<(), OpenError> {
         match self.contents.residence() {
             Residence::Here => Ok(()),
@@ -216,7 +216,7 @@ fn check_one_pool(found: &[Found], lead: &Superblock) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// That no device which is there is shorter than it was.
+/// Refuses devices that are shorter than they were.
 fn check_lengths<'a>(
     found: &[Found],
     mut entries: impl Iterator<Item = &'a DeviceEntry>,

@@ -13,7 +13,7 @@ use crate::device::{self, DeviceAccess, DeviceOptions, FileDevice};
 use crate::media::AttachedDevice;
 use crate::session::ChangeError;
 
-/// What the names of files end in that pools make in directories.
+/// Extension of the files that pools make in directories.
 pub(crate) const FILE_EXTENSION: &str = "bindery";
 
 /// Something about a pool at a path failed.
@@ -25,14 +25,14 @@ pub enum PathError {
     /// A directory could not be read, or a file in it not removed.
     #[error("cannot {doing} {}: {source}", path.display())]
     File {
-        /// Which.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         doing: &'static str,
         /// Why it failed.
         source: io::Error,
     },
-    /// How long a file is to be was not said.
+    /// The length of a file to be made was not given.
     #[error("{} is a directory: say how long the file in it is to be", .0.display())]
     NoLength(PathBuf),
     /// There is such a pool.
@@ -49,11 +49,11 @@ pub enum PathError {
     /// There is no such pool.
     #[error("no pool{named} was found in {looked_at}; the pools there are: {found}")]
     NotFound {
-        /// Its name, in words.
+        /// Name of the pool, in words.
         named: String,
-        /// Where it was looked for.
+        /// Paths that were looked at.
         looked_at: String,
-        /// What is there.
+        /// Pools that are there.
         found: String,
     },
     /// There are several, and none was named.

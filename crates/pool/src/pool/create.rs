@@ -21,19 +21,19 @@ use crate::{BLOCK_BYTES, DeviceIndex, Extent, LogIdentity, MediaClass, PoolName}
 /// A device that is to become part of a pool.
 #[derive(Clone, Debug)]
 pub struct NewDevice {
-    /// It.
+    /// Device to become part of the pool.
     pub attached: AttachedDevice,
-    /// What it is to be used for: `capacity` or `staging`.
+    /// Class of the device: `capacity` or `staging`.
     pub class: MediaClass,
 }
 
-/// How a pool is made.
+/// Ways to make a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CreateOptions {
-    /// Whether what is on the devices may be lost.
+    /// True if the content of the devices may be lost.
     pub force: bool,
-    /// How long each log of the catalogue is; a thousandth of all devices, within
-    /// [`CATALOGUE_BYTES`], where it is not said.
+    /// Length of each log of the catalogue, in bytes; none takes a thousandth of all devices, within
+    /// [`CATALOGUE_BYTES`].
     pub catalogue_bytes: Option<u64>,
 }
 

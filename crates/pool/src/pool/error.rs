@@ -1,4 +1,4 @@
-//! What can go wrong with a pool.
+//! Errors of pools.
 
 use std::io;
 
@@ -23,15 +23,15 @@ pub enum OpenError {
     /// A device could not be read.
     #[error("cannot read the superblocks of {device}: {source}")]
     Read {
-        /// Which.
+        /// Label of the device.
         device: String,
-        /// What it said.
+        /// Error of the device.
         source: io::Error,
     },
     /// A device belongs to no pool.
     #[error("{device} belongs to no pool: it has no superblock")]
     NoPool {
-        /// Which.
+        /// Label of the device.
         device: String,
     },
     /// Both superblocks of a device are damaged.
@@ -40,7 +40,7 @@ pub enum OpenError {
          from a copy"
     )]
     Superblocks {
-        /// Which.
+        /// Label of the device.
         device: String,
     },
     /// A later program wrote it.
@@ -49,9 +49,9 @@ pub enum OpenError {
          newer one"
     )]
     Newer {
-        /// Which.
+        /// Label of the device.
         device: String,
-        /// Its version.
+        /// Format version of the device.
         version: u32,
     },
     /// A device of another pool is among them.
@@ -59,7 +59,7 @@ pub enum OpenError {
         "{device} belongs to pool {found} ({found_id:032x}), not to {name} ({id:032x}): leave it out"
     )]
     Foreign {
-        /// Which.
+        /// Label of the device.
         device: String,
         /// The name of its pool.
         found: PoolName,
@@ -67,13 +67,13 @@ pub enum OpenError {
         found_id: u128,
         /// The pool of the others.
         name: PoolName,
-        /// Its id.
+        /// Id of that pool.
         id: u128,
     },
     /// Two devices say that they are the same one.
     #[error("{device} and {other} are copies of one device: leave the older one out")]
     Twice {
-        /// One.
+        /// Label of one of the two.
         device: String,
         /// The other.
         other: String,
@@ -83,7 +83,7 @@ pub enum OpenError {
     Missing {
         /// The pool.
         name: PoolName,
-        /// What is missing, in words.
+        /// Description of what is missing.
         missing: String,
     },
     /// A device is not the one that was used last, but a copy made before.
@@ -92,13 +92,13 @@ pub enum OpenError {
          others in {newest}; attach the device itself in its place"
     )]
     OldCopy {
-        /// Which.
+        /// Label of the device.
         device: String,
         /// The pool.
         name: PoolName,
-        /// What it knows.
+        /// Last opening that the device knows.
         opening: u64,
-        /// What the others know.
+        /// Last opening that the others know.
         newest: u64,
     },
     /// A device was used in a copy of the pool.
@@ -107,11 +107,11 @@ pub enum OpenError {
          attach the device that was used with them"
     )]
     Diverged {
-        /// Which.
+        /// Label of the device.
         device: String,
         /// The pool.
         name: PoolName,
-        /// What it knows.
+        /// Opening that the device knows.
         opening: u64,
     },
     /// A device is shorter than it was.
@@ -120,13 +120,13 @@ pub enum OpenError {
          its beginning; attach all of it"
     )]
     Shrunk {
-        /// Which.
+        /// Label of the device.
         device: String,
         /// The pool.
         name: PoolName,
-        /// What it has.
+        /// Length of the device, in bytes.
         bytes: u64,
-        /// What it had.
+        /// Length that the pool uses, in bytes.
         expected: u64,
     },
     /// The pool was never made to the end.
@@ -177,19 +177,19 @@ pub enum JoinError {
     /// Objects are not made in that class.
     #[error("{device} cannot have class {class}: devices are of class capacity or staging")]
     Class {
-        /// Which.
+        /// Label of the device.
         device: String,
         /// The class.
         class: MediaClass,
     },
-    /// It is too short.
+    /// The device is too short.
     #[error("{device} has {bytes} bytes, and at least {least} are needed")]
     TooShort {
-        /// Which.
+        /// Label of the device.
         device: String,
-        /// What it has.
+        /// Length of the device, in bytes.
         bytes: u64,
-        /// What it must have.
+        /// Least length, in bytes.
         least: u64,
     },
     /// There is something on it.
@@ -197,13 +197,13 @@ pub enum JoinError {
         "{device} is not empty: clear its first 128 KiB, or use force if nobody needs what is on it"
     )]
     NotEmpty {
-        /// Which.
+        /// Label of the device.
         device: String,
     },
-    /// It belongs to a pool.
+    /// The device belongs to a pool.
     #[error("{device} belongs to pool {name}: destroy that pool first, or use force")]
     InPool {
-        /// Which.
+        /// Label of the device.
         device: String,
         /// The pool.
         name: PoolName,
@@ -211,21 +211,21 @@ pub enum JoinError {
     /// Other processes read what is on it.
     #[error("{device} is still read by other processes: end them, or take another device")]
     Held {
-        /// Which.
+        /// Label of the device.
         device: String,
     },
-    /// It could not be read.
+    /// The device could not be read.
     #[error("cannot read {device}: {source}")]
     Read {
-        /// Which.
+        /// Label of the device.
         device: String,
-        /// What it said.
+        /// Error of the device.
         source: io::Error,
     },
     /// There are as many as a pool can have.
     #[error("a pool has at most {most} devices, and has them")]
     TooMany {
-        /// How many.
+        /// Most devices of a pool.
         most: usize,
     },
 }
@@ -242,15 +242,15 @@ pub enum CreateError {
     /// The place of the catalogue could not be written.
     #[error("the place of the catalogue on {device} could not be written: {source}")]
     Write {
-        /// Which device.
+        /// Label of the device.
         device: String,
-        /// What it said.
+        /// Error of the device.
         source: io::Error,
     },
     /// The catalogue could not be made.
     #[error("the catalogue could not be made: {0}")]
     Mdc(#[from] MdcError),
-    /// It could not be written down.
+    /// The new pool could not be written down.
     #[error("the pool could not be made: {0}")]
     Change(#[from] ChangeError),
 }
@@ -266,7 +266,7 @@ pub enum GrowError {
     NoDevice {
         /// The pool.
         name: PoolName,
-        /// What was asked for.
+        /// Index that was asked for.
         index: crate::DeviceIndex,
         /// The highest index that it has.
         last: crate::DeviceIndex,
@@ -274,16 +274,16 @@ pub enum GrowError {
     /// The device cannot be longer.
     #[error("{device} cannot grow from {bytes} to {wanted} bytes: {why}")]
     Device {
-        /// Which.
+        /// Label of the device.
         device: String,
-        /// How long it is.
+        /// Current length of the device, in bytes.
         bytes: u64,
-        /// How long it was to be.
+        /// Length that was asked for, in bytes.
         wanted: u64,
         /// Why not.
         why: String,
     },
-    /// It could not be written down.
+    /// The change could not be written down.
     #[error(transparent)]
     Change(#[from] ChangeError),
 }
@@ -294,16 +294,16 @@ pub enum DeleteError {
     /// There is none.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// It is a log that somebody has open.
+    /// The log is open.
     #[error("log {0} is open: close it before it is deleted")]
     Open(ObjectId),
-    /// It is on the way to the archive or back.
+    /// The object is on the way to the archive or back.
     #[error("object {0} is being moved: delete it when it has arrived")]
     Moving(ObjectId),
     /// The catalogue did not take it.
     #[error("object {id} could not be deleted: {source}")]
     Catalogue {
-        /// Which.
+        /// Id of the object.
         id: ObjectId,
         /// Why.
         source: CatalogueError,
@@ -328,21 +328,21 @@ pub enum LogError {
     /// The place of it could not be written.
     #[error("the place of a log on {device} could not be written: {source}")]
     Write {
-        /// Which device.
+        /// Label of the device.
         device: String,
-        /// What it said.
+        /// Error of the device.
         source: io::Error,
     },
     /// A pool has so many copies of logs, not others.
     #[error("a log has 1 or 2 copies, not {0}")]
     Copies(usize),
-    /// It could not be made or read.
+    /// The log could not be made or read.
     #[error(transparent)]
     Log(#[from] log::OpenError),
-    /// It could not be made or read.
+    /// The MDC could not be made or read.
     #[error(transparent)]
     Mdc(#[from] MdcError),
-    /// It was not entered.
+    /// The catalogue did not take the entry.
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
 }

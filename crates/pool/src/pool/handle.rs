@@ -22,7 +22,7 @@ use crate::{MediaClass, PoolName};
 #[derive(Debug)]
 pub struct Pool {
     pub(super) session: Arc<PoolSession>,
-    /// What opening has found damaged, and made good.
+    /// Blocks that opening has found damaged, and made good.
     healed: Vec<Damage>,
     /// Held while the pool itself is changed: its name, its devices.
     administration: Mutex<()>,
@@ -33,13 +33,13 @@ impl Pool {
         Self { session: Arc::new(session), healed, administration: Mutex::default() }
     }
 
-    /// What it is, wherever it is and whatever it is called.
+    /// Returns the id of the pool, which stays the same wherever it is and whatever it is called.
     #[must_use]
     pub fn id(&self) -> u128 {
         self.session.pool_id
     }
 
-    /// What it is called.
+    /// Returns the name of the pool.
     #[must_use]
     pub fn name(&self) -> PoolName {
         self.session.catalogue.contents().name().expect("a pool that is open has a name").clone()
@@ -57,7 +57,7 @@ impl Pool {
         &self.healed
     }
 
-    /// Its devices, by index.
+    /// Returns the devices, by index.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceEntry> {
         self.session.pool_devices().iter().map(|pool_device| pool_device.entry()).collect()
@@ -98,7 +98,7 @@ impl Pool {
         Ok(self.administration.lock().expect("nobody panics while the pool is changed"))
     }
 
-    /// What is on the devices of a class, or, of class archive, the objects that are there.
+    /// Returns the space on the devices of a class, or, of class archive, of the objects that are there.
     #[must_use]
     pub fn usage(&self, class: MediaClass) -> SpaceUsage {
         if class == MediaClass::Archive {
@@ -113,7 +113,7 @@ impl Pool {
         self.session.catalogue.contents().archive().map(str::to_owned)
     }
 
-    /// What the catalogue says. Nothing is committed or deleted while `look` runs.
+    /// Calls `look` with the contents of the catalogue. Nothing is committed or deleted meanwhile.
     pub fn with_contents<T>(&self, look: impl FnOnce(&Contents) -> T) -> T {
         look(&self.session.catalogue.contents())
     }

@@ -275,7 +275,7 @@ impl DerefMut for OpenLog {
 }
 
 impl OpenLog {
-    /// Its name.
+    /// Returns the id of the object.
     #[must_use]
     pub const fn id(&self) -> ObjectId {
         self.turn.id
@@ -297,7 +297,7 @@ impl DerefMut for OpenMdc {
 }
 
 impl OpenMdc {
-    /// Its name.
+    /// Returns the id of the object.
     #[must_use]
     pub const fn id(&self) -> ObjectId {
         self.turn.id

@@ -13,7 +13,7 @@ use crate::session::{AllocateError, FindError, LeftBehind};
 use crate::write::{Committer, Writer};
 use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId};
 
-/// What the largest objects are aligned to, in bytes: a large page, so that a file system can cache,
+/// Largest alignment of objects, in bytes: a large page, so that a file system can cache,
 /// and a map can map, such pages (kernel: `PMD_SIZE` of x86-64 and of arm64 with pages of 4 KiB).
 pub const LARGEST_ALIGNMENT: u64 = 2 << 20;
 
@@ -45,7 +45,7 @@ impl Pool {
         }
     }
 
-    /// What commits mblocks while the next ones are written. Costs a thread.
+    /// Starts a thread that commits mblocks while the next ones are written.
     ///
     /// # Errors
     /// As pthread_create(3); `PermissionDenied` in a child of the process that opened the pool.

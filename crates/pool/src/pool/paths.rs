@@ -13,14 +13,14 @@ use crate::device::{DeviceAccess, DeviceOptions, FileDevice};
 use crate::media::AttachedDevice;
 use crate::{BLOCK_BYTES, DeviceIndex, MediaClass, PoolName};
 
-/// Where a device of a pool is to be.
+/// Path of a device of a pool that is to be made.
 #[derive(Clone, Debug)]
 pub struct DevicePath {
     /// A block device, a file, or a directory, in which a file is made.
     pub path: PathBuf,
-    /// What it is to be used for.
+    /// Media class of the device.
     pub class: MediaClass,
-    /// How long the file is to be, in bytes, where one is made. It is sparse: it takes what is written.
+    /// Length of the file, in bytes, where one is made. It is sparse: it takes what is written.
     pub bytes: Option<u64>,
 }
 

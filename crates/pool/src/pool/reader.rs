@@ -59,21 +59,21 @@ impl View {
 /// An object could not be had.
 #[derive(Debug, Error)]
 pub enum ReaderError {
-    /// It was not there when the pool was opened.
+    /// The object was not there when the pool was opened.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// It was deleted, or moved to the archive or back, meanwhile.
+    /// The object was deleted, or moved to the archive or back, meanwhile.
     #[error("object {0} was deleted or moved meanwhile: refresh, and look again")]
     Deleted(ObjectId),
-    /// It could not be held.
+    /// The object could not be held.
     #[error("object {object} cannot be held against the pool's writer: {source}")]
     Hold {
-        /// Which.
+        /// Id of the object.
         object: ObjectId,
-        /// What the device said.
+        /// Error of the device.
         source: io::Error,
     },
-    /// Its checksums could not be read.
+    /// The checksums of the object could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The catalogue could not be read again.
@@ -94,13 +94,13 @@ impl PoolReader {
         Ok(Self { origin: Origin::here(), devices, id, view, handles, attachment })
     }
 
-    /// What it is, wherever it is and whatever it is called.
+    /// Returns the id of the pool, which stays the same wherever it is and whatever it is called.
     #[must_use]
     pub const fn id(&self) -> u128 {
         self.id
     }
 
-    /// What it is called.
+    /// Returns the name of the pool.
     #[must_use]
     pub fn name(&self) -> PoolName {
         self.view().contents.name().expect("a pool that was finished has a name").clone()
@@ -169,7 +169,7 @@ impl PoolReader {
         Ok(objects)
     }
 
-    /// That objects which are held are those that they were: see the module's description.
+    /// Checks that the held objects are still in the catalogue: see the module's description.
     fn check(&self, objects: &[Arc<Committed>]) -> Result<(), ReaderError> {
         let loaded = objects.iter().try_for_each(|object| object.load_checksums());
         // Devices that were added meanwhile have none of them.
@@ -185,7 +185,7 @@ impl PoolReader {
         Ok(loaded?)
     }
 
-    /// That it still is the pool that was opened.
+    /// Checks that the pool is still the one that was opened.
     fn check_pool(&self, Assembly { lead, found, .. }: &Assembly) -> Result<(), OpenError> {
         if lead.pool == self.id {
             return Ok(());
@@ -220,7 +220,7 @@ impl PoolReader {
         self.attachment.set(archive);
     }
 
-    /// What is on the devices of a class, or, of class archive, the objects that are there.
+    /// Returns the space on the devices of a class, or, of class archive, of the objects that are there.
     #[must_use]
     pub fn usage(&self, class: MediaClass) -> SpaceUsage {
         let view = self.view();
@@ -232,13 +232,13 @@ impl PoolReader {
         pool_devices.map(|pool_device| pool_device.usage()).sum()
     }
 
-    /// How large a log of the catalogue is, in bytes.
+    /// Returns the length of a log of the catalogue, in bytes.
     #[must_use]
     pub fn catalogue_bytes(&self) -> u64 {
         self.view().catalogue_bytes
     }
 
-    /// What the catalogue said.
+    /// Calls `look` with the contents of the catalogue, as they were last read.
     pub fn with_contents<T>(&self, look: impl FnOnce(&Contents) -> T) -> T {
         look(&self.view().contents)
     }

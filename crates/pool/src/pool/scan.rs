@@ -1,4 +1,4 @@
-//! Which pools there are.
+//! Finding pools on devices and in directories.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,35 +14,35 @@ use crate::format::superblock::{DeviceEntry, Residence};
 /// A pool of which at least one device was found.
 #[derive(Debug)]
 pub struct FoundPool {
-    /// What it is.
+    /// Id of the pool.
     pub id: u128,
-    /// What it is called, by the newest of its devices that were found.
+    /// Name of the pool, by the newest of its devices that were found.
     pub name: PoolName,
-    /// Whether it waits to be imported.
+    /// Residence of the pool: here, or waiting to be imported.
     pub residence: Residence,
-    /// How often it was opened for writing.
+    /// Number of openings for writing.
     pub openings: u64,
-    /// Its devices, and where those are that were found.
+    /// Devices of the pool, and the paths of those that were found.
     pub devices: Vec<(DeviceEntry, Option<PathBuf>)>,
     /// Devices with a superblock of this pool that the newest superblock does not list.
     pub unlisted: Vec<PathBuf>,
 }
 
 impl FoundPool {
-    /// Where devices of it were found.
+    /// Returns the paths of the devices that were found.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let known = self.devices.iter().filter_map(|(_, path)| path.as_deref());
         known.chain(self.unlisted.iter().map(PathBuf::as_path))
     }
 
-    /// Whether all its devices were found.
+    /// Returns true if all devices were found.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.devices.iter().all(|(_, path)| path.is_some())
     }
 }
 
-/// What was found.
+/// Pools and unusable devices that a scan found.
 #[derive(Debug, Default)]
 pub struct PoolScan {
     /// Pools, by id.

@@ -1,4 +1,4 @@
-//! What a pool has done.
+//! Counts of what a pool has done.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::format::superblock::DeviceEntry;
 use crate::media::{PoolDevice, SpaceUsage};
 use crate::session::ObjectAmount;
 
-/// What a pool has done since it was opened.
+/// Counts of what a pool has done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStatistics {
     /// mblocks that were committed.
@@ -26,18 +26,18 @@ pub struct PoolStatistics {
     pub brought_back: ObjectAmount,
     /// Syncs of devices for the data of mblocks; fewer than were committed, where threads shared them.
     pub data_syncs: u64,
-    /// What the catalogue has done.
+    /// Counts of the catalogue.
     pub catalogue: CatalogueStatistics,
 }
 
 /// A device of a pool that is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceUsage {
-    /// What the pool's table says of it.
+    /// Entry of the device in the pool's table.
     pub entry: DeviceEntry,
-    /// What it is called in messages: its path.
+    /// Name of the device in messages: its path.
     pub label: String,
-    /// What is on it.
+    /// Space on the device.
     pub usage: SpaceUsage,
 }
 
@@ -50,7 +50,7 @@ fn device_usages(pool_devices: &[Arc<PoolDevice>]) -> Vec<DeviceUsage> {
 }
 
 impl PoolReader {
-    /// What is on each device, by index.
+    /// Returns the space on each device, by index.
     #[must_use]
     pub fn device_usages(&self) -> Vec<DeviceUsage> {
         device_usages(&self.pool_devices())
@@ -58,13 +58,13 @@ impl PoolReader {
 }
 
 impl Pool {
-    /// What is on each device, by index.
+    /// Returns the space on each device, by index.
     #[must_use]
     pub fn device_usages(&self) -> Vec<DeviceUsage> {
         device_usages(&self.session.pool_devices())
     }
 
-    /// What it has done since it was opened.
+    /// Returns the counts since the pool was opened.
     #[must_use]
     pub fn statistics(&self) -> PoolStatistics {
         let [committed, archived, brought_back] = self.session.counters.amounts();

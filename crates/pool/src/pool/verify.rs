@@ -20,13 +20,13 @@ use crate::session::superblocks::write_superblocks;
 use crate::session::{ChangeError, FindError};
 use crate::{ObjectId, OtherProcess, UNIT_BYTES};
 
-/// What is read at once, in bytes.
+/// Bytes that are read at once.
 const READ_BYTES: u64 = 1 << 20;
 
-/// How many objects a reader holds at once: for each of so many it reads the catalogue again.
+/// Number of objects that a reader holds at once: for each of so many it reads the catalogue again.
 const OBJECTS_AT_ONCE: usize = 64;
 
-/// How often a reader looks at what is wrong, and how long it waits before the second look; twice as
+/// Number of looks of a reader at what is wrong, and the wait before the second look; twice as
 /// long before each one after that, 1.3 s in all. The pool's writer may be between the two writes of a
 /// change, for as long as a sync takes.
 const LOOKS: u32 = 8;
@@ -35,13 +35,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// Something that is not as it should be.
 #[derive(Debug)]
 pub enum Finding {
-    /// One of the two superblocks of a device.
+    /// A superblock of a device, one of two.
     Superblock {
         /// The device.
         device: String,
-        /// Which copy.
+        /// Number of the copy.
         copy: usize,
-        /// What is wrong.
+        /// Fault of the superblock.
         what: NoSuperblock,
     },
     /// A block of one copy of the catalogue.
@@ -52,7 +52,7 @@ pub enum Finding {
     Device {
         /// The device.
         device: String,
-        /// What it said.
+        /// Error of the device.
         error: std::io::Error,
     },
     /// Nothing was read: this is a child of the process that opened the pool.
@@ -61,16 +61,16 @@ pub enum Finding {
     Object(ReadError),
     /// Objects that are in the archive, which is not open.
     ArchiveClosed {
-        /// How many.
+        /// Number of objects.
         objects: u64,
     },
     /// Space that is neither free nor used, or both.
     Space {
         /// The device.
         device: String,
-        /// What is free, in bytes.
+        /// Bytes that are free.
         free_bytes: u64,
-        /// What the catalogue leaves free.
+        /// Bytes that the catalogue leaves free.
         expected_bytes: u64,
     },
 }
@@ -82,7 +82,7 @@ impl Finding {
     pub fn is_damage(&self) -> bool {
         match self {
             Self::OtherProcess(_) | Self::ArchiveClosed { .. } => false,
-            Self::Object(error) => !error.is_of_reach(),
+            Self::Object(error) => !error.is_unreachable(),
             _ => true,
         }
     }
@@ -114,14 +114,14 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What a pool was found to be.
+/// Result of reading all of a pool.
 #[derive(Debug, Default)]
 pub struct VerifyReport {
     /// mblocks that were read.
     pub objects: u64,
     /// Bytes that were read of them.
     pub object_bytes: u64,
-    /// What is wrong.
+    /// Faults that were found.
     pub findings: Vec<Finding>,
 }
 
@@ -219,8 +219,8 @@ impl Pool {
 
 impl PoolReader {
     /// Reads everything, beside whoever uses the pool, and writes nothing: superblocks, both copies of
-    /// the catalogue, all objects. What is deleted meanwhile is left out. `progress` is told how many
-    /// bytes of objects were read since it was told last. Blocks for as long as the devices take.
+    /// the catalogue, all objects. What is deleted meanwhile is left out. `progress` gets the number
+    /// of bytes of objects that were read since its last call. Blocks for as long as the devices take.
     ///
     /// # Errors
     /// See [`OpenError`]: so damaged that nothing says what there is.

@@ -1,4 +1,4 @@
-//! One object's memory, and when it was last accessed.
+//! Memory of one object, and the time of its last access.
 //!
 //! Accesses of pages that are mapped leave no trace that a program may read, and mpool, which saw faults
 //! alone, took what is hot and fully resident for idle. So a **probe** is laid: a few pages are taken out
@@ -15,11 +15,11 @@ use super::reaper_settings::ReaperSettings;
 use crate::map::{BackEndKind, EvictError, Mapped, MemoryIdentity, PageRun, Temperature};
 use crate::pace::Pace;
 
-/// What the kernel maps around a page that is touched (`fault_around_bytes` is 64 KiB by default), and so
+/// Pages that the kernel maps around a page that is touched (`fault_around_bytes` is 64 KiB by default), and so
 /// the length of a probe, in pages.
 const PROBE_PAGES: u64 = 16;
 
-/// Where the memory of an object is: a map, and the object's number in it.
+/// Location of an object's memory: a map, and the object's number in it.
 type Owner = (Weak<Mapped>, usize);
 
 #[derive(Debug)]
@@ -29,14 +29,14 @@ pub(super) struct Cell {
     owners: Vec<Owner>,
     /// When it was last known to be accessed; when it was first seen, if never.
     accessed: Duration,
-    /// How many of its pages were in the page tables when the probe had been laid.
+    /// Number of the object's pages that were in the page tables when the probe had been laid.
     probe: Option<u64>,
     resident_pages: u64,
-    /// Where pages are evicted.
+    /// State of single pages, if pages are evicted.
     pages: Option<Pages>,
 }
 
-/// What is known of an object's pages.
+/// State of an object's pages.
 #[derive(Debug)]
 struct Pages {
     heat: Heat,
@@ -45,7 +45,7 @@ struct Pages {
     cooled: Duration,
 }
 
-/// What the kernel was asked to let go of.
+/// Pages that the kernel was asked to let go of.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Asked {
     pub(super) pages: u64,
@@ -69,7 +69,7 @@ impl Cell {
         self.owners.push((Arc::downgrade(map), object));
     }
 
-    /// What was known of the same memory, if it is the same: an address may be used again.
+    /// Takes over the state of the same memory, if it is the same: an address may be used again.
     pub(super) fn inherit(&mut self, old: &mut Self) {
         if old.owner().is_some() {
             (self.accessed, self.probe) = (old.accessed, old.probe);
@@ -78,7 +78,7 @@ impl Cell {
         }
     }
 
-    /// One of the maps that show it, while there is one.
+    /// Returns a map that shows the object, while there is one.
     pub(super) fn owner(&self) -> Option<(Arc<Mapped>, usize)> {
         self.owners.iter().find_map(|(map, object)| Some((map.upgrade()?, *object)))
     }
@@ -94,7 +94,7 @@ impl Cell {
         self.resident_pages
     }
 
-    /// For how long nobody is known to have accessed it.
+    /// Returns the time for which nobody is known to have accessed the object.
     pub(super) const fn idle(&self, now: Duration) -> Duration {
         now.saturating_sub(self.accessed)
     }
@@ -213,7 +213,7 @@ impl Cell {
     }
 }
 
-/// One of the probes that an object of so many pages has.
+/// Returns a probe of an object of so many pages.
 fn probe(object: usize, pages: u64, place: u64) -> PageRun {
     let first_page = place % pages.div_ceil(PROBE_PAGES).max(1) * PROBE_PAGES;
     PageRun { object, first_page, pages: PROBE_PAGES.min(pages - first_page) }

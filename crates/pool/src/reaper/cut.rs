@@ -1,4 +1,4 @@
-//! Which pages go: pure arithmetic over how many there are of each temperature and warmth.
+//! Choice of the pages that go: pure arithmetic over the numbers of pages of each temperature and warmth.
 
 use super::heat::LEVELS;
 use super::law::Law;
@@ -10,7 +10,7 @@ pub(super) type Counts = [[u64; LEVELS]; Temperature::ALL.len()];
 /// Up to which warmth pages go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// For each temperature: all pages below this warmth go.
+    /// Warmth below which all pages go, for each temperature.
     below: [usize; Temperature::ALL.len()],
     /// The temperature of which, at that very warmth, some go; and how many.
     partial: Option<(Temperature, u64)>,
@@ -49,7 +49,7 @@ impl Cut {
         self.below[temperature as usize]
     }
 
-    /// How many of those of a temperature that are as warm as that go.
+    /// Returns the number of pages of a temperature and warmth that go.
     pub(super) fn at(&self, temperature: Temperature) -> u64 {
         self.partial.filter(|(of, _)| *of == temperature).map_or(0, |(_, pages)| pages)
     }

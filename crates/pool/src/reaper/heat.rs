@@ -1,4 +1,4 @@
-//! How often each page of an object is accessed, for a reaper that evicts by the page.
+//! Frequency of accesses to each page of an object, for a reaper that evicts by the page.
 //!
 //! A page gets warmer each time it is found accessed, and all cool together. What was evicted keeps its
 //! warmth, so that what comes back is known, and what was touched once goes before what is touched often:
@@ -14,7 +14,7 @@ pub(super) const LEVELS: usize = 1 << 8;
 #[derive(Debug, Default)]
 pub(super) struct Heat {
     warmth: Vec<u8>,
-    /// Whether it is in memory, as far as is known: the kernel tells of no page that it takes.
+    /// True if the page is in memory, as far as is known: the kernel reports no page that it takes.
     resident: Vec<bool>,
 }
 
@@ -42,7 +42,7 @@ impl Heat {
         self.warmth[page] = self.warmth[page].saturating_add(TOUCH);
     }
 
-    /// What the kernel says may be of an object that is longer than it was.
+    /// Returns the part of a range that the object had when its pages were counted.
     fn range(&self, first_page: u64, pages: u64) -> std::ops::Range<usize> {
         let end = first_page.saturating_add(pages).min(self.warmth.len() as u64);
         first_page.min(end) as usize..end as usize

@@ -1,4 +1,4 @@
-//! How hard the reaper works: pure arithmetic, after mpool's `reaper.c`.
+//! Intensity of the reaper's work: pure arithmetic, after mpool's `reaper.c`.
 //!
 //! Memory is measured as the part of it that is free, in hundredths of a percent: free ÷ (free + what
 //! the maps hold). Above the high mark nothing happens. Below the low mark, and from there until it is
@@ -15,7 +15,7 @@ pub const WHOLE: u32 = 10_000;
 /// The constants of the law; by default mpool's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Law {
-    /// How long a cold object stays unaccessed before pressure shortens it.
+    /// Time that a cold object stays unaccessed before pressure shortens it.
     pub time_to_live: Duration,
     /// By how much longer a warm one stays.
     pub warm_factor: u32,
@@ -36,7 +36,7 @@ pub struct Law {
     pub delay_offset_us: u32,
     /// And no longer than this; twice that with what is added at random.
     pub delay_max: Duration,
-    /// What is read ahead at once while memory is short, in pages.
+    /// Pages that are read ahead at once while memory is short.
     pub readahead_pages: u64,
     /// The pressure beyond which that holds for warm maps; hot and pinned ones are never cut.
     pub readahead_warm_from: u32,
@@ -73,7 +73,7 @@ pub struct Marks {
     pub high: u32,
 }
 
-/// How far below the high mark memory is: 0 at the mark, [`WHOLE`] where none is free.
+/// Distance of memory below the high mark: 0 at the mark, [`WHOLE`] where none is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pressure(pub u32);
 
@@ -108,7 +108,7 @@ impl Law {
         begins.then(|| Pressure(WHOLE - left))
     }
 
-    /// How long an object stays unaccessed; none stays for ever.
+    /// Returns the time that an object stays unaccessed; none stays for ever.
     #[must_use]
     pub fn time_to_live(&self, temperature: Temperature, pressure: Pressure) -> Option<Duration> {
         let factor = match temperature {
@@ -131,7 +131,7 @@ impl Law {
         Duration::from_nanos(u64::try_from(shortened).unwrap_or(u64::MAX))
     }
 
-    /// How long a fault waits before it is served, at least.
+    /// Returns the least time that a fault waits before it is served.
     #[must_use]
     pub fn fault_delay(&self, Pressure(pressure): Pressure) -> Duration {
         if pressure < self.delays_from {
@@ -142,7 +142,7 @@ impl Law {
         Duration::from_micros(delay_us.into()).min(self.delay_max)
     }
 
-    /// How many pages are read ahead at once.
+    /// Returns the number of pages that are read ahead at once.
     #[must_use]
     pub fn readahead_pages(&self, temperature: Temperature, Pressure(pressure): Pressure) -> u64 {
         let cut = match temperature {

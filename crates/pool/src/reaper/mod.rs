@@ -33,7 +33,7 @@ use bindery_sys::process::Origin;
 
 use crate::map::Maps;
 
-/// How long it sleeps between two evictions; mpool's workers sleep 300 to 700 µs.
+/// Sleep between two evictions; mpool's workers sleep 300 to 700 µs.
 const PAUSE: Duration = Duration::from_micros(500);
 
 /// While memory is short and nothing can go, it works at most this part of the time.
@@ -75,7 +75,7 @@ impl Reaper {
         Ok(Self { shared, thread })
     }
 
-    /// What it has done, and what it saw last.
+    /// Returns the reaper's counts, and what it saw last.
     #[must_use]
     pub fn statistics(&self) -> ReaperStatistics {
         self.shared.lock().clone()
@@ -127,7 +127,7 @@ impl Shared {
     }
 }
 
-/// How long to wait after a look that took so long.
+/// Returns the wait after a look that took so long.
 fn pause(ticked: Ticked, took: Duration, interval: Duration) -> Duration {
     match ticked {
         Ticked { again_in: Some(again_in), .. } => again_in,

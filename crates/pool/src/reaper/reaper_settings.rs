@@ -1,10 +1,10 @@
-//! What can be set about the reaper.
+//! Settings of the reaper.
 
 use std::time::Duration;
 
 use super::law::Law;
 
-/// What is evicted at a time.
+/// Unit of eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Grain {
     /// Whole objects that were idle for longer than the law lets them, as mpool does.
@@ -19,7 +19,7 @@ pub enum Grain {
     Page,
 }
 
-/// What can be set about the reaper.
+/// Settings of the reaper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReaperSettings {
     /// The most that maps may hold, in bytes; without one, only the machine's and the cgroup's limits
@@ -33,17 +33,17 @@ pub struct ReaperSettings {
     /// The part of the last ten seconds in which some task waited for memory that counts as being short
     /// of it, in hundredths of a percent (`/proc/pressure/memory`).
     pub stall_mark: u32,
-    /// How often it looks while there is room.
+    /// Interval between looks while there is room.
     pub interval: Duration,
-    /// How many objects it looks at each time: whether they are in memory, and whether they were touched.
+    /// Number of objects that are looked at each time: whether they are in memory, and whether they were touched.
     /// It takes 3 to 9 µs an object, and whoever uses it some 2 µs for the fault that tells.
     pub visits: usize,
-    /// Whether objects or pages are evicted.
+    /// Unit of eviction.
     pub grain: Grain,
-    /// How long what is accessed is collected before the pages that were get warmer, where pages are
+    /// Time for which accesses are collected before the accessed pages get warmer, where pages are
     /// evicted.
     pub page_interval: Duration,
-    /// How often pages lose a quarter of their warmth.
+    /// Interval in which pages lose a quarter of their warmth.
     pub page_cooling: Duration,
     /// The most objects that are evicted before it looks again.
     pub evictions: usize,

@@ -1,4 +1,4 @@
-//! How much memory is free, by whichever limit binds first.
+//! Free memory, by whichever limit binds first.
 
 use bindery_sys::cgroup;
 use bindery_sys::memory::{self, MachineMemory};
@@ -6,15 +6,15 @@ use bindery_sys::memory::{self, MachineMemory};
 use super::law::{Marks, WHOLE, memory_percent_of};
 use super::reaper_settings::ReaperSettings;
 
-/// What the machine says of its memory.
+/// Memory of the machine and of the cgroups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// What could be had without swapping (`MemAvailable`: mpool took `MemFree`, to which all caches
+    /// Bytes that can be had without swapping (`MemAvailable`: mpool took `MemFree`, to which all caches
     /// are pressure). None if the machine does not say.
     pub available_bytes: Option<u64>,
-    /// What the limits of our cgroups leave, caches of files counted as left. None without a limit.
+    /// Bytes that the limits of our cgroups leave, caches of files counted as left. None without a limit.
     pub group_left_bytes: Option<u64>,
-    /// For how much of the last ten seconds some task waited for memory, in hundredths of a percent.
+    /// Part of the last ten seconds in which some task waited for memory, in hundredths of a percent.
     pub stall: u32,
 }
 
@@ -31,7 +31,7 @@ impl Memory {
     }
 }
 
-/// What the maps hold.
+/// Memory that the maps hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     /// In all.
@@ -40,7 +40,7 @@ pub(super) struct Held {
     pub(super) cached_bytes: u64,
 }
 
-/// What limits the memory of maps.
+/// Limits of the memory of maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The reaper's own.
@@ -51,16 +51,16 @@ pub enum Limit {
     Machine,
 }
 
-/// How much is free, by one limit.
+/// Free memory, by one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) limit: Limit,
     /// The part that is free, in hundredths of a percent.
     pub(super) free: u32,
     pub(super) marks: Marks,
-    /// What that is a part of, in bytes.
+    /// Bytes that are limited.
     pub(super) whole_bytes: u64,
-    /// What is held beyond that, in bytes: a budget may be less than what was there before it.
+    /// Bytes held beyond the limit: a budget may be less than what was there before it.
     pub(super) excess_bytes: u64,
 }
 
@@ -102,7 +102,7 @@ impl Room {
         Self { free, ..self }
     }
 
-    /// How many bytes must go until the high mark is reached.
+    /// Returns the bytes that must go until the high mark is reached.
     pub(super) fn missing_bytes(&self) -> u64 {
         let missing = self.marks.high.saturating_sub(self.free);
         let missing = u128::from(self.whole_bytes) * u128::from(missing);

@@ -1,4 +1,4 @@
-//! One look at all maps at a time: who was accessed, what is free, what must go.
+//! One look at all maps at a time: accesses, free memory, and what must go.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -17,22 +17,22 @@ use super::room::{Held, Limit, Memory, Room};
 use crate::map::{BackEndKind, EvictError, Mapped, Maps, MemoryIdentity, Temperature};
 use crate::pace::Pace;
 
-/// What the reaper has done, and what it sees.
+/// Counts of the reaper, and what it sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReaperStatistics {
-    /// What the maps hold, in pages, as it was last seen.
+    /// Pages that the maps hold, as last seen.
     pub resident_pages: u64,
     /// The part of memory that is free, in hundredths of a percent, by the limit that binds first.
     pub free: Option<u32>,
-    /// That limit.
+    /// Limit that binds first.
     pub limit: Option<Limit>,
-    /// How short memory is now; none while it is not.
+    /// Shortage of memory now; none while there is none.
     pub pressure: Option<Pressure>,
-    /// How long a cold object stays unaccessed now.
+    /// Time that a cold object stays unaccessed now.
     pub time_to_live: Duration,
-    /// How long each fault of the memfd back end waits now, at least.
+    /// Least time that each fault of the memfd back end waits now.
     pub fault_delay: Duration,
-    /// How often an object was looked at.
+    /// Number of looks at objects.
     pub visits: u64,
     /// Objects that had been idle for too long, and were touched at the last moment.
     pub objects_spared: u64,
@@ -72,16 +72,16 @@ pub struct Sweep {
 /// By how much more often objects are visited while memory is short.
 const PRESSED_PARTS: u32 = 10;
 
-/// How long after memory was short pages are looked after as often as while it is. They go in small
+/// Time after a shortage of memory in which pages are looked after as often as during it. They go in small
 /// numbers, and they come as fast as the device reads.
 const ALERT: Duration = Duration::from_secs(10);
 
-/// What a [`Sweep::tick`] found.
+/// Result of a [`Sweep::tick`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticked {
-    /// Whether memory is short.
+    /// True if memory is short.
     pub pressed: bool,
-    /// How many pages went.
+    /// Number of pages that went.
     pub pages_evicted: u64,
     /// When it wants to look again at the latest, if it says.
     pub again_in: Option<Duration>,
@@ -111,13 +111,13 @@ impl Sweep {
         })
     }
 
-    /// What was done so far, and what is seen.
+    /// Returns the counts so far, and what is seen.
     #[must_use]
     pub const fn statistics(&self) -> &ReaperStatistics {
         &self.statistics
     }
 
-    /// What it was set to.
+    /// Returns the settings.
     #[must_use]
     pub const fn settings(&self) -> &ReaperSettings {
         &self.settings
@@ -152,7 +152,7 @@ impl Sweep {
         Ticked { pressed: true, pages_evicted, again_in }
     }
 
-    /// Whether pages come and go.
+    /// Returns true if pages come and go.
     fn is_alert(&self, now: Duration) -> bool {
         let recently = |pressed| now.saturating_sub(pressed) < ALERT;
         self.settings.grain == Grain::Page && self.pressed.is_some_and(recently)
@@ -229,7 +229,7 @@ impl Sweep {
         }
     }
 
-    /// What the maps hold: as the kernel says now where it does, else as it was last seen.
+    /// Returns the memory that the maps hold: as the kernel says now where it does, else as it was last seen.
     fn held(&self) -> Held {
         let maps = self.maps.all();
         let allocated = maps.iter().filter_map(|map| map.back_end.allocated_bytes()).sum::<u64>();
@@ -256,7 +256,7 @@ impl Sweep {
         statistics.time_to_live = law.shortened(pressure.unwrap_or(Pressure(0)));
     }
 
-    /// Those that outlived their time the longest, until they make up what is missing.
+    /// Returns the objects that outlived their time the longest, until they make up what is missing.
     fn choose(&mut self, now: Duration, pressure: Pressure, missing_pages: u64) -> Vec<usize> {
         let expired = |cell: &Cell, law: &Law| {
             let time_to_live = law.time_to_live(cell.temperature(), pressure)?;

@@ -16,7 +16,7 @@ pub enum AllocateError {
         /// The class.
         class: MediaClass,
     },
-    /// It has no bytes.
+    /// No bytes were asked for.
     #[error("an object of no bytes cannot be allocated")]
     Nothing,
     /// Nothing is long enough.
@@ -27,9 +27,9 @@ pub enum AllocateError {
     NoSpace {
         /// The class.
         class: MediaClass,
-        /// What was asked for.
+        /// Bytes that were asked for.
         bytes: u64,
-        /// What is free, in all.
+        /// Bytes that are free, in all.
         free_bytes: u64,
         /// The longest piece of it.
         longest_bytes: u64,
@@ -48,23 +48,23 @@ pub enum FindError {
     /// This is a child of the process that opened the pool.
     #[error(transparent)]
     OtherProcess(#[from] OtherProcess),
-    /// It was never committed, or was deleted.
+    /// The object was never committed, or was deleted.
     #[error("there is no object {0}")]
     NotFound(ObjectId),
-    /// It is in the archive, which is not open.
+    /// The object is in the archive, which is not open.
     #[error(
         "object {0} is in the archive, and the archive is not open: connect it first, with a program \
          that has the feature `archive`"
     )]
     Archived(ObjectId),
-    /// It is of another kind.
+    /// The object is of another kind.
     #[error("object {id} is {found}, not {wanted}")]
     Kind {
-        /// Its name.
+        /// Id of the object.
         id: ObjectId,
-        /// What it is.
+        /// Kind of the object.
         found: &'static str,
-        /// What it should be.
+        /// Kind that was asked for.
         wanted: &'static str,
     },
 }
@@ -79,9 +79,9 @@ pub enum ChangeError {
     /// pool is next opened.
     #[error("the superblocks of {device} could not be written: {source}")]
     Superblock {
-        /// Which device.
+        /// Label of the device.
         device: String,
-        /// What it said.
+        /// Error of the device.
         source: io::Error,
     },
 }

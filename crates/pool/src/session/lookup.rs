@@ -6,7 +6,7 @@ use crate::catalogue::Contents;
 use crate::format::record::ObjectEntry;
 use crate::mblock::Whereabouts;
 
-/// Where the catalogue says that an mblock is.
+/// Returns the location of an mblock, as the catalogue has it.
 pub(crate) fn mblock_in(contents: &Contents, id: ObjectId) -> Result<Whereabouts, FindError> {
     let entry = contents.object(id).ok_or(FindError::NotFound(id))?;
     Whereabouts::of(entry).ok_or_else(|| wrong_kind(entry, "an mblock"))

@@ -1,4 +1,4 @@
-//! One opening of a pool for writing: what everything shares that was taken from the pool.
+//! An opening of a pool for writing: what everything shares that was taken from the pool.
 
 mod archive_attachment;
 mod error;

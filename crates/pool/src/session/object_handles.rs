@@ -7,11 +7,11 @@ use crate::mblock::Committed;
 use crate::object::Object;
 use crate::{MediaClass, ObjectId};
 
-/// Which objects somebody has.
+/// Objects that somebody has.
 #[derive(Debug, Default)]
 pub(crate) struct ObjectHandles {
     pub(crate) mblocks: HashMap<ObjectId, Weak<Committed>>,
-    /// How many of them there may be before those that are gone are taken out.
+    /// Number of handles at which those that are gone are taken out.
     most: usize,
     /// Objects whose deletion is being written.
     pub(crate) leaving: HashSet<ObjectId>,
@@ -41,7 +41,7 @@ impl ObjectHandles {
         self.mblocks.get(&id).and_then(Weak::upgrade)
     }
 
-    /// Has an object found by nobody any more. It, if somebody has it.
+    /// Removes the object from lookup. Returns the live handle, if any.
     pub(crate) fn take(&mut self, id: ObjectId) -> Option<Arc<Committed>> {
         let held = self.mblocks.remove(&id).and_then(|object| object.upgrade());
         if let Some(object) = &held
@@ -53,7 +53,7 @@ impl ObjectHandles {
         held
     }
 
-    /// Whether somebody reads an object in the archive that the catalogue has no more there.
+    /// Returns true if somebody reads an object in the archive that the catalogue has no more there.
     pub(crate) fn lingers(&self, id: ObjectId) -> bool {
         self.lingering.iter().filter_map(Weak::upgrade).any(|object| object.id() == id)
     }

@@ -1,4 +1,4 @@
-//! What everything that belongs to an open pool shares.
+//! State that everything shares which belongs to an open pool.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
@@ -21,13 +21,13 @@ use crate::{DeviceIndex, Extent, MediaClass, ObjectId};
 /// Ids are set aside in the catalogue so many at a time.
 const IDS_AT_ONCE: u64 = 4096;
 
-/// What is shared by all that belongs to a pool open for writing.
+/// State that all parts of a pool share that is open for writing.
 pub(crate) struct PoolSession {
     origin: Origin,
     pub(crate) pool_id: u128,
     pub(crate) opening: u64,
     pub(crate) nonce: u64,
-    /// Where the catalogue is, for superblocks.
+    /// Extents of the catalogue, for superblocks.
     pub(crate) places: [[Extent; 2]; 2],
     pub(crate) catalogue: Catalogue,
     pub(crate) counters: SessionCounters,
@@ -215,7 +215,7 @@ impl PoolSession {
         self.catalogue.submit(Record::Move(entry))
     }
 
-    /// Has an object that was moved found by all where it is now. Until then all find the handle that
+    /// Makes the handle of an object that was moved the one that all find. Until then all find the handle that
     /// whoever moves it holds, so that there is never a second one of what lies on a device.
     #[cfg(feature = "archive")]
     pub(crate) fn adopt(&self, new: &Arc<Committed>) {

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Objects, and the bytes in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectAmount {
-    /// How many objects.
+    /// Number of objects.
     pub objects: u64,
-    /// How many bytes they have together.
+    /// Bytes of the objects together.
     pub bytes: u64,
 }
 
-/// What was done since the pool was opened.
+/// Counts since the pool was opened.
 #[derive(Debug, Default)]
 pub(crate) struct SessionCounters {
     committed: Tally,

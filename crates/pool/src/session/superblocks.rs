@@ -20,7 +20,7 @@ pub(crate) fn write_superblocks(session: &PoolSession) -> Result<(), ChangeError
     })
 }
 
-/// What the superblocks of a device are to say.
+/// Returns the content of the superblocks of a device.
 pub(crate) fn superblock_of(
     session: &PoolSession,
     contents: &Contents,

@@ -20,10 +20,10 @@ use crate::{BLOCK_BYTES, ObjectId};
 /// An object could not be committed.
 #[derive(Debug, Error)]
 pub enum CommitError {
-    /// It has no bytes. It is aborted.
+    /// The object has no bytes. It is aborted.
     #[error("object {0} is empty: append to it before committing it, or abort it")]
     Empty(ObjectId),
-    /// It could not be written. It is aborted.
+    /// The object could not be written. It is aborted.
     #[error(transparent)]
     Append(#[from] AppendError),
     /// The device could not make it durable. It is aborted, and so will be every other object of that
@@ -37,7 +37,7 @@ pub enum CommitError {
         object: ObjectId,
         /// The device.
         device: String,
-        /// What it said.
+        /// Error of the device.
         source: Arc<io::Error>,
     },
     /// The catalogue did not take it. Where it is full the object is aborted; where it failed, it is
@@ -51,10 +51,10 @@ pub enum CommitError {
     },
 }
 
-/// What became of an object that was to be committed.
+/// Outcome of the commit of an object.
 pub(super) type Outcome = Result<Arc<Committed>, CommitError>;
 
-/// What a sync of a device came to.
+/// Outcome of a sync of a device.
 type Synced = Result<(), Arc<io::Error>>;
 
 /// An object of which everything, its checksums too, is on its way to the device.
@@ -64,11 +64,11 @@ pub(super) struct Sealed {
     entry: MblockEntry,
 }
 
-/// One of which everything is on the device, though a crash may still take it.
+/// An object of which everything is on the device, though a crash may still take it.
 #[derive(Debug)]
 pub(super) struct Written(Sealed);
 
-/// One that a crash leaves where it is, and that nobody knows of.
+/// An object that a crash leaves where it is, and that nobody can find yet.
 struct Durable {
     sealed: Sealed,
     new: Arc<Committed>,
@@ -130,7 +130,7 @@ impl Writer {
 }
 
 impl Sealed {
-    /// How many bytes it has.
+    /// Returns the length, in bytes.
     pub(super) fn length_bytes(&self) -> u64 {
         self.entry.length_bytes
     }
@@ -143,7 +143,7 @@ impl Sealed {
 }
 
 impl Written {
-    /// What it is after a sync of its device that began since.
+    /// Returns the durable object after a sync of its device that began since, or the sync's error.
     fn after(self, synced: &Synced) -> Result<Durable, CommitError> {
         let Self(mut sealed) = self;
         let Sealed { writer, entry } = &mut sealed;
@@ -159,7 +159,7 @@ impl Written {
 }
 
 impl Durable {
-    /// What it is when the catalogue has taken its record, or has not.
+    /// Returns the outcome, once the catalogue has taken the record or has not.
     fn entered(self, submitted: Result<(), CatalogueError>) -> Outcome {
         let Self { sealed: Sealed { mut writer, entry }, new } = self;
         if let Err(source) = submitted {

@@ -10,7 +10,7 @@ use super::writer::{AppendError, Writer};
 use crate::mblock::Committed;
 use crate::session::PoolSession;
 
-/// Who hands in more objects than this, and they are not committed, waits: then the device, or its
+/// Number of uncommitted objects at which whoever hands in more waits: then the device, or its
 /// syncs, are what is slow.
 const MOST_WAITING: usize = 1024;
 
@@ -18,7 +18,7 @@ const MOST_WAITING: usize = 1024;
 /// leaves the device with work.
 const UNDER_WAY_BYTES: u64 = 8 << 20;
 
-/// The same, in objects: each has a queue of its own, which is a descriptor, and those of a process are
+/// Number of objects on their way at which the oldest is waited for: each has a queue, which is a descriptor, and those of a process are
 /// few.
 const UNDER_WAY_OBJECTS: usize = 16;
 
@@ -46,9 +46,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What may not be written yet, the oldest first.
+    /// Objects that may not be written yet, the oldest first.
     sealed: VecDeque<Sealed>,
-    /// What is.
+    /// Objects that are written.
     written: Vec<Written>,
     /// Handed in, and without an outcome.
     waiting: usize,
@@ -58,7 +58,7 @@ struct State {
     has_ended: bool,
 }
 
-/// Tells those who wait that the thread has ended, also where it panicked.
+/// Wakes those who wait when the thread has ended, also where it panicked.
 struct End<'a>(&'a Shared);
 
 impl Committer {
@@ -96,7 +96,7 @@ impl Committer {
         Ok(())
     }
 
-    /// What has become of objects since this was asked last, in any order.
+    /// Returns the outcomes since the last call, in any order.
     ///
     /// In a child of the process that opened the pool this is one error: what became of them the parent knows.
     #[must_use = "nothing else says which objects were lost"]
@@ -107,8 +107,8 @@ impl Committer {
         std::mem::take(&mut self.shared.state().outcomes)
     }
 
-    /// Waits until all objects that were handed in are committed, or could not be. What has become of
-    /// those of which that was not told yet, in any order.
+    /// Waits until all objects that were handed in are committed, or could not be. Returns the
+    /// outcomes that were not returned before, in any order.
     #[must_use = "nothing else says which objects were lost"]
     pub fn finish(mut self) -> Vec<Result<Arc<Committed>, CommitError>> {
         self.close();
@@ -210,7 +210,7 @@ impl State {
         older
     }
 
-    /// What has become of an object whose writes were waited for.
+    /// Notes the outcome of an object whose writes were waited for.
     fn note(&mut self, ended: Result<Written, CommitError>) {
         match ended {
             Ok(written) => self.written.push(written),

@@ -14,7 +14,7 @@ use crate::media::PoolDevice;
 use crate::session::PoolSession;
 use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, OtherProcess, UNIT_BYTES};
 
-/// What is gathered before it is written, in bytes: one huge page, which the device is told of as one
+/// Bytes that are gathered before they are written: one huge page, which the device gets as one
 /// piece of memory. It is written while the next is gathered.
 const PIECE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
 
@@ -32,11 +32,11 @@ pub enum AppendError {
     BeyondCapacity {
         /// The object.
         object: ObjectId,
-        /// What it was allocated for.
+        /// Length that the object was allocated for, in bytes.
         capacity_bytes: u64,
-        /// What it has.
+        /// Length of the object, in bytes.
         length_bytes: u64,
-        /// What was to be appended.
+        /// Bytes that were to be appended.
         bytes: u64,
     },
     /// The device failed. The object can only be aborted.
@@ -44,7 +44,7 @@ pub enum AppendError {
     Device {
         /// The object.
         object: ObjectId,
-        /// What the device said, and which it is.
+        /// Error of the device, which names it.
         source: io::Error,
     },
 }
@@ -59,14 +59,14 @@ pub struct Writer {
     pub(super) table: Extent,
     capacity_bytes: u64,
     pub(super) length_bytes: u64,
-    /// What is gathered, and how many bytes of it there are: fewer than it has room for.
+    /// Bytes that are gathered, and their number: fewer than the buffer has room for.
     piece: Option<Buffer>,
     gathered_bytes: usize,
-    /// What is being written.
+    /// Writes on their way.
     pub(super) under_way: UnderWay,
     /// Of all whole units so far.
     pub(super) checksums: Vec<u32>,
-    /// Whether what is on the device is as it should be.
+    /// State of what is on the device.
     state: State,
 }
 
@@ -117,13 +117,13 @@ impl Writer {
         self.pool_device.class
     }
 
-    /// How many bytes were appended.
+    /// Returns the number of bytes that were appended.
     #[must_use]
     pub const fn length_bytes(&self) -> u64 {
         self.length_bytes
     }
 
-    /// How many bytes it can have.
+    /// Returns the most bytes that the object can have.
     #[must_use]
     pub const fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
@@ -269,7 +269,7 @@ impl Writer {
         keep(&mut self.table, table_bytes(self.length_bytes));
     }
 
-    /// Its space stays the object's when this is dropped.
+    /// Leaves the space to the object when the writer is dropped.
     pub(super) fn keep_space(&mut self) {
         self.state = State::Given;
     }

@@ -1,4 +1,4 @@
-//! Which archive is the pool's.
+//! Connecting a pool with its archive.
 
 use uuid::Uuid;
 

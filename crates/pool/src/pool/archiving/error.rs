@@ -1,4 +1,4 @@
-//! What can go wrong between a pool and its archive.
+//! Errors between a pool and its archive.
 
 use thiserror::Error;
 
@@ -15,18 +15,18 @@ pub enum ArchiveError {
     /// The pool has none.
     #[error("pool {0} has no archive: set one first")]
     None(PoolName),
-    /// It is not open.
+    /// The archive is not open.
     #[error("the archive of pool {name}, {url}, is not open: connect it first")]
     NotOpen {
         /// The pool.
         name: PoolName,
-        /// Where the archive is.
+        /// URL of the archive.
         url: String,
     },
-    /// It could not be opened.
+    /// The archive could not be opened.
     #[error(transparent)]
     Open(#[from] archive::OpenError),
-    /// Its URL is too long.
+    /// The URL is too long.
     #[error(
         "the URL of an archive has {LONGEST_URL} bytes at most, not {0}: take a shorter prefix"
     )]
@@ -39,14 +39,14 @@ pub enum ArchiveError {
     Another {
         /// The pool.
         name: PoolName,
-        /// Where its archive is.
+        /// URL of the pool's archive.
         known: String,
         /// The other one.
         url: String,
-        /// What was met with the first object that is not there.
+        /// Error of the first object that is not there.
         source: Box<archive::ReadError>,
     },
-    /// It could not be written down.
+    /// The change could not be written down.
     #[error(transparent)]
     Change(#[from] ChangeError),
     /// The store does not do what it is asked.
@@ -66,12 +66,12 @@ pub enum MoveError {
     /// Somebody moves it already.
     #[error("object {0} is being moved already")]
     Busy(ObjectId),
-    /// It is there.
+    /// The object is of that class already.
     #[error("object {id} is of class {class} already")]
     There {
-        /// Which.
+        /// Id of the object.
         id: ObjectId,
-        /// Where it is.
+        /// Class of the object.
         class: MediaClass,
     },
     /// Nothing is brought back to the archive.
@@ -79,37 +79,37 @@ pub enum MoveError {
         "objects are brought back to class capacity or staging: to archive them is another command"
     )]
     Class,
-    /// It could not be copied to the archive. What was copied is taken up by the next attempt.
+    /// The object could not be copied to the archive. What was copied is taken up by the next attempt.
     #[error(transparent)]
     Put(#[from] archive::PutError),
-    /// What the archive acknowledged it does not have as it was written. The object stays where it was.
+    /// The archive acknowledged the object, and does not have it as it was written. The object stays where it was.
     #[error(
         "object {id} stays where it is, because the archive does not have what it acknowledged: {source}. \
          Archive it again; if that fails in the same way, remove that key from the store first"
     )]
     NotKept {
-        /// Which.
+        /// Id of the object.
         id: ObjectId,
-        /// What was found.
+        /// Fault of the archive's copy.
         source: Box<archive::ReadError>,
     },
-    /// What is in the archive cannot be read, or is not what it should be.
+    /// The object in the archive cannot be read, or is not what it should be.
     #[error(transparent)]
     Read(#[from] archive::ReadError),
     /// There is no room for it.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
-    /// It could not be written.
+    /// The object could not be written.
     #[error(transparent)]
     Append(#[from] AppendError),
-    /// It could not be written, or not be entered.
+    /// The object could not be written, or not be entered.
     #[error(transparent)]
     Commit(#[from] CommitError),
     /// The catalogue did not take it. Where it failed, it is seen when the pool is opened again where
     /// the object is; it is readable in both places.
     #[error("object {id} could not be moved: {source}")]
     Catalogue {
-        /// Which.
+        /// Id of the object.
         id: ObjectId,
         /// Why.
         source: CatalogueError,

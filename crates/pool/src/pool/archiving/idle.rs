@@ -9,10 +9,10 @@ use crate::pool::handle::Pool;
 use crate::session::{FindError, ObjectAmount};
 use crate::{MediaClass, ObjectId};
 
-/// What was archived because nobody used it.
+/// Objects that were archived because nobody used them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IdleArchived {
-    /// What was moved.
+    /// Objects that were moved.
     pub moved: ObjectAmount,
     /// Objects that are left, because somebody uses them or has used them since.
     pub used: u64,
@@ -26,7 +26,7 @@ struct Candidate {
     idle_for: Option<Duration>,
 }
 
-/// Those that were idle for so long, the longest first.
+/// Returns the objects that were idle for at least `older_than`, the longest first.
 fn choose(candidates: &[Candidate], older_than: Duration) -> Vec<ObjectId> {
     let idle = candidates.iter().filter_map(|candidate| Some((candidate.idle_for?, candidate.id)));
     let mut idle: Vec<_> = idle.filter(|(idle_for, _)| *idle_for >= older_than).collect();
@@ -89,7 +89,7 @@ impl Pool {
             .collect()
     }
 
-    /// For how long nobody has had an object; none if somebody has it.
+    /// Returns the time for which nobody has had an object; none if somebody has it.
     fn idle_for(&self, id: ObjectId) -> Option<Duration> {
         let is_held = self.session.handles().is_held(id);
         (!is_held).then(|| self.session.uses.idle_for(id))

@@ -1,4 +1,4 @@
-//! One object, to the archive or back.
+//! Moving one object to the archive or back.
 
 use std::sync::Arc;
 

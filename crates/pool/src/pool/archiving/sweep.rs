@@ -9,16 +9,16 @@ use crate::ObjectId;
 use crate::archive::{Orphan, Removal};
 use crate::pool::handle::Pool;
 
-/// What a sweep found in the archive.
+/// Parts that a sweep found in the archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArchiveSweep {
-    /// How many parts are of objects that the pool has, wherever they are.
+    /// Number of parts of objects that the pool has, wherever they are.
     pub known: u64,
-    /// How many parts are of none, but too young to say.
+    /// Number of parts of unknown objects that are too young to remove.
     pub young: u64,
-    /// How many parts were removed.
+    /// Number of parts that were removed.
     pub removed: u64,
-    /// What they took in the store, in bytes.
+    /// Bytes that the removed parts took in the store.
     pub removed_bytes: u64,
     /// Parts that are of no object of the pool and were kept, and why.
     pub kept: Vec<(Orphan, Removal)>,
@@ -56,7 +56,7 @@ impl Pool {
     }
 
     /// As [`sweep_archive`](Self::sweep_archive), but removes nothing: what would be removed counts as if it was.
-    /// What another host wrote, and what is damaged, is among it; that only the parts themselves tell.
+    /// Parts that another host wrote, and damaged ones, are counted too: only the parts themselves show that.
     ///
     /// # Errors
     /// See [`ArchiveError`].
@@ -73,7 +73,7 @@ impl Pool {
         })
     }
 
-    /// Whether the pool has an object, here or there, or somebody has it, deleted or not. One that it
+    /// Returns true if the pool has an object, here or there, or somebody has it, deleted or not. One that the pool
     /// has not it never will have again: ids are given once.
     fn is_needed_in_archive(&self, id: ObjectId) -> bool {
         let handles = self.session.handles();
