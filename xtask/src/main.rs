@@ -7,7 +7,7 @@
 //! cargo xtask fuzz          send nonsense that libFuzzer thinks of to what reads it
 //! cargo xtask sanitize      run the lock-free structures under Miri and ThreadSanitizer
 //! cargo xtask deb           build the programs and a Debian package of them
-//! cargo xtask rivals        build the stores that `bindery bench pool ycsb` compares with
+//! cargo xtask rivals        build the stores that `bindery-bench pool ycsb` compares with
 //! cargo xtask selftests     the kernel's own tests of memory, plain and with Bindery
 //! cargo xtask stressors     stress-ng's speed, plain and with Bindery
 //! cargo xtask record-advisor   record what the kernel's own KSM advisor does
@@ -68,7 +68,7 @@ Examples:
 Takes dpkg-deb, dpkg-shlibdeps, strip and gzip: `apt install dpkg-dev binutils`. The same programs give
 the same package: its files are as old as SOURCE_DATE_EPOCH says, or as the last commit.")]
     Deb(deb::DebArgs),
-    /// Build redb, fjall and RocksDB for `bindery bench pool ycsb`; takes ten minutes the first time
+    /// Build redb, fjall and RocksDB for `bindery-bench pool ycsb`; takes ten minutes the first time
     Rivals,
     /// Run the kernel's own tests of memory management, plainly and with all their memory offered; needs
     /// a C compiler and Debian's linux-source (146 MiB), and some tests need root

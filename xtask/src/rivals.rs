@@ -1,4 +1,4 @@
-//! Builds the program that puts other stores under the workload of `bindery bench pool ycsb`.
+//! Builds the program that puts other stores under the workload of `bindery-bench pool ycsb`.
 //!
 //! Not a part of the workspace: RocksDB is a quarter of a million lines of C++.
 

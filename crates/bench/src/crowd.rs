@@ -3,7 +3,6 @@
 use std::{
     io::{BufRead, BufReader, Write},
     ops::Range,
-    path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
@@ -16,8 +15,8 @@ pub(crate) struct Crowd(Vec<Guest>);
 
 impl Crowd {
     /// Starts the processes and waits until their memory is filled.
-    pub(crate) fn start(merger: &Merger, dataset: &Dataset, program: &Path) -> Result<Self> {
-        Self::start_some(merger, dataset, 0..dataset.processes, program)
+    pub(crate) fn start(merger: &Merger, dataset: &Dataset) -> Result<Self> {
+        Self::start_some(merger, dataset, 0..dataset.processes)
     }
 
     /// As [`Self::start`], but some of the processes only.
@@ -25,10 +24,9 @@ impl Crowd {
         merger: &Merger,
         dataset: &Dataset,
         processes: Range<u32>,
-        program: &Path,
     ) -> Result<Self> {
         let guests = processes
-            .map(|process| Guest::start(merger, dataset, process, program))
+            .map(|process| Guest::start(merger, dataset, process))
             .collect::<Result<_>>()?;
         let mut crowd = Self(guests);
         crowd.0.iter_mut().try_for_each(|guest| guest.expect("filled"))?;
@@ -71,12 +69,13 @@ struct Guest {
 }
 
 impl Guest {
-    fn start(merger: &Merger, dataset: &Dataset, process: u32, program: &Path) -> Result<Self> {
+    fn start(merger: &Merger, dataset: &Dataset, process: u32) -> Result<Self> {
         let mut words = merger.launcher(&format!("guest{process}"));
-        words.push(program.into());
+        let program = std::env::current_exe().context("finding this program")?;
+        words.push(program.clone().into());
         let mut process = Command::new(&words[0])
             .args(&words[1..])
-            .args(["bench", "guest-process", "--content", &dataset.content.to_string()])
+            .args(["guest-process", "--content", &dataset.content.to_string()])
             .args(["--pages", &dataset.pages.to_string()])
             .args(["--extent-pages", &dataset.extent_pages.to_string()])
             .args(["--processes", &dataset.processes.to_string()])

@@ -11,6 +11,7 @@
 //!
 //! Everything here runs on the caller's thread; a contender may start threads of its own.
 
+pub mod ledger;
 mod table;
 mod turns;
 
@@ -20,7 +21,7 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 
 pub use self::table::{Table, significant};
-pub use self::turns::{ended_after, interleave, take_turns};
+pub use self::turns::{interleave, take_turns};
 
 /// One number that a run cost, for example `("time", "ns/page", 141.0)`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -228,7 +229,7 @@ mod tests {
     fn contenders_that_compute_different_things_are_refused() {
         let (mut a, mut b) = (constant(1.0, 7), constant(2.0, 8));
         let mut contenders = [Contender::new("a", &mut a), Contender::new("b", &mut b)];
-        let refusal = interleave(3, &mut contenders).unwrap_err().to_string();
+        let refusal = interleave("", 3, &mut contenders).unwrap_err().to_string();
         assert!(refusal.contains("different results"), "{refusal}");
     }
 
@@ -237,7 +238,7 @@ mod tests {
         let mut a = constant(1.0, 7);
         let mut b = || Measured::new("cpu", "s", 1.0);
         let mut contenders = [Contender::new("a", &mut a), Contender::new("b", &mut b)];
-        assert!(interleave(1, &mut contenders).is_err());
-        assert!(interleave(0, &mut contenders).is_err());
+        assert!(interleave("", 1, &mut contenders).is_err());
+        assert!(interleave("", 0, &mut contenders).is_err());
     }
 }

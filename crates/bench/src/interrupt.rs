@@ -49,7 +49,10 @@ pub(crate) fn catch() -> io::Result<()> {
 }
 
 /// Fails once a signal has come.
-pub(crate) fn check() -> Result<()> {
+///
+/// # Errors
+/// After `SIGINT` or `SIGTERM`.
+pub fn check() -> Result<()> {
     let interrupted = INTERRUPTED.load(Ordering::Relaxed);
     ensure!(!interrupted, "interrupted; all that was started has ended");
     Ok(())

@@ -1,4 +1,4 @@
-//! Benchmarks beside their rivals
+//! Benchmarks beside their rivals.
 
 pub mod advisor;
 mod crowd;
@@ -8,8 +8,11 @@ pub mod guests;
 pub mod harness;
 pub mod index;
 mod interrupt;
+pub mod machine;
 pub mod merge;
 pub mod overhead;
 pub mod page;
 pub mod pool;
 pub mod steady;
+
+pub use interrupt::check as stop_if_interrupted;

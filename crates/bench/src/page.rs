@@ -1,4 +1,4 @@
-//! `bindery bench page`: the kernels over one page, form by form, beside what else could be used.
+//! `bindery-bench page`: the kernels over one page, form by form, beside what else could be used.
 //!
 //! Each operation is measured over pages that fit the L2 cache and over pages that fit no cache.
 //! The first row of each table is `memcpy`, the bound: a kernel cannot ask less of memory than to
@@ -84,7 +84,8 @@ pub fn run(options: &Options) -> Result<Report> {
         // Enough passes over a small set for a clock of tens of nanoseconds not to matter.
         let passes = (8192 / count).max(1);
         let mut add = |operation, contenders: Vec<Work<'_>>| -> Result<()> {
-            let contenders = compete(rounds, contenders)?;
+            let title = format!("{operation}, {memory}");
+            let contenders = compete(&title, rounds, contenders)?;
             let bytes = count * PAGE_BYTES;
             comparisons.push(Comparison { operation, memory, bytes, contenders });
             Ok(())
@@ -176,10 +177,10 @@ impl<'a> Work<'a> {
     }
 }
 
-fn compete(rounds: usize, mut works: Vec<Work<'_>>) -> Result<Vec<SampleSet>> {
+fn compete(title: &str, rounds: usize, mut works: Vec<Work<'_>>) -> Result<Vec<SampleSet>> {
     let mut contenders: Vec<_> =
         works.iter_mut().map(|work| Contender::new(&work.name, &mut *work.run)).collect();
-    interleave(rounds, &mut contenders)
+    interleave(title, rounds, &mut contenders)
 }
 
 fn zero_contenders<'a>(set: &Set<'a>) -> Vec<Work<'a>> {

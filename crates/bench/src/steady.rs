@@ -1,4 +1,4 @@
-//! `bindery bench steady`: what it costs to keep merged memory that nobody writes up to date.
+//! `bindery-bench steady`: what it costs to keep merged memory that nobody writes up to date.
 //!
 //! The memory is merged first; then the CPU time of so many full scans is measured and divided.
 //! KSM runs with `smart_scan`, which passes over pages that did not merge before. Bindery asks the
@@ -66,7 +66,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let bindery = Engine::Bindery { workers: 1, period: PERIOD, program: options.program.clone() };
     let engines = [Engine::Ksm(KsmPace::FullSpeed), bindery];
     let names = engines.each_ref().map(ToString::to_string);
-    let sets = take_turns(options.rounds, &names, |who| {
+    let sets = take_turns("a full scan", options.rounds, &names, |who| {
         Ok(Measured::new("CPU", "µs/scan", scan_cpu_us(&engines[who], &dataset, options)?))
     })?;
     let [ksm, bindery] = [&sets[0].figures[0], &sets[1].figures[0]];
@@ -92,7 +92,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 fn scan_cpu_us(engine: &Engine, dataset: &Dataset, options: &Options) -> Result<f64> {
     let merger = Merger::start(engine)?;
-    let mut crowd = Crowd::start(&merger, dataset, &options.program)?;
+    let mut crowd = Crowd::start(&merger, dataset)?;
     crowd.merge()?;
     wait_until_merged(&merger, dataset)?;
     // KSM passes over pages the more often the longer they did not merge (should_skip_rmap_item in

@@ -14,7 +14,6 @@ use bindery_space::wire::control::default_socket;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::advisor::AdvisorCommand;
-use crate::bench::BenchCommand;
 use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
@@ -188,15 +187,6 @@ Of processes only pages that are in memory are read, of private anonymous mappin
 faulted in. Pages that are shared already (KSM, the zero page, a bindery store) are told apart as
 far as the kernel lets this user see them.")]
     Scan(ScanArgs),
-    /// Measure, beside what else could be used
-    #[command(after_help = "\
-Examples:
-  bindery bench page
-  bindery bench merge --json")]
-    Bench {
-        #[command(subcommand)]
-        command: BenchCommand,
-    },
     /// Try out how fast memory would be scanned, without scanning any
     #[command(after_help = "\
 Examples:

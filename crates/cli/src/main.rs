@@ -4,7 +4,6 @@
 
 mod advisor;
 mod args;
-mod bench;
 mod config;
 mod connect;
 mod daemon;
@@ -61,7 +60,6 @@ fn perform(arguments: &Arguments) -> Result<(), Failure> {
         Command::Dirty(arguments) => dirty::run(global, arguments),
         Command::Stop(arguments) => guests::stop(global, arguments),
         Command::Scan(arguments) => scan::run(arguments, global.json),
-        Command::Bench { command } => bench::run(command, global.json),
         Command::Advisor { command } => advisor::run(command, global.json),
         Command::Ksm { command } => ksm::run(command, global.json),
         Command::Pool { command } => pool::run(command, global.json),

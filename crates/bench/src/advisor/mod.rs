@@ -1,4 +1,4 @@
-//! `bindery bench advisor`: who paces best. A rate fixed by hand, the kernel's own advisor, Bindery's
+//! `bindery-bench advisor`: who paces best. A rate fixed by hand, the kernel's own advisor, Bindery's
 //! pilot on the kernel's KSM, and Bindery's engine, each through the same [`Phase`]s of the same memory.
 //!
 //! The clock and the CPU time are the kernel's: of ksmd's thread and the pilot's process, or of the
@@ -26,6 +26,7 @@ use self::{
 };
 use crate::{
     crowd::Crowd,
+    harness::ledger,
     interrupt,
     merge::dataset::{Content, Dataset},
 };
@@ -128,8 +129,16 @@ pub fn run(options: &Options) -> Result<Report> {
         let count = options.contenders.len();
         for at in 0..count {
             let contender = options.contenders[(at + round) % count];
-            let phases = go_through(contender, options, rate).map_err(interrupt::or_why)?;
-            courses.push((contender, phases));
+            match go_through(contender, options, rate) {
+                Ok(phases) => courses.push((contender, phases)),
+                Err(error) => {
+                    courses.truncate(round * count);
+                    if round > 0 {
+                        ledger::keep(&Report::of(options, rate, &courses));
+                    }
+                    return Err(interrupt::or_why(error));
+                }
+            }
         }
     }
     Ok(Report::of(options, rate, &courses))
@@ -164,7 +173,7 @@ impl Crowds {
     }
 
     fn start_some(running: &Running, options: &Options, range: Range<u32>) -> Result<Crowd> {
-        Crowd::start_some(running.merger(), &options.dataset(), range, &options.program)
+        Crowd::start_some(running.merger(), &options.dataset(), range)
     }
 }
 
@@ -176,7 +185,7 @@ const WARM_UP: (u32, u32) = (4096, 5);
 fn warm_up(running: &Running, options: &Options) -> Result<()> {
     let (pages, targets) = WARM_UP;
     let dataset = Dataset { pages, processes: 1, ..options.dataset() };
-    let mut crowd = Crowd::start(running.merger(), &dataset, &options.program)?;
+    let mut crowd = Crowd::start(running.merger(), &dataset)?;
     crowd.merge()?;
     interrupt::rest(options.target() * targets)
 }

@@ -142,7 +142,7 @@ fn compete(
     // Once in vain: memory comes to be there, and tables.
     machines.iter_mut().try_for_each(|machine| machine.epoch(&pages).map(drop))?;
     let names: Vec<String> = ways.iter().map(|way| way.name().to_owned()).collect();
-    take_turns(rounds, &names, |turn| {
+    take_turns(&format!("epochs of {dirty_pages} dirty pages"), rounds, &names, |turn| {
         let epoch = machines[turn].epoch(&pages)?;
         let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         let measured = Measured::new(EPOCH, "µs", us(epoch.total)).and(
@@ -212,7 +212,7 @@ fn scan(pages: usize, rounds: usize) -> Result<Vec<SampleSet>> {
     ensure!(all.pages == pages as u64, "{} of {pages} pages were written at first", all.pages);
     let mut found = Vec::with_capacity(pages);
     set.harvest_into(whole, &mut found)?;
-    take_turns(rounds, &["scan, source and set".to_owned()], |_| {
+    take_turns("a scan", rounds, &["scan, source and set".to_owned()], |_| {
         found.clear();
         let mut failed = None;
         let measured = Measured::time_per_item("ns/page", pages as u64, || {

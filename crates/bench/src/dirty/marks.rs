@@ -54,7 +54,7 @@ fn run_pages(pages: u64, rounds: usize) -> Result<Vec<SampleSet>> {
         Measured::new("mark", "ns/page", time.as_nanos() as f64 / marks as f64)
     };
     (0..names.len()).for_each(|who| _ = turn(who));
-    take_turns(rounds, &names, |who| Ok(turn(who)))
+    take_turns("marks of pages", rounds, &names, |who| Ok(turn(who)))
 }
 
 /// Who marks random pages, and how. Two threads that mark plain words have words of their own each: what the
@@ -179,7 +179,7 @@ fn run_ranges(pages: u64, rounds: usize) -> Result<Vec<SampleSet>> {
         Measured::new("mark", "ns/range", time.as_nanos() as f64 / RANGES as f64)
     };
     (0..names.len()).for_each(|who| _ = turn(who));
-    take_turns(rounds, &names, |who| Ok(turn(who)))
+    take_turns("marks of ranges", rounds, &names, |who| Ok(turn(who)))
 }
 
 impl Marks {

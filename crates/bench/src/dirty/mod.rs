@@ -1,4 +1,4 @@
-//! `bindery bench dirty`: the dirty tree beside other ways to know which pages were written.
+//! `bindery-bench dirty`: the dirty tree beside other ways to know which pages were written.
 //!
 //! The table is that of the mail in which a packed radix tree was first proposed to KVM (`seed`),
 //! extended: so many dirty pages, at random or one after the other, of ten million; what a mark
@@ -173,7 +173,9 @@ fn compare(order: Order, dirty: u64, pages: u64, rounds: usize) -> Result<Compar
     for contender in &mut contenders {
         scene.measure(contender.as_mut());
     }
-    let contenders = take_turns(rounds, &names, |who| Ok(scene.measure(contenders[who].as_mut())))?;
+    let title = format!("{dirty} of {pages} pages dirty, {order:?}");
+    let turn = |who: usize| Ok(scene.measure(contenders[who].as_mut()));
+    let contenders = take_turns(&title, rounds, &names, turn)?;
     Ok(Comparison { order, dirty, contenders })
 }
 

@@ -150,7 +150,7 @@ impl Fleet {
 
     /// CPU time of the shim's own threads in all guests' processes so far; nothing without a shim.
     /// What a guest's own threads spend on faults is not in it, neither with a shim nor with KSM:
-    /// `bindery bench overhead` measures that.
+    /// `bindery-bench overhead` measures that.
     pub(crate) fn shim_cpu_time(&self) -> Result<Duration> {
         let mut sum = Duration::ZERO;
         for pid in self.pids() {

@@ -1,4 +1,4 @@
-//! `bindery bench guests`: real guests, merged by kernel KSM and by Bindery.
+//! `bindery-bench guests`: real guests, merged by kernel KSM and by Bindery.
 //!
 //! For each contender of each round the guests are booted anew, work, and come to rest; nothing
 //! merges until then. Then the engine merges until it finds nothing more. The memory that counts is
@@ -89,7 +89,8 @@ pub fn run(options: &Options) -> Result<Report> {
         },
     ];
     let names = engines.each_ref().map(ToString::to_string);
-    let samples = take_turns(options.rounds, &names, |who| converge::run(&engines[who], options))?;
+    let turn = |who: usize| converge::run(&engines[who], options);
+    let samples = take_turns("guests", options.rounds, &names, turn)?;
     let net_savings = net_savings(&samples)?;
     let Options { servers, databases, memory_mib, .. } = *options;
     Ok(Report { servers, databases, memory_mib, samples, net_savings })

@@ -131,7 +131,7 @@ mod tests {
     fn tables_line_up() {
         let (mut a, mut b) = (constant(2.0), constant(123.4));
         let mut contenders = [Contender::new("naive", &mut a), Contender::new("b", &mut b)];
-        let sets = interleave(3, &mut contenders).unwrap();
+        let sets = interleave("", 3, &mut contenders).unwrap();
         let text = Table::of_samples("times", &sets, 0).to_string();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "times");
@@ -144,7 +144,7 @@ mod tests {
     fn ratios_stand_beside_each_figure() {
         let (mut a, mut b) = (constant(2.0), constant(5.0));
         let mut contenders = [Contender::new("a", &mut a), Contender::new("b", &mut b)];
-        let table = Table::by_figure("", &interleave(3, &mut contenders).unwrap(), 0);
+        let table = Table::by_figure("", &interleave("", 3, &mut contenders).unwrap(), 0);
         assert_eq!(table.headings, ["", "a", "b", "b ÷ a"]);
         assert_eq!(table.rows, [["time (ns)", "2.00", "5.00", "2.50"]]);
     }

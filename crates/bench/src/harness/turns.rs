@@ -1,11 +1,12 @@
 //! Contenders that take turns, and how far they are.
 
-use std::fmt::Display;
+use std::fmt;
 
-use anyhow::{Context, Error, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
-use super::{Contender, Measured, SampleSet, Table, collect, ensure_comparable};
+use super::{Contender, Measured, SampleSet, Table, collect, ensure_comparable, ledger};
 use crate::interrupt;
 
 /// Runs every contender once a round for `rounds` rounds, after one round that is thrown away
@@ -14,22 +15,26 @@ use crate::interrupt;
 /// # Errors
 /// If there is no round or no contender, if two contenders give different check values, or if a
 /// run reports other figures than the first one did.
-pub fn interleave(rounds: usize, contenders: &mut [Contender<'_>]) -> Result<Vec<SampleSet>> {
+pub fn interleave(
+    title: &str,
+    rounds: usize,
+    contenders: &mut [Contender<'_>],
+) -> Result<Vec<SampleSet>> {
     for contender in contenders.iter_mut() {
         (contender.run)();
     }
     let names: Vec<String> = contenders.iter().map(|contender| contender.name.clone()).collect();
-    take_turns(rounds, &names, |who| Ok((contenders[who].run)()))
+    take_turns(title, rounds, &names, |who| Ok((contenders[who].run)()))
 }
 
 /// As [`interleave`], for runs that take long, start cold anyway and may fail: no round is thrown
 /// away. `run` is told whose turn it is, by the position of the name. A bar on stderr shows whose
-/// turn it is, where that is a terminal.
+/// turn it is, where that is a terminal. Rounds that were finished are [kept](ledger::keep) under `title`.
 ///
 /// # Errors
-/// As [`interleave`], and the first run that fails ends it, as do `SIGINT` and `SIGTERM`. The error
-/// says what the rounds before it came to.
+/// As [`interleave`], and the first run that fails ends it, as do `SIGINT` and `SIGTERM`.
 pub fn take_turns(
+    title: &str,
     rounds: usize,
     names: &[String],
     mut run: impl FnMut(usize) -> Result<Measured>,
@@ -42,16 +47,19 @@ pub fn take_turns(
     for round in 0..rounds {
         for turn in 0..names.len() {
             let who = (round + turn) % names.len();
-            bar.set_message(format!("round {} of {rounds}, {}", round + 1, names[who]));
+            bar.set_message(format!("{title}, round {} of {rounds}, {}", round + 1, names[who]));
             match interrupt::check().and_then(|()| run(who).with_context(|| names[who].clone())) {
                 Ok(measured) => runs[who].push(measured),
-                Err(error) => return Err(cut_short(interrupt::or_why(error), names, &runs, round)),
+                Err(error) => {
+                    keep_rounds(title, names, &runs, round)?;
+                    return Err(interrupt::or_why(error));
+                }
             }
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
-    collect_all(names, &runs)
+    keep_rounds(title, names, &runs, rounds)
 }
 
 fn progress_bar(turns: usize) -> ProgressBar {
@@ -60,28 +68,37 @@ fn progress_bar(turns: usize) -> ProgressBar {
     ProgressBar::new(turns as u64).with_style(style)
 }
 
-fn cut_short(error: Error, names: &[String], runs: &[Vec<Measured>], finished: usize) -> Error {
+/// Collects the rounds that were finished, and keeps them. None of them, if there is none.
+fn keep_rounds(
+    title: &str,
+    names: &[String],
+    runs: &[Vec<Measured>],
+    finished: usize,
+) -> Result<Vec<SampleSet>> {
     if finished == 0 {
-        return error;
+        return Ok(Vec::new());
     }
     let runs: Vec<Vec<Measured>> = runs.iter().map(|runs| runs[..finished].to_vec()).collect();
-    match collect_all(names, &runs) {
-        Ok(sets) => {
-            let title = format!("Rounds finished before: {finished}");
-            ended_after(error, Table::of_samples(title, &sets, 0))
-        }
-        Err(_) => error,
+    ensure_comparable(names, &runs)?;
+    let contenders: Vec<_> =
+        names.iter().zip(&runs).map(|(name, runs)| collect(name, runs)).collect();
+    ledger::keep(&Rounds { title, finished, contenders: &contenders });
+    Ok(contenders)
+}
+
+/// Rounds that were finished.
+#[derive(Serialize)]
+struct Rounds<'a> {
+    title: &'a str,
+    finished: usize,
+    contenders: &'a [SampleSet],
+}
+
+impl fmt::Display for Rounds<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let title = format!("{} (rounds finished: {})", self.title, self.finished);
+        Table::of_samples(title, self.contenders, 0).fmt(f)
     }
-}
-
-/// The error, with what was measured before it: that may have taken an hour.
-pub fn ended_after(error: Error, measured: impl Display) -> Error {
-    anyhow!("{error:#}\n\n{measured}")
-}
-
-fn collect_all(names: &[String], runs: &[Vec<Measured>]) -> Result<Vec<SampleSet>> {
-    ensure_comparable(names, runs)?;
-    Ok(names.iter().zip(runs).map(|(name, runs)| collect(name, runs)).collect())
 }
 
 #[cfg(test)]
@@ -100,7 +117,7 @@ mod tests {
         };
         let (mut a, mut b) = (run(0), run(1));
         let mut contenders = [Contender::new("a", &mut a), Contender::new("b", &mut b)];
-        let sets = interleave(2, &mut contenders).unwrap();
+        let sets = interleave("", 2, &mut contenders).unwrap();
         assert_eq!(*order.borrow(), [0, 1, 0, 1, 1, 0]);
         assert_eq!(sets[1].figure("time").unwrap().samples.len(), 2);
     }
@@ -115,13 +132,17 @@ mod tests {
                 ensure!(turn != failing, "the guest is gone");
                 Ok(Measured::new("time", "ns", (turn * 10 + who) as f64))
             };
-            format!("{:#}", take_turns(3, &names, run).unwrap_err())
+            let error = take_turns("easy", 3, &names, run).unwrap_err();
+            (format!("{error:#}"), ledger::take())
         };
-        let third_round = ended(5);
-        assert!(third_round.starts_with("a: the guest is gone\n"), "{third_round}");
-        assert!(third_round.contains("Rounds finished before: 2"), "{third_round}");
-        assert!(third_round.contains("25.0  10.0..40.0"), "{third_round}");
-        assert!(third_round.contains("26.0  21.0..31.0"), "{third_round}");
-        assert_eq!(ended(2), "b: the guest is gone");
+        let (error, kept) = ended(5);
+        assert_eq!(error, "a: the guest is gone");
+        let text = kept.to_string();
+        assert!(text.contains("easy (rounds finished: 2)"), "{text}");
+        assert!(text.contains("25.0  10.0..40.0"), "{text}");
+        assert!(text.contains("26.0  21.0..31.0"), "{text}");
+        let json = serde_json::to_value(&kept).unwrap();
+        assert_eq!(json["finished"][0]["contenders"][1]["name"], "b");
+        assert!(ended(2).1.is_empty(), "no round was finished");
     }
 }

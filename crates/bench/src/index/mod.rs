@@ -1,4 +1,4 @@
-//! `bindery bench index`: Bindery's index beside other ways to find equal pages.
+//! `bindery-bench index`: Bindery's index beside other ways to find equal pages.
 //!
 //! All contenders answer the same questions about the same pages, and are charged for all that it
 //! takes: digesting the page in hand (with Bindery's own keyed digest, for all who need one), the
@@ -29,7 +29,7 @@ use anyhow::{Result, ensure};
 use bindery_page::DigestKey;
 use serde::Serialize;
 
-use crate::harness::{Measured, SampleSet, Table, ended_after, median, significant, take_turns};
+use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns};
 
 use self::bound::Bound;
 use self::contender::{Contender, Setting};
@@ -148,13 +148,9 @@ pub fn run(options: &Options) -> Result<Report> {
         for keys in keys {
             let plan = Plan::new(*keys, *operations);
             let setting = Setting { pages: &pages, key: &key, keys: plan.keys(), ids: plan.ids() };
-            match compete(plan, setting, threads, *rounds) {
-                Ok(runs) => {
-                    comparisons.push(Comparison { content: *content, keys: plan.keys(), runs });
-                }
-                Err(error) if comparisons.is_empty() => return Err(error),
-                Err(error) => return Err(ended_after(error, Report { comparisons })),
-            }
+            let title = format!("{content:?}, {} keys", plan.keys());
+            let runs = compete(&title, plan, setting, threads, *rounds)?;
+            comparisons.push(Comparison { content: *content, keys: plan.keys(), runs });
         }
     }
     Ok(Report { comparisons })
@@ -163,6 +159,7 @@ pub fn run(options: &Options) -> Result<Report> {
 /// Contenders take turns, each with all its numbers of threads one after the other: what one gains from
 /// a second thread is told within a second of its own, in which a noisy machine changes least.
 fn compete(
+    title: &str,
     plan: Plan,
     setting: Setting<'_>,
     threads: &[u64],
@@ -171,7 +168,7 @@ fn compete(
     let all: Vec<(Who, &str)> = CONTENDERS.into_iter().chain(BOUNDS).collect();
     let names: Vec<String> = all.iter().map(|(_, name)| (*name).to_owned()).collect();
     let mut lines = Vec::new();
-    let sets = take_turns(rounds, &names, |who| {
+    let sets = take_turns(title, rounds, &names, |who| {
         lines.extend(processors::line_round_trip_ns());
         Ok(take_part(all[who].0, plan, setting, threads))
     })?;

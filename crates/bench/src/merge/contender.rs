@@ -1,9 +1,6 @@
 //! One contender's run: from memory given up to memory merged.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bindery_testkit::machine::{MemorySnapshot, back_free_memory};
@@ -47,9 +44,9 @@ fn await_taken(merger: &Merger) -> Result<()> {
 }
 
 /// Runs `engine` over fresh processes until 98% of their duplicates are merged.
-pub(super) fn converge(engine: &Engine, dataset: &Dataset, program: &Path) -> Result<Measured> {
+pub(super) fn converge(engine: &Engine, dataset: &Dataset) -> Result<Measured> {
     let merger = Merger::start(engine)?;
-    let mut crowd = Crowd::start(&merger, dataset, program)?;
+    let mut crowd = Crowd::start(&merger, dataset)?;
     let used_before = MemorySnapshot::take_settled()?.used();
     back_free_memory(dataset.contents());
     let cpu = merger.cpu_time(&crowd)?;

@@ -1,4 +1,4 @@
-//! `bindery bench merge`: PageONE's own measurement, beside kernel KSM on the same memory.
+//! `bindery-bench merge`: PageONE's own measurement, beside kernel KSM on the same memory.
 //!
 //! Several processes fill memory with one of PageONE's two data sets ([`dataset`]); two thirds of
 //! each process's pages stand in the others too. Then they give it up for merging, by the same
@@ -101,9 +101,9 @@ fn measure(options: &Options, extent_pages: u32) -> Result<Vec<Case>> {
         .collect();
     let names: Vec<String> =
         turns.iter().map(|(engine, content)| format!("{engine}, {content}")).collect();
-    let sets = take_turns(options.rounds, &names, |turn| {
+    let sets = take_turns(&format!("runs of {extent_pages}"), options.rounds, &names, |turn| {
         let (engine, content) = turns[turn];
-        contender::converge(engine, &dataset(content), &options.program)
+        contender::converge(engine, &dataset(content))
     })?;
     let cases = options.contents.iter().map(|&content| {
         let own = turns.iter().zip(&sets).filter(|((_, other), _)| *other == content);

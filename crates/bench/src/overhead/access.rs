@@ -1,6 +1,6 @@
 //! How long a plain process waits for memory that is merged, or being merged.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
@@ -25,9 +25,9 @@ const DATASET: Dataset =
 const WATCHED: Duration = Duration::from_secs(5);
 
 /// Has `engine` merge two processes, one of which reads meanwhile; then the other writes.
-pub(super) fn run(engine: &Engine, program: &Path) -> Result<Measured> {
+pub(super) fn run(engine: &Engine) -> Result<Measured> {
     let merger = Merger::start(engine)?;
-    let mut crowd = Crowd::start(&merger, &DATASET, program)?;
+    let mut crowd = Crowd::start(&merger, &DATASET)?;
     crowd.ask_one(0, "watch")?;
     crowd.merge()?;
     if !matches!(engine, Engine::Neither) {

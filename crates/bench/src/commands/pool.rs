@@ -1,4 +1,4 @@
-//! `bindery bench pool`.
+//! `bindery-bench pool`.
 
 mod device;
 mod faults;
@@ -6,6 +6,7 @@ mod transfers;
 mod vma;
 mod ycsb;
 
+use anyhow::Result;
 use bindery_bench::pool::faults::run as fault;
 use bindery_bench::pool::vma::run as map_objects;
 use clap::Subcommand;
@@ -14,34 +15,33 @@ use self::faults::PoolFaultsArgs;
 use self::transfers::{PoolReadArgs, PoolWriteArgs};
 use self::vma::PoolVmaArgs;
 use self::ycsb::{StoreProcessArgs, YcsbArgs};
-use super::show;
-use crate::exit::Failure;
+use super::Outcome;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum PoolCommand {
+pub(in crate::commands) enum PoolCommand {
     /// Sequential writes of 1 MiB, synced at the end, and objects, beside the bare file
     #[command(after_help = "\
 Examples:
-  bindery bench pool write --directory /srv/pool
-  bindery bench pool write --file-mib 4096 --depths 8,32 --json
-  bindery bench pool write --file-mib 256 --device-latency-us 80 --device-mib-per-s 500 \
+  bindery-bench pool write --directory /srv/pool
+  bindery-bench pool write --file-mib 4096 --depths 8,32 --json
+  bindery-bench pool write --file-mib 256 --device-latency-us 80 --device-mib-per-s 500 \
     --device-requests-per-s 90000")]
     Write(PoolWriteArgs),
     /// Random reads of 4 KiB, of devices and of objects, beside the bare file
     #[command(after_help = "\
 Examples:
-  bindery bench pool read --directory /srv/pool
-  bindery bench pool read --file-mib 16384 --reads 100000 --json
+  bindery-bench pool read --directory /srv/pool
+  bindery-bench pool read --file-mib 16384 --reads 100000 --json
 
 Files that fit in the memory of what is behind the device show the way to it, not the device.")]
     Read(PoolReadArgs),
     /// Touch cold pages of maps, beside reads past the page cache; and pages that are there
     #[command(after_help = "\
 Examples:
-  bindery bench pool faults --directory /srv/pool
-  bindery bench pool faults --threads 1,2,4,16 --faults 100000 --json
-  bindery bench pool faults --objects 100 --object-kib 128 --rounds 1
-  bindery bench pool faults --device-latency-us 80 --device-mib-per-s 500 \
+  bindery-bench pool faults --directory /srv/pool
+  bindery-bench pool faults --threads 1,2,4,16 --faults 100000 --json
+  bindery-bench pool faults --objects 100 --object-kib 128 --rounds 1
+  bindery-bench pool faults --device-latency-us 80 --device-mib-per-s 500 \
     --device-requests-per-s 90000
 
 Evicts the pages of its own file only. Takes three times --hits-mib of memory.")]
@@ -49,8 +49,8 @@ Evicts the pages of its own file only. Takes three times --hits-mib of memory.")
     /// Map objects each by itself, beside maps of collections
     #[command(after_help = "\
 Examples:
-  bindery bench pool vma --objects 1000 --rounds 1
-  bindery bench pool vma --directory /srv/pool --json
+  bindery-bench pool vma --objects 1000 --rounds 1
+  bindery-bench pool vma --directory /srv/pool --json
 
 Reads /proc/slabinfo: run it as root. Makes as many small files as objects.")]
     Vma(PoolVmaArgs),
@@ -58,9 +58,9 @@ Reads /proc/slabinfo: run it as root. Makes as many small files as objects.")]
     #[command(after_help = "\
 Examples:
   cargo xtask rivals                                   builds the other stores
-  bindery bench pool ycsb --rounds 1
-  bindery bench pool ycsb --engines mmap,maps,reaper --memory-mib 512 --json
-  bindery bench pool ycsb --device-mib-per-s 200 --device-requests-per-s 20000
+  bindery-bench pool ycsb --rounds 1
+  bindery-bench pool ycsb --engines mmap,maps,reaper --memory-mib 512 --json
+  bindery-bench pool ycsb --device-mib-per-s 200 --device-requests-per-s 20000
 
 Takes root, for control groups, and three times the data in free space.")]
     Ycsb(YcsbArgs),
@@ -70,14 +70,16 @@ Takes root, for control groups, and three times the data in free space.")]
 }
 
 impl PoolCommand {
-    pub(super) fn run(&self, json: bool) -> Result<(), Failure> {
+    /// Measures; a store's process has no outcome of its own.
+    pub(super) fn run(&self) -> Result<Option<Outcome>> {
         match self {
-            Self::Write(arguments) => show(arguments.run(), json),
-            Self::Read(arguments) => show(arguments.run(), json),
-            Self::Faults(arguments) => show(fault(&arguments.options()), json),
-            Self::Vma(arguments) => show(map_objects(&arguments.options()), json),
-            Self::Ycsb(arguments) => show(arguments.run(), json),
-            Self::StoreProcess(arguments) => arguments.run(),
+            Self::Write(arguments) => Outcome::of(&arguments.run()?),
+            Self::Read(arguments) => Outcome::of(&arguments.run()?),
+            Self::Faults(arguments) => Outcome::of(&fault(&arguments.options())?),
+            Self::Vma(arguments) => Outcome::of(&map_objects(&arguments.options())?),
+            Self::Ycsb(arguments) => Outcome::of(&arguments.run()?),
+            Self::StoreProcess(arguments) => return arguments.run().map(|()| None),
         }
+        .map(Some)
     }
 }

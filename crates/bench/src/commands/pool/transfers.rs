@@ -1,14 +1,15 @@
-//! `bindery bench pool write` and `read`.
+//! `bindery-bench pool write` and `read`.
 
 use std::path::PathBuf;
 
+use anyhow::Result;
 use bindery_bench::pool::transfers::{self, Options, Report, Work};
 use clap::Args;
 
 use super::device::DeviceArgs;
 
 #[derive(Debug, Args)]
-pub(crate) struct PoolArgs {
+pub(in crate::commands) struct PoolArgs {
     /// Where files are made, one for each contender; they are removed at the end
     #[arg(long, default_value = ".")]
     directory: PathBuf,
@@ -23,7 +24,7 @@ pub(crate) struct PoolArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct PoolWriteArgs {
+pub(in crate::commands) struct PoolWriteArgs {
     #[command(flatten)]
     common: PoolArgs,
     /// Lengths of objects, in MiB
@@ -35,7 +36,7 @@ pub(crate) struct PoolWriteArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct PoolReadArgs {
+pub(in crate::commands) struct PoolReadArgs {
     #[command(flatten)]
     common: PoolArgs,
     /// Length of each object, in MiB
@@ -50,13 +51,13 @@ pub(crate) struct PoolReadArgs {
 }
 
 impl PoolWriteArgs {
-    pub(super) fn run(&self) -> Result<Report, String> {
+    pub(super) fn run(&self) -> Result<Report> {
         self.common.run(Work::Write, &self.object_mib, &self.depths, 1)
     }
 }
 
 impl PoolReadArgs {
-    pub(super) fn run(&self) -> Result<Report, String> {
+    pub(super) fn run(&self) -> Result<Report> {
         self.common.run(Work::Read, &[self.object_mib], &self.depths, self.reads)
     }
 }
@@ -68,7 +69,7 @@ impl PoolArgs {
         object_mib: &[u64],
         depths: &[usize],
         reads: usize,
-    ) -> Result<Report, String> {
+    ) -> Result<Report> {
         let options = Options {
             work,
             directory: self.directory.clone(),
@@ -79,6 +80,6 @@ impl PoolArgs {
             reads,
             rounds: self.rounds,
         };
-        transfers::run(&options).map_err(|error| format!("{error:#}"))
+        transfers::run(&options)
     }
 }

@@ -6,7 +6,7 @@ use bindery_bench::pool::medium::Rates;
 use clap::Args;
 
 #[derive(Debug, Args)]
-pub(crate) struct DeviceArgs {
+pub(in crate::commands) struct DeviceArgs {
     /// Play a device that answers after so many microseconds, kept in memory, instead of the one below. A
     /// SATA SSD: 80, with 500 MiB and 90000 requests a second
     #[arg(

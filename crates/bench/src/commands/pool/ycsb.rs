@@ -1,13 +1,11 @@
-//! `bindery bench pool ycsb`.
+//! `bindery-bench pool ycsb`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::{Context, Result};
 use bindery_bench::pool::ycsb::{self, Engine, Options, Report};
 use clap::{Args, ValueEnum};
-
-use super::super::{failed, program};
-use crate::exit::{Failure, Reason};
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum EngineName {
@@ -42,7 +40,7 @@ impl From<EngineName> for Engine {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct YcsbArgs {
+pub(in crate::commands) struct YcsbArgs {
     /// Interleaved rounds; medians are shown
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -108,13 +106,12 @@ pub(crate) struct YcsbArgs {
 }
 
 impl YcsbArgs {
-    pub(super) fn run(&self) -> Result<Report, String> {
-        let report = self.options().map(|options| ycsb::run(&options));
-        report.map_err(|error| error.to_string())?.map_err(|error| format!("{error:#}"))
+    pub(super) fn run(&self) -> Result<Report> {
+        ycsb::run(&self.options()?)
     }
 
-    fn options(&self) -> Result<Options, Failure> {
-        let program = program()?;
+    fn options(&self) -> Result<Options> {
+        let program = std::env::current_exe().context("finding this program")?;
         let beside =
             program.ancestors().nth(2).map(|target| target.join("rivals/release/bindery-rivals"));
         Ok(Options {
@@ -132,24 +129,24 @@ impl YcsbArgs {
             read_ahead_kib: self.read_ahead_kib,
             directory: self.directory.clone(),
             rivals: self.rivals.clone().or(beside).unwrap_or_default(),
-            program,
         })
     }
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct StoreProcessArgs {
+pub(in crate::commands) struct StoreProcessArgs {
     /// What to do, as JSON
     task: String,
 }
 
 impl StoreProcessArgs {
-    pub(super) fn run(&self) -> Result<(), Failure> {
-        let task = serde_json::from_str(&self.task)
-            .map_err(|error| Failure::new(Reason::Usage, format!("the task: {error}")))?;
+    pub(super) fn run(&self) -> Result<()> {
+        let task = serde_json::from_str(&self.task).context("reading the task")?;
         // Who measures may put this process into a control group before its input ends.
-        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).map_err(failed)?;
-        let figures = ycsb::perform(&task).map_err(|error| failed(format!("{error:#}")))?;
-        crate::output::print_json(&figures)
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink())
+            .context("waiting for the start")?;
+        let figures = ycsb::perform(&task)?;
+        println!("{}", serde_json::to_string(&figures).context("writing figures")?);
+        Ok(())
     }
 }

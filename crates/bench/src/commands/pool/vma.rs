@@ -1,4 +1,4 @@
-//! `bindery bench pool vma`.
+//! `bindery-bench pool vma`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use bindery_bench::pool::vma;
 use clap::Args;
 
 #[derive(Debug, Args)]
-pub(crate) struct PoolVmaArgs {
+pub(in crate::commands) struct PoolVmaArgs {
     /// Numbers of objects
     #[arg(long, value_delimiter = ',', default_value = "1000,10000,60000")]
     objects: Vec<usize>,

@@ -1,4 +1,4 @@
-//! `bindery bench pool faults`.
+//! `bindery-bench pool faults`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use clap::Args;
 use super::device::DeviceArgs;
 
 #[derive(Debug, Args)]
-pub(crate) struct PoolFaultsArgs {
+pub(in crate::commands) struct PoolFaultsArgs {
     /// Where the pool's file is made; it is removed at the end
     #[arg(long, default_value = ".")]
     directory: PathBuf,
