@@ -37,7 +37,7 @@ impl Stage {
     fn set(test: &str) -> Option<Self> {
         let gids = GROUPS.map(|name| group_id(name).unwrap());
         let [Some(gid), Some(other_gid)] = gids else {
-            eprintln!("SKIPPED: {test}: this machine has no groups {GROUPS:?}");
+            bindery_testkit::skipped!("{test}: this machine has no groups {GROUPS:?}");
             return None;
         };
         if !can_change_user(test) {
@@ -150,7 +150,7 @@ fn a_group_that_is_not_there_starts_nothing() {
 fn in_the_background_the_directory_that_is_made_lets_the_group_pass() {
     let test = "in_the_background_the_directory_that_is_made_lets_the_group_pass";
     let Some(gid) = group_id(GROUPS[0]).unwrap() else {
-        return eprintln!("SKIPPED: {test}: this machine has no group {}", GROUPS[0]);
+        return bindery_testkit::skipped!("{test}: this machine has no group {}", GROUPS[0]);
     };
     if !can_change_user(test) {
         return;

@@ -153,13 +153,15 @@ fn gdb_sees_everything(merged: &Merged) {
     }
     let output = match gdb.stdin(Stdio::null()).output() {
         Ok(output) => output,
-        Err(error) => return eprintln!("SKIPPED: gdb on a guest: there is none here: {error}"),
+        Err(error) => {
+            return bindery_testkit::skipped!("gdb on a guest: there is none here: {error}");
+        }
     };
     let said =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     let said = said.concat();
     if said.contains("Operation not permitted") {
-        return eprintln!("SKIPPED: gdb on a guest: {said}");
+        return bindery_testkit::skipped!("gdb on a guest: {said}");
     }
     assert!(said.contains("= 4711"), "{said}");
     // [vsyscall], which no program's memory is.

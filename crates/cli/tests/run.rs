@@ -14,7 +14,9 @@ fn harmless_library() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let library = maps.split_ascii_whitespace().find(|word| word.contains("/libc.so"));
     if library.is_none() {
-        eprintln!("SKIPPED: this program is not linked with a C library that could be preloaded");
+        bindery_testkit::skipped!(
+            "this program is not linked with a C library that could be preloaded"
+        );
     }
     library.map(PathBuf::from)
 }

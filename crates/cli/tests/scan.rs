@@ -66,7 +66,7 @@ fn holes_of_images_are_not_read() {
     let file = std::fs::File::create(&path).unwrap();
     let page = PAGE_BYTES as u64;
     if let Err(error) = file.set_len(TIB) {
-        eprintln!("SKIPPED: no sparse file of 1 TiB here: {error}");
+        bindery_testkit::skipped!("no sparse file of 1 TiB here: {error}");
         return;
     }
     // At both ends, in the middle, and not where pages of a file system's blocks begin.
@@ -255,7 +255,7 @@ fn child_with_known_pages() {
 fn a_process_is_counted_exactly() {
     let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if huge.is_ok_and(|setting| setting.contains("[always]")) {
-        eprintln!("SKIPPED: with transparent huge pages always on, pages come unasked");
+        bindery_testkit::skipped!("with transparent huge pages always on, pages come unasked");
         return;
     }
     let mut child = KnownChild::start();

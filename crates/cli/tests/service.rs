@@ -69,7 +69,9 @@ fn the_rights_that_the_unit_leaves_are_enough_to_merge() {
         command
     };
     if !setpriv().arg("true").status().is_ok_and(|status| status.success()) {
-        return eprintln!("SKIPPED: {test}: setpriv (util-linux) may not take rights away here");
+        return bindery_testkit::skipped!(
+            "{test}: setpriv (util-linux) may not take rights away here"
+        );
     }
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("b.sock");

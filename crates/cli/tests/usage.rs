@@ -186,7 +186,9 @@ fn vmms_that_cannot_be_preloaded_are_refused() {
         assert_eq!(ended.code, Some(7), "{}", ended.err);
         assert!(ended.err.contains("file capabilities"), "{}", ended.err);
     } else {
-        eprintln!("SKIPPED: a VMM with file capabilities: only root can make one, with setcap");
+        bindery_testkit::skipped!(
+            "a VMM with file capabilities: only root can make one, with setcap"
+        );
     }
 
     // An ELF file with no program header at all: none that names a dynamic linker.

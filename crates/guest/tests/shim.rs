@@ -135,7 +135,7 @@ fn no_descriptors_come_after_hello() {
 
     let (guest, shim, _) = welcomed(vec![]);
     if send(&shim, &[9], &[null.as_fd()]).is_ok() {
-        return eprintln!("SKIPPED: descriptors cannot be refused before Linux 6.16");
+        return bindery_testkit::skipped!("descriptors cannot be refused before Linux 6.16");
     }
     let (_lane, ends) = SocketLane::open().unwrap();
     let error = send(&ends.socket, &[0; 64], &[null.as_fd()]).unwrap_err();

@@ -183,7 +183,7 @@ mod tests {
             unsafe { asked_for.as_ptr().add(at).write(1) };
         }
         if !has_huge_pages(asked_for.as_ptr()) {
-            eprintln!("SKIPPED: no huge pages are given to those who ask for them here");
+            bindery_testkit::skipped!("no huge pages are given to those who ask for them here");
             return;
         }
         assert!(has_huge_pages(block.start.as_ptr().cast()), "asked for too late");

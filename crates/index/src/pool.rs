@@ -418,11 +418,11 @@ mod tests {
         let (few, many) = ids.split_at(BATCH_MIN - 1);
         let shard = pool.shard(0);
         shard.take_back_batch(few.to_vec());
-        assert_eq!(shard.ripe.ids(), []);
+        assert_eq!(shard.ripe.ids(), [0_u32; 0]);
         let held = shard.ripe.lock();
         shard.take_back_batch(many[..BATCH_MIN].to_vec());
         drop(held);
-        assert_eq!(shard.ripe.ids(), []);
+        assert_eq!(shard.ripe.ids(), [0_u32; 0]);
         many[BATCH_MIN..].chunks(BATCH_MIN).for_each(|batch| shard.take_back_batch(batch.to_vec()));
         assert!((2..98).contains(&(shard.ripe.ids().len() / BATCH_MIN)));
         assert_eq!(allocate_all(&pool, 0), ids);

@@ -110,7 +110,7 @@ fn contents() -> Vec<u64> {
 fn memory_is_merged_breaks_survives_the_daemon_and_is_taken_over() {
     let space = match Space::start() {
         Ok(space) => space,
-        Err(error) => return eprintln!("SKIPPED: no space can be managed here: {error}"),
+        Err(error) => return bindery_testkit::skipped!("no space can be managed here: {error}"),
     };
     let mut memory = Memory::new(contents());
     space.manage(memory.address(), PAGES * PAGE_BYTES).unwrap();

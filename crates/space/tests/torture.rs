@@ -331,7 +331,7 @@ fn direct_file(directory: &std::path::Path) -> Option<File> {
         .truncate(true)
         .custom_flags(libc::O_DIRECT)
         .open(directory.join("direct"))
-        .inspect_err(|error| eprintln!("SKIPPED: direct I/O: {error}"))
+        .inspect_err(|error| bindery_testkit::skipped!("direct I/O: {error}"))
         .ok()?;
     file.set_len(u64::from(PAGES) * PAGE_BYTES as u64).expect("length");
     assert!(file.as_raw_fd() >= 0);
@@ -406,7 +406,7 @@ fn nothing_is_lost_or_torn_in_any_combination_of_settings() {
         .map_or(2_000_000, |value| value.parse().expect("a number of operations"));
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory");
     let swap = SwapGuard::add(directory.path(), SWAP_MEBIBYTES)
-        .inspect_err(|error| eprintln!("SKIPPED: memory that is swapped out: {error}"))
+        .inspect_err(|error| bindery_testkit::skipped!("memory that is swapped out: {error}"))
         .ok();
     let swaps: &[bool] = if swap.is_some() { &[false, true] } else { &[false] };
     let mut combinations = Vec::new();

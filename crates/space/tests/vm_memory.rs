@@ -25,7 +25,7 @@ fn memory_is_managed_until_it_is_dropped() {
     let manager = match Manager::start(config()) {
         Ok(manager) => manager,
         Err(error @ (StartError::NotPermitted(_) | StartError::Unsupported(_))) => {
-            eprintln!("SKIPPED: {error}");
+            bindery_testkit::skipped!("{error}");
             return;
         }
         Err(error) => panic!("{error}"),

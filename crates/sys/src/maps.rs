@@ -348,7 +348,7 @@ mod tests {
         crate::mapping::fill_gap(start, 8 * PAGE).unwrap();
         match maps.first_hole(start, 8 * PAGE) {
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-                eprintln!("SKIPPED: this kernel has no PROCMAP_QUERY (Linux 6.11)");
+                bindery_testkit::skipped!("this kernel has no PROCMAP_QUERY (Linux 6.11)");
                 return;
             }
             found => assert_eq!(found.unwrap(), None),

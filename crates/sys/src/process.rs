@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(pagemap.read(HostAddress(first), &mut entries).unwrap(), 40);
         assert!(entries[3].is_present() && !entries[3].is_file() && !entries[3].is_swapped());
         if entries[20].is_present() {
-            eprintln!("SKIPPED: transparent huge pages populated the whole allocation");
+            bindery_testkit::skipped!("transparent huge pages populated the whole allocation");
             return;
         }
         assert_eq!(entries[20].frame(), None);

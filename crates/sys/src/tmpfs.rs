@@ -87,7 +87,7 @@ mod tests {
         let tmpfs = match PrivateTmpfs::mount(1 << 20) {
             Ok(tmpfs) => tmpfs,
             Err(error) if matches!(error.kind(), PermissionDenied | Unsupported) => {
-                return eprintln!("SKIPPED: it takes CAP_SYS_ADMIN and Linux 6.14: {error}");
+                return bindery_testkit::skipped!("it takes CAP_SYS_ADMIN and Linux 6.14: {error}");
             }
             Err(error) => panic!("{error}"),
         };

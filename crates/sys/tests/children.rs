@@ -43,7 +43,7 @@ fn the_writer_of_a_file_is_named() {
     let other = tempfile::NamedTempFile::new().unwrap();
     let watch = match WriteWatch::new(&[other.path(), file.path()]) {
         Ok(watch) => watch,
-        Err(error) => return eprintln!("SKIPPED: the_writer_of_a_file_is_named: {error}"),
+        Err(error) => return bindery_testkit::skipped!("the_writer_of_a_file_is_named: {error}"),
     };
     assert_eq!(watch.take().unwrap(), []);
     let script = format!("echo 7 > {}", file.path().display());

@@ -174,7 +174,7 @@ pub(crate) fn can_manage(test: &str) -> bool {
     match Space::start() {
         Ok(_) => true,
         Err(error) => {
-            eprintln!("SKIPPED: {test}: {error}");
+            bindery_testkit::skipped!("{test}: {error}");
             false
         }
     }

@@ -198,7 +198,7 @@ pub(crate) fn can_change_user(test: &str) -> bool {
     let uid = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
     let is_root = uid.split_ascii_whitespace().nth(1) == Some("0");
     if !is_root {
-        eprintln!("SKIPPED: {test} acts as another user, which only root can");
+        bindery_testkit::skipped!("{test} acts as another user, which only root can");
     }
     is_root
 }

@@ -14,7 +14,7 @@ fn small(segment_slots: u32) -> Store {
 
 /// One of large folios, if this process may have it.
 fn large() -> Option<Store> {
-    let skip = |error: &io::Error| eprintln!("SKIPPED: no store of large folios: {error}");
+    let skip = |error: &io::Error| bindery_testkit::skipped!("no store of large folios: {error}");
     let tmpfs = PrivateTmpfs::mount(Slot(512).offset_bytes()).inspect_err(skip).ok()?;
     Some(Store::of(Some(tmpfs), SLOTS, 512))
 }

@@ -61,7 +61,9 @@ fn what_cannot_be_managed_is_left_to_ksm() {
         assert_eq!(vmm.line(), "ready");
         let ended = vmm.go();
         if ended.said == "skipped" {
-            eprintln!("SKIPPED: {how}: this user or this machine's settings do not allow it");
+            bindery_testkit::skipped!(
+                "{how}: this user or this machine's settings do not allow it"
+            );
             continue;
         }
         assert_eq!(ended.said, "ok", "{}", ended.log);
@@ -83,7 +85,7 @@ fn the_daemons_log_level_names_no_file() {
     let output = child.wait_with_output().expect("the VMM ends");
     let said = String::from_utf8_lossy(&output.stderr);
     if output.stdout.ends_with(b"skipped\n") {
-        eprintln!("SKIPPED: this user may not lock memory");
+        bindery_testkit::skipped!("this user may not lock memory");
         return;
     }
     assert!(said.contains("mem-lock=off"), "{said}");

@@ -21,7 +21,7 @@ pub(crate) fn can_manage() -> bool {
     match Space::start() {
         Ok(_) => true,
         Err(error) => {
-            eprintln!("SKIPPED: {error}");
+            bindery_testkit::skipped!("{error}");
             false
         }
     }

@@ -240,7 +240,7 @@ mod tests {
     fn what_cannot_be_read_is_not_there() {
         let space = match Space::start() {
             Ok(space) => space,
-            Err(error) => return eprintln!("SKIPPED: {error}"),
+            Err(error) => return bindery_testkit::skipped!("{error}"),
         };
         let memory = Mapping::anonymous(8 * PAGE_BYTES).expect("memory");
         let region = space.manage(memory.address(), memory.bytes()).expect("manage");

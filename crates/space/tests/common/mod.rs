@@ -44,7 +44,7 @@ pub(crate) fn start() -> Option<Arc<Space>> {
     match Space::start() {
         Ok(space) => Some(space),
         Err(error) => {
-            eprintln!("SKIPPED: {error}");
+            bindery_testkit::skipped!("{error}");
             None
         }
     }

@@ -21,6 +21,10 @@ pub(crate) fn alone(name: &str, work: impl FnOnce()) {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     print!("{said}");
     eprint!("{complaints}");
+    // What is printed here is captured, as it is there.
+    complaints.lines().filter_map(|line| line.strip_prefix("SKIPPED: ")).for_each(|why| {
+        bindery_testkit::skipped!("{why}");
+    });
     assert!(output.status.success(), "{name}: {}", output.status);
     assert!(said.contains("1 passed"), "{name} is the test's name");
 }

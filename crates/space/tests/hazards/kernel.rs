@@ -97,7 +97,7 @@ pub(crate) fn supervised<T: Send>(work: impl FnOnce(&Kernel) -> T + Send) -> Opt
     let (give, take) = mpsc::channel::<OwnedFd>();
     let rules = kernel.clone();
     if let Err(error) = table::start() {
-        eprintln!("SKIPPED: {error}");
+        bindery_testkit::skipped!("{error}");
         return None;
     }
     // Not joined: a space's handlers live as long as the process, and so does their supervisor. It has
@@ -112,7 +112,7 @@ pub(crate) fn supervised<T: Send>(work: impl FnOnce(&Kernel) -> T + Send) -> Opt
         match filter() {
             Ok(listener) => give.send(listener).expect("the supervisor waits"),
             Err(error) => {
-                eprintln!("SKIPPED: system calls cannot be supervised here: {error}");
+                bindery_testkit::skipped!("system calls cannot be supervised here: {error}");
                 return None;
             }
         }

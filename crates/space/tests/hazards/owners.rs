@@ -108,7 +108,7 @@ fn huge_pages_are_split_where_they_are_merged_and_not_made_again() {
     (512..1024).for_each(|page| bench.fill(page, 6));
     assert_eq!(huge_bytes(start.plus(HUGE)), 0, "4 KiB pages where memory is managed");
     if was_huge == 0 {
-        eprintln!("SKIPPED: no huge pages are made here, so none was split");
+        bindery_testkit::skipped!("no huge pages are made here, so none was split");
     }
     bench.space.forget(start, 2 * HUGE);
 }
@@ -214,7 +214,7 @@ fn a_child_keeps_what_it_saw_when_a_segment_is_dropped() {
 fn merging_goes_on_when_the_process_gives_its_rights_up() {
     // SAFETY: asks only.
     if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: only root can become another user");
+        bindery_testkit::skipped!("only root can become another user");
         return;
     }
     alone("owners::merging_goes_on_when_the_process_gives_its_rights_up", || {

@@ -24,7 +24,7 @@ impl Pinned {
         let ring = match Ring::new() {
             Ok(ring) => ring,
             Err(error) => {
-                eprintln!("SKIPPED: io_uring: {error}");
+                bindery_testkit::skipped!("io_uring: {error}");
                 return None;
             }
         };

@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn both_clocks_agree() {
         let Ok(ksmd) = Ksmd::find() else {
-            eprintln!("SKIPPED: both_clocks_agree: there is no ksmd here");
+            bindery_testkit::skipped!("both_clocks_agree: there is no ksmd here");
             return;
         };
         let process = PathBuf::from(format!("/proc/{}", ksmd.pid()));

@@ -156,7 +156,7 @@ mod tests {
         let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump };
         let changes = |advised: Advised, before| advised.changes(before).collect::<Vec<_>>();
         let plain = Some(Advised::default());
-        assert_eq!(changes(Advised::default(), plain), []);
+        assert_eq!(changes(Advised::default(), plain), [0_i32; 0]);
         assert_eq!(changes(dont(true, false), plain), [libc::MADV_DONTFORK]);
         assert_eq!(changes(dont(true, true), plain), [libc::MADV_DONTFORK, libc::MADV_DONTDUMP]);
         assert_eq!(changes(dont(true, true), Some(dont(true, false))), [libc::MADV_DONTDUMP]);

@@ -27,7 +27,7 @@ fn descriptors_are_refused_from_when_on_that_is_asked_for() {
         let file = file_with("x");
         send(&a, b"1", &[file.as_fd()]).unwrap();
         if !refuse_descriptors(&b).unwrap() {
-            return eprintln!("SKIPPED: descriptors cannot be refused before Linux 6.16");
+            return bindery_testkit::skipped!("descriptors cannot be refused before Linux 6.16");
         }
         let error = send(&a, b"2", &[file.as_fd()]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");

@@ -108,7 +108,7 @@ fn a_descriptor_can_be_moved_in() {
     let moved = match adopt(writer.into()) {
         Ok(moved) => moved,
         Err(error) => {
-            eprintln!("SKIPPED: pidfd_getfd: {error}");
+            bindery_testkit::skipped!("pidfd_getfd: {error}");
             return;
         }
     };
@@ -128,7 +128,7 @@ fn a_broken_pipe_raises_no_signal_in_the_program() {
     // SAFETY: the test's own process; the default would end it.
     let before = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let Ok(broken) = adopt(writer.into()) else {
-        eprintln!("SKIPPED: pidfd_getfd is refused");
+        bindery_testkit::skipped!("pidfd_getfd is refused");
         return;
     };
     let result = broken.with(|pipe| rustix::io::write(pipe.as_fd(), b"x"));

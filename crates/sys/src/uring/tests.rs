@@ -13,7 +13,7 @@ fn ring(depth: usize) -> Option<Ring> {
     match Ring::new(depth) {
         Ok(ring) => Some(ring),
         Err(error) => {
-            eprintln!("SKIPPED: io_uring: {error}");
+            bindery_testkit::skipped!("io_uring: {error}");
             None
         }
     }

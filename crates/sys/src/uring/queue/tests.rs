@@ -11,7 +11,7 @@ const BLOCK: usize = 4096;
 
 /// None, told loudly, where io_uring is refused.
 fn queue(depth: usize) -> Option<Queue> {
-    Queue::new(depth).inspect_err(|error| eprintln!("SKIPPED: io_uring: {error}")).ok()
+    Queue::new(depth).inspect_err(|error| bindery_testkit::skipped!("io_uring: {error}")).ok()
 }
 
 fn block(seed: u64) -> Buffer {
