@@ -188,17 +188,16 @@ impl<'a> View<'a> {
         Self { start: self.start.wrapping_add(offset_bytes), bytes, mapping: PhantomData }
     }
 
-    /// Copies all of it. A byte that changes meanwhile is either the old or the new one. A fault here
-    /// is as for any other access.
+    /// Copies all of it. A byte that changes meanwhile is either the old or the new one, and stays what
+    /// it was found to be. A fault here is as for any other access.
     ///
     /// # Panics
     /// If `into` has another length.
     pub fn copy_to(self, into: &mut [u8]) {
         assert_eq!(into.len(), self.bytes, "all of a view is copied");
         // SAFETY: `start` is readable for so many bytes by what `of` and `part` assert, and `into` is
-        // not a part of it, being borrowed exclusively. No reference is made, so no claim that the bytes
-        // stand still.
-        unsafe { self.start.copy_to_nonoverlapping(into.as_mut_ptr(), self.bytes) };
+        // writable for as many and no part of them, being borrowed exclusively.
+        unsafe { mapping::copy_changing(self.start, into.as_mut_ptr(), self.bytes) };
     }
 
     /// A copy of all of it.
@@ -269,10 +268,11 @@ impl fmt::Debug for View<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache;
+    use crate::{cache, memfd};
     use std::fs::OpenOptions;
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -321,10 +321,42 @@ mod tests {
     }
 
     #[test]
+    fn what_was_copied_does_not_change_any_more() {
+        let file = memfd::create("copied", PAGE_BYTES as u64).unwrap();
+        let [seen, written] =
+            [false, true].map(|writes| Mapping::shared(file.as_fd(), PAGE_BYTES, writes).unwrap());
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for byte in (0_u8..=255).cycle().take_while(|_| !done.load(Ordering::Relaxed)) {
+                    // SAFETY: the page is in the mapping, and nobody has a reference to it.
+                    unsafe { written.as_ptr().write_bytes(byte, PAGE_BYTES) };
+                }
+            });
+            for _ in 0..20_000 {
+                // Without a barrier the compiler makes one copy of the two, from the mapping, and so
+                // what is summed is not what is returned.
+                let (mut first, mut second) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
+                View::of(&seen, 0, PAGE_BYTES).copy_to(&mut first);
+                let sum = |bytes: &[u8]| bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+                let checked = sum(&first);
+                second.copy_from_slice(&first);
+                if checked != sum(std::hint::black_box(&second)) {
+                    done.store(true, Ordering::Relaxed);
+                    panic!("what was checked is not what was copied");
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
     fn a_page_that_the_kernel_migrates_is_in_the_page_tables() {
         const PAGES: usize = 8192;
         let Ok(compact) = OpenOptions::new().write(true).open("/proc/sys/vm/compact_memory") else {
-            eprintln!("SKIPPED a_page_that_the_kernel_migrates_is_in_the_page_tables: not root");
+            bindery_testkit::skipped!(
+                "a_page_that_the_kernel_migrates_is_in_the_page_tables: not root"
+            );
             return;
         };
         let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();

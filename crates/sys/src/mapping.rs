@@ -5,7 +5,10 @@ use std::{
     io::{self, Read},
     os::fd::{AsRawFd, BorrowedFd},
     ptr,
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{Ordering, compiler_fence},
+    },
 };
 
 use bindery_units::{HostAddress, PAGE_BYTES};
@@ -453,13 +456,25 @@ pub unsafe fn read_around(start: HostAddress, bytes: usize) {
     }
 }
 
-/// Copies a page between memory that others may write meanwhile: a racing byte is either the old
-/// or the new one.
+/// Copies a page between memory that others may write meanwhile: see [`copy_changing`].
 ///
 /// # Safety
-/// `source` must be readable and `destination` writable for 4096 bytes each, both aligned to 8.
+/// `source` must be readable and `destination` writable for 4096 bytes each; they may not overlap.
 pub unsafe fn copy_page(source: *const u8, destination: *mut u8) {
-    // SAFETY: the caller's contract. Not a reference, so no claim is made that the bytes stand
-    // still while they are copied.
-    unsafe { ptr::copy_nonoverlapping(source, destination, PAGE_BYTES) };
+    // SAFETY: the caller's contract.
+    unsafe { copy_changing(source, destination, PAGE_BYTES) };
+}
+
+/// Copies memory that others may write meanwhile: the kernel, other processes, a guest. A byte that
+/// changes is either the old or the new one, and the copy does not change any more.
+///
+/// # Safety
+/// `source` must be readable and `destination` writable for `bytes`; they may not overlap.
+pub unsafe fn copy_changing(source: *const u8, destination: *mut u8, bytes: usize) {
+    // SAFETY: the caller's contract. No reference is made and no value of a type is read, so nothing is
+    // claimed of the bytes but that they can be loaded; whatever they are, they are bytes.
+    unsafe { ptr::copy_nonoverlapping(source, destination, bytes) };
+    // The compiler takes memory that it sees nobody write for unchanged, and may load the source again
+    // where the copy is used. It may not from here on: for all that it knows the source was written.
+    compiler_fence(Ordering::SeqCst);
 }

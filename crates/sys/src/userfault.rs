@@ -150,7 +150,8 @@ pub struct Stopped {
 pub struct Userfault(OwnedFd);
 
 impl Userfault {
-    /// Opens a context with `features`, which must all be there. Reads do not block.
+    /// Opens a context with `features`, which must all be there. [`read`](Self::read) waits until there is
+    /// a fault.
     ///
     /// Takes `/dev/userfaultfd` where the system call is refused (`vm.unprivileged_userfaultfd=0`
     /// and no `CAP_SYS_PTRACE`).
@@ -298,9 +299,9 @@ impl Userfault {
         unsafe { self.call(IOC_WRITEPROTECT, &raw mut argument) }
     }
 
-    /// Waits for faults, and reads as many into `faults` as there are and fit; other events count as
-    /// none. Allocates nothing. Waiting here, and not in poll(2) before it, saves a system call
-    /// between a fault and its handler.
+    /// Waits for faults, for as long as there are none, and reads as many into `faults` as there are and
+    /// fit. Other events count as none. Allocates nothing. Waiting here, and not in poll(2) before it,
+    /// saves a system call between a fault and its handler.
     ///
     /// # Errors
     /// As read(2).
@@ -398,4 +399,41 @@ fn stopped(result: io::Result<()>, done: i64) -> Result<(), Stopped> {
         done: usize::try_from(done).unwrap_or(0),
         errno: error.raw_os_error().unwrap_or(libc::EIO),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use bindery_units::PAGE_BYTES;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn a_read_waits_until_there_is_a_fault() {
+        let faults = match Userfault::open_for_user_mode(0) {
+            Ok(faults) => faults,
+            Err(error) => return bindery_testkit::skipped!("userfaultfd: {error}"),
+        };
+        let memory = Mapping::anonymous(PAGE_BYTES).unwrap();
+        let start = memory.address();
+        // SAFETY: the memory is this test's, and the thread below serves its one fault.
+        unsafe { faults.register(start, PAGE_BYTES, mode::MISSING) }.unwrap();
+        let (say, hear) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut buffer = [Fault::default(); Userfault::READ_MAX];
+                let read = faults.read(&mut buffer).map(<[Fault]>::to_vec);
+                // SAFETY: the page is absent, and its owner knows that it is zero.
+                let filled = unsafe { faults.zero(start, PAGE_BYTES, true) };
+                say.send((read.unwrap(), filled)).unwrap();
+            });
+            let early = hear.recv_timeout(Duration::from_millis(200));
+            assert!(early.is_err(), "it returned without a fault: {early:?}");
+            // SAFETY: the page is in the mapping.
+            assert_eq!(unsafe { memory.as_ptr().read_volatile() }, 0);
+            let fault = Fault { address: start, write: false, protected: false };
+            assert_eq!(hear.recv().unwrap(), (vec![fault], Ok(())));
+        });
+    }
 }
