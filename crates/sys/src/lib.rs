@@ -3,7 +3,9 @@
 //!
 //! One module for each thing that the kernel offers. Functions that change memory which the caller
 //! does not own through Rust's rules are `unsafe` and say what the caller must hold; everything
-//! else is safe. No policy lives here, no logging, no retry.
+//! else is safe. No policy lives here, and no logging. Nothing is tried again but what a signal
+//! interrupted, and what [`demand`] and [`sigbus`] do for the threads that they serve: fetch absent pages
+//! of the pool's maps, and touch them again.
 
 pub mod birth;
 pub mod block;

@@ -1,17 +1,10 @@
-//! Addresses: a guest's physical ones, and those of the process that hosts it.
+//! Addresses in the process that hosts a guest.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{PAGE_BYTES, PAGE_SHIFT};
-
-/// A physical address inside a guest, in bytes.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[repr(transparent)]
-pub struct GuestAddress(pub u64);
 
 /// A virtual address in the process that holds a guest's memory, in bytes.
 ///

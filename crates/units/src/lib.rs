@@ -10,7 +10,7 @@ mod bytes;
 mod page;
 mod slot;
 
-pub use address::{GuestAddress, HostAddress};
+pub use address::HostAddress;
 pub use bytes::ByteCount;
 pub use page::{PAGE_BYTES, PAGE_SHIFT, PageCount, PageIndex, PageRange};
 pub use slot::{Slot, SlotRange};
