@@ -38,7 +38,7 @@ pub mod status;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-pub use bindery_guest::{NAME_BYTES_MAX, is_name};
+pub use bindery_guest::{NAME_BYTES_MAX, is_name, printable};
 pub use daemon::{BindError, Config, Daemon, Reload};
 pub use http::{HttpConfig, HttpError};
 

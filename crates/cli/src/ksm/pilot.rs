@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
+use bindery_host::printable;
 use bindery_ksm::{Event, Options, Pilot, Timing, Totals};
 use bindery_sys::process::ignores_signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -14,7 +15,6 @@ use super::args::RunArgs;
 use super::teller::{Line, Teller};
 use crate::exit::{Failure, Reason};
 use crate::logging;
-use crate::output::printable;
 
 pub(crate) fn run(arguments: &RunArgs, json: bool) -> Result<(), Failure> {
     // What a run says goes to stdout; warnings and traces to stderr for those who ask.

@@ -2,11 +2,12 @@
 
 use std::io::{self, Write};
 
+use bindery_host::printable;
 use bindery_ksm::{Processes, Savings, SetBy, Status};
 
 use super::args::StatusArgs;
 use crate::exit::Failure;
-use crate::output::{Table, human_bytes, human_signed_bytes, print, print_json, printable};
+use crate::output::{Table, human_bytes, human_signed_bytes, print, print_json};
 
 pub(crate) fn run(arguments: &StatusArgs, json: bool) -> Result<(), Failure> {
     let status = Status::measure(arguments.duration, arguments.top)?;

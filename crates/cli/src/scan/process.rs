@@ -11,6 +11,7 @@
 use std::fs;
 use std::io;
 
+use bindery_host::printable;
 use bindery_space::wire::control::is_store;
 use bindery_sys::pagemap::{Extent, Pagemap, Query, category};
 use bindery_sys::process::{FrameTable, MemorySpan, PageEntry, PageTable, read_memory};
@@ -18,7 +19,6 @@ use bindery_units::{HostAddress, PAGE_BYTES};
 
 use super::{BATCH_PAGES, CHUNK_PAGES, Chunk, Findings};
 use crate::exit::{Failure, Reason};
-use crate::output::printable;
 
 /// A process that is looked at.
 pub(super) struct ProcessMemory {

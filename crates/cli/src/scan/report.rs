@@ -1,12 +1,13 @@
 //! What a scan prints.
 
+use bindery_host::printable;
 use bindery_units::PageCount;
 use serde::Serialize;
 
 use super::Input;
 use super::tally::{InputTally, Tally, Total};
 use crate::exit::Failure;
-use crate::output::{Table, human_bytes, print, print_json, printable};
+use crate::output::{Table, human_bytes, print, print_json};
 
 /// Everything that a scan found.
 #[derive(Serialize)]
