@@ -19,6 +19,7 @@ use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
 use crate::pool::PoolCommand;
 use crate::settings::{SETTINGS, Setting};
+use crate::times::{parse_time, parse_within};
 
 /// Merges identical pages of running virtual machines.
 #[derive(Debug, Parser)]
@@ -420,28 +421,6 @@ fn parse_workers(text: &str) -> Result<u32, String> {
     workers.ok_or_else(|| format!("a number from {} to {}", WORKERS.start(), WORKERS.end()))
 }
 
-/// A time from a thousandth of a second to a day.
-pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let time = time(text).ok_or("a time is a number and a unit: 500ms, 1s, 2m")?;
-    TIMES.contains(&time).then_some(time).ok_or_else(|| too_far(&TIMES))
-}
-
-/// A number and a unit.
-pub(crate) fn time(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(digits);
-    let unit_ms: u64 = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        _ => return None,
-    };
-    number.parse::<u64>().ok()?.checked_mul(unit_ms).map(Duration::from_millis)
-}
-
-/// Times that make sense anywhere.
-const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
-
 /// Epochs of `bindery dirty`. To scan a guest takes some milliseconds a GiB; the daemon hangs up on
 /// operators who say nothing for a minute.
 const EPOCHS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(30);
@@ -456,14 +435,6 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         "an IP address and a port from 0 to 65535: 127.0.0.1:9480, [::1]:9480".to_owned()
     })
-}
-
-fn too_far(range: &RangeInclusive<Duration>) -> String {
-    format!("a time from {:?} to {:?}, please", range.start(), range.end())
-}
-
-fn parse_within(text: &str, range: &RangeInclusive<Duration>) -> Result<Duration, String> {
-    parse_time(text).and_then(|time| range.contains(&time).then_some(time).ok_or(too_far(range)))
 }
 
 fn parse_period(text: &str) -> Result<Duration, String> {

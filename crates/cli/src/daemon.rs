@@ -1,5 +1,6 @@
 //! `bindery daemon`, and starting one in the background.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,14 +11,16 @@ use bindery_host::endpoint::prepare_directory;
 use bindery_host::settings::{Change, Refused, Settings};
 use bindery_host::{Config, Daemon, HttpConfig, Reload};
 use bindery_sys::handover;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, ValueHint};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{DaemonArgs, Global};
+use crate::args::{Arguments, DaemonArgs, Global};
 use crate::config::{self, ConfigFile, Start};
 use crate::exit::{Failure, Reason};
 use crate::logging;
 use crate::output::{print, print_json};
-use crate::settings::{self, Setting};
+use crate::settings;
 
 /// Allocations of this size and more are given back when they are freed: what a period plans in may
 /// be megabytes, and most periods need next to none of it.
@@ -35,6 +38,9 @@ const OTHERS_VARIABLES: [&str; 7] = [
     "LISTEN_FDS",
     "LISTEN_FDNAMES",
 ];
+
+/// Flags of whoever starts a daemon in the background, which the daemon has not.
+const NOT_PASSED_ON: [&str; 2] = ["background", "detached"];
 
 /// A daemon that listens.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,7 +63,8 @@ pub(crate) fn run(global: &Global, arguments: &DaemonArgs) -> Result<(), Failure
     let socket = global.socket.clone().or(file.start.socket.clone());
     let socket = socket.unwrap_or_else(|| global.socket());
     if arguments.background {
-        let started = start_in_background(&socket, arguments)?;
+        let words: Vec<OsString> = std::env::args_os().collect();
+        let started = start_in_background(&socket, &words)?;
         return if global.json {
             print_json(&started)
         } else {
@@ -142,17 +149,12 @@ fn reloading(path: PathBuf, start: Start, flags: Change) -> Reload {
     })
 }
 
-/// Starts a daemon that outlives this command, and waits until it listens.
-pub(crate) fn start_in_background(
-    socket: &Path,
-    arguments: &DaemonArgs,
-) -> Result<Started, Failure> {
-    let absolute = |path: &Path| {
-        std::path::absolute(path)
-            .map_err(|error| Failure::of_io(format_args!("{}", path.display()), &error))
-    };
+/// Starts a daemon that outlives this command, and waits until it listens. `words` are the command line
+/// that it would have in the foreground: `bindery daemon` and flags.
+pub(crate) fn start_in_background(socket: &Path, words: &[OsString]) -> Result<Started, Failure> {
+    let (arguments, given) = parse(words);
     let socket = absolute(socket)?;
-    prepare_directory(&socket, group_of(arguments)?.as_ref())?;
+    prepare_directory(&socket, group_of(&arguments)?.as_ref())?;
     let log = match &arguments.log {
         Some(path) => absolute(path)?,
         // In the socket's directory, which is known by now to be safe.
@@ -162,37 +164,7 @@ pub(crate) fn start_in_background(
         .map_err(|error| Failure::of_io("cannot find my own program", &error))?;
     let mut command = Command::new(program);
     command.arg("daemon").arg("--detached").arg("--socket").arg(&socket);
-    if let Some(path) = &arguments.config {
-        command.arg("--config").arg(absolute(path)?);
-    }
-    if let Some(group) = &arguments.group {
-        command.arg("--group").arg(group.name());
-    }
-    if let Some(period) = arguments.period {
-        command.arg("--period").arg(format!("{}ms", period.as_millis()));
-    }
-    for Setting { name, value } in &arguments.set {
-        let value = value.as_str().map_or_else(|| value.to_string(), Into::into);
-        command.arg("--set").arg(match name.as_str() {
-            "period_ms" => format!("period={value}ms"),
-            name => format!("{name}={value}"),
-        });
-    }
-    if let Some(workers) = arguments.workers {
-        command.arg("--workers").arg(workers.to_string());
-    }
-    if let Some(mib) = arguments.store_mib {
-        command.arg("--store-mib").arg(mib.to_string());
-    }
-    if let Some(address) = arguments.http {
-        command.arg("--http").arg(address.to_string());
-    }
-    if let Some(path) = &arguments.http_token_file {
-        command.arg("--http-token-file").arg(absolute(path)?);
-    }
-    if arguments.unmerge_at_exit {
-        command.arg("--unmerge-at-exit");
-    }
+    command.args(flags_given(&given)?);
     // Not here: the daemon must not keep this directory's file system from being unmounted.
     command.current_dir("/");
     OTHERS_VARIABLES.into_iter().for_each(|variable| _ = command.env_remove(variable));
@@ -201,6 +173,45 @@ pub(crate) fn start_in_background(
     let child = command.spawn();
     let child = child.map_err(|error| Failure::of_io("cannot start the daemon", &error))?;
     await_start(child, &log)
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    let absolute = std::path::absolute(path);
+    absolute.map_err(|error| Failure::of_io(format_args!("{}", path.display()), &error))
+}
+
+/// Reads a command line that begins with `bindery daemon`. Ends the process if it cannot be.
+fn parse(words: &[OsString]) -> (DaemonArgs, ArgMatches) {
+    let mut matches = Arguments::command().get_matches_from(words);
+    let (_, given) = matches.remove_subcommand().expect("the daemon command was given");
+    let arguments = DaemonArgs::from_arg_matches(&given).expect("they are those of the daemon");
+    (arguments, given)
+}
+
+/// Returns the flags that were given, as a daemon in another directory can be given them again: all that
+/// there are but [`NOT_PASSED_ON`], with absolute paths.
+fn flags_given(given: &ArgMatches) -> Result<Vec<OsString>, Failure> {
+    let command = Arguments::command();
+    let daemon = command.find_subcommand("daemon").expect("there is a daemon command");
+    let mut words = Vec::new();
+    for flag in daemon.get_arguments() {
+        let id = flag.get_id().as_str();
+        let is_given = given.value_source(id) == Some(ValueSource::CommandLine);
+        if !is_given || NOT_PASSED_ON.contains(&id) {
+            continue;
+        }
+        let name = format!("--{}", flag.get_long().expect("the daemon takes flags alone"));
+        if !flag.get_action().takes_values() {
+            words.push(name.into());
+            continue;
+        }
+        let is_path = flag.get_value_hint() == ValueHint::AnyPath;
+        for value in given.get_raw(id).into_iter().flatten() {
+            let value = if is_path { absolute(Path::new(value))?.into() } else { value.to_owned() };
+            words.extend([name.clone().into(), value]);
+        }
+    }
+    Ok(words)
 }
 
 /// The group that a daemon with these arguments has.
@@ -228,4 +239,73 @@ fn await_start(mut child: Child, log: &Path) -> Result<Started, Failure> {
         let message = format!("the daemon did not start ({ended}); see {}", log.display());
         Failure::new(Reason::Failed, message)
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A value for each flag that takes one.
+    const VALUES: [(&str, &str); 10] = [
+        ("group", "root"),
+        ("config", "/etc/bindery.toml"),
+        ("workers", "3"),
+        ("period", "1500ms"),
+        ("set", "advisor_max_cpu=7"),
+        ("store_mib", "64"),
+        ("http", "127.0.0.1:9480"),
+        ("http_token_file", "/etc/token"),
+        ("log", "/var/log/bindery.log"),
+        ("socket", "/run/b.sock"),
+    ];
+
+    /// The command line with these words behind `bindery daemon`.
+    fn line(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+        ["bindery", "daemon"].into_iter().map(OsString::from).chain(words).collect()
+    }
+
+    #[test]
+    fn every_flag_reaches_a_daemon_in_the_background() {
+        let command = Arguments::command();
+        let daemon = command.find_subcommand("daemon").unwrap();
+        let (mut words, mut names) = (Vec::new(), Vec::new());
+        let passed = |flag: &&clap::Arg| !NOT_PASSED_ON.contains(&flag.get_id().as_str());
+        for flag in daemon.get_arguments().filter(passed) {
+            let (id, name) = (flag.get_id().as_str(), format!("--{}", flag.get_long().unwrap()));
+            names.push(OsString::from(&name));
+            words.push(name.into());
+            if flag.get_action().takes_values() {
+                let value = VALUES.iter().find(|(known, _)| *known == id);
+                words.push(value.unwrap_or_else(|| panic!("{id} has no value here")).1.into());
+            }
+        }
+        words.extend(["--set", "advisor_mode=none", "--background"].map(OsString::from));
+        let (asked, given) = parse(&line(words));
+        let flags = flags_given(&given).unwrap();
+        let dropped: Vec<_> = names.iter().filter(|name| !flags.contains(name)).collect();
+        assert!(dropped.is_empty(), "{dropped:?}");
+        // They mean the same there.
+        let (heard, _) = parse(&line(flags));
+        assert!(asked.background && !heard.background);
+        let text = |arguments: &DaemonArgs| {
+            format!("{arguments:?}").replace("ground: true", "ground: false")
+        };
+        assert_eq!(text(&heard), text(&asked));
+    }
+
+    #[test]
+    fn paths_are_those_of_the_directory_that_they_were_given_in() {
+        let words = ["--config", "b.toml", "--log=b.log", "--workers", "2"].map(OsString::from);
+        let flags = flags_given(&parse(&line(words)).1).unwrap();
+        let here = std::env::current_dir().unwrap();
+        let expected = [
+            "--config".into(),
+            here.join("b.toml"),
+            "--workers".into(),
+            "2".into(),
+            "--log".into(),
+        ];
+        assert_eq!(flags[..5], expected.map(OsString::from));
+        assert_eq!(flags[5], here.join("b.log"));
+    }
 }

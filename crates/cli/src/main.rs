@@ -22,6 +22,7 @@ mod screen;
 mod settings;
 mod status;
 mod target_scan_time;
+mod times;
 mod top;
 mod usage;
 

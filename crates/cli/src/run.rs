@@ -15,7 +15,7 @@ use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIAB
 use bindery_sys::handover;
 use bindery_sys::process::has_file_capabilities;
 
-use crate::args::{Arguments, DaemonArgs, Global, RunArgs};
+use crate::args::{Global, RunArgs};
 use crate::connect::{ask_guests, connect, is_running};
 use crate::daemon::start_in_background;
 use crate::exit::{Failure, Reason};
@@ -58,7 +58,7 @@ fn ensure_daemon(global: &Global) -> Result<(), Failure> {
     if is_running(global)? {
         return Ok(());
     }
-    match start_in_background(&global.socket(), &DaemonArgs::defaults()) {
+    match start_in_background(&global.socket(), &["bindery".into(), "daemon".into()]) {
         Ok(started) => {
             eprintln!(
                 "bindery: no daemon ran on {}; started one in the background (pid {}), `bindery \
@@ -228,17 +228,6 @@ mod elf {
 
     fn field<const BYTES: usize>(header: &[u8], at: usize) -> [u8; BYTES] {
         std::array::from_fn(|byte| header[at + byte])
-    }
-}
-
-impl DaemonArgs {
-    /// Those of a daemon that was asked for without any.
-    fn defaults() -> Self {
-        let arguments = <Arguments as clap::Parser>::parse_from(["bindery", "daemon"]);
-        match arguments.command {
-            crate::args::Command::Daemon(arguments) => arguments,
-            _ => unreachable!("`bindery daemon` is the daemon command"),
-        }
     }
 }
 

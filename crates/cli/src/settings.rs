@@ -7,7 +7,7 @@ use bindery_host::PERIODS;
 use bindery_host::settings::{Change, Settings, allowed, allowed_numbers};
 use serde_json::{Map, Value};
 
-use crate::args::time;
+use crate::times::time;
 
 /// What can be set, one a line, for help and manual.
 pub(crate) const SETTINGS: &str = "\

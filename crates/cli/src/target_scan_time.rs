@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use bindery_advisor::TARGET_SCAN_TIME_S;
 
-use crate::args::parse_time;
+use crate::times::parse_time;
 
 /// How long a scan should take, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

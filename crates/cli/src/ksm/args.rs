@@ -8,9 +8,9 @@ use bindery_advisor::{Mode, Settings};
 use bindery_ksm::DEFAULT_STATE;
 use clap::{Args, Subcommand};
 
-use crate::args::parse_time;
 use crate::settings::number_of;
 use crate::target_scan_time::TargetScanTime;
+use crate::times::parse_time;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KsmCommand {
