@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use bindery_space::wire::control::{FromDaemon, FromShim};
-use bindery_space::wire::frame::{Decoder, Message, encode};
+use bindery_wire::control::{FromDaemon, FromShim};
+use bindery_wire::frame::{Decoder, Message, encode};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|sent: (u8, u8, &[u8])| {

@@ -15,6 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["merge", "checkpoint", "migrate", "ksm"],
     &["guest"],
     &["space"],
+    &["wire"],
     &["pool", "advisor", "dirty", "index", "page"],
     &["sys"],
     &["units"],

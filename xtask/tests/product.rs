@@ -71,6 +71,15 @@ fn the_product_links_no_contender() {
     assert!(linked("bindery-bench").contains("papaya"), "contenders are called as they are here");
 }
 
+/// The daemon's side knows the protocol, and not the engine inside a VMM.
+#[test]
+fn the_daemon_links_no_userfaultfd_engine() {
+    for root in ["bindery-merge", "bindery-guest", "bindery-host", "bindery-cli"] {
+        assert!(!linked(root).contains("bindery-space"), "{root} links bindery-space");
+    }
+    assert!(linked("bindery-shim").contains("bindery-space"), "the shim does");
+}
+
 #[test]
 fn the_programs_are_small() {
     let bindery = match Bindery::locate() {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bindery_host::access::Group;
 use bindery_host::{NAME_BYTES_MAX, PERIODS, WORKERS, is_name};
-use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
-use bindery_space::wire::control::default_socket;
+use bindery_wire::control::default_socket;
+use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::advisor::AdvisorCommand;

@@ -1,8 +1,9 @@
 //! `bindery doctor`: is this machine ready, what works all the same, and what to change.
 
-use std::fs;
+use std::{fs, io};
 
-use bindery_space::{Space, StartError};
+use bindery_sys::table;
+use bindery_sys::userfault::{Userfault, feature};
 use serde::Serialize;
 
 use crate::args::Global;
@@ -46,7 +47,8 @@ struct Check {
 /// Checks everything. Fails if merging cannot work here.
 pub(crate) fn run(global: &Global) -> Result<(), Failure> {
     let mut checks = vec![kernel(&read("/proc/sys/kernel/osrelease"))];
-    checks.push(userfaultfd(Space::start().err().as_ref()));
+    checks.push(userfaultfd(probe_userfaultfd().err().as_ref()));
+    checks.push(descriptor_table(table::start().err().as_ref()));
     checks.push(map_count(&read("/proc/sys/vm/max_map_count")));
     checks.push(open_files(&read("/proc/self/limits")));
     checks.push(ksm(&read("/sys/kernel/mm/ksm/run")));
@@ -122,13 +124,43 @@ fn kernel(release: &str) -> Check {
     )
 }
 
-fn userfaultfd(error: Option<&StartError>) -> Check {
+/// Opens what managing a guest's memory takes, as the library in a VMM does, and closes it again.
+fn probe_userfaultfd() -> io::Result<()> {
+    Userfault::open(feature::GUEST_MEMORY)?;
+    Userfault::open(feature::STORE_MAPPINGS).map(drop)
+}
+
+fn userfaultfd(error: Option<&io::Error>) -> Check {
+    const NAME: &str = "userfaultfd";
+    let Some(error) = error else {
+        return Check::ok(NAME, "permitted, with all that is needed");
+    };
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        return Check::missing(
+            NAME,
+            "not permitted",
+            "as root, run `sysctl vm.unprivileged_userfaultfd=1`, or give the user access to \
+             /dev/userfaultfd (chmod or an udev rule); until then guests run unmerged",
+        );
+    }
+    Check::missing(
+        NAME,
+        format!("not usable: {error}"),
+        "merging needs userfaultfd with MOVE and asynchronous write protection: Linux 6.8 or later with \
+         CONFIG_USERFAULTFD=y; until then guests run unmerged",
+    )
+}
+
+fn descriptor_table(error: Option<&io::Error>) -> Check {
+    const NAME: &str = "descriptor table";
     match error {
-        None => Check::ok("userfaultfd", "permitted, with all that is needed"),
-        Some(error @ StartError::NotPermitted(_)) => {
-            Check::missing("userfaultfd", "not permitted", error.to_string())
-        }
-        Some(error) => Check::missing("userfaultfd", "not usable", error.to_string()),
+        None => Check::ok(NAME, "the library may have one of its own"),
+        Some(error) => Check::missing(
+            NAME,
+            format!("not to be had: {error}"),
+            "permit close_range(2) with CLOSE_RANGE_UNSHARE, or unshare(2) with CLONE_FILES, in the \
+             filter of system calls (seccomp); until then guests run unmerged",
+        ),
     }
 }
 

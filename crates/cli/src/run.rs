@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 use bindery_sys::handover;
 use bindery_sys::process::has_file_capabilities;
+use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 
 use crate::args::{Global, RunArgs};
 use crate::connect::{ask_guests, connect, is_running};

@@ -11,7 +11,7 @@ mod shim;
 use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
 use std::time::{Duration, Instant};
 
-use bindery_space::wire::channel::Received;
+use bindery_wire::channel::Received;
 use common::{
     NOBODY, PATIENCE, TestDaemon, adds_up, as_nobody, bindery, can_change_user, daemon_command,
     program_for_all, run, signal_process,

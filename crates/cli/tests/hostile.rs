@@ -20,10 +20,10 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use bindery_host::protocol::{LINE_BYTES_MAX, Request, decode_request};
-use bindery_space::wire::control::{FromShim, MAGIC, Region, StoreId, VERSION};
-use bindery_space::wire::frame::encode;
 use bindery_sys::socket;
 use bindery_units::{HostAddress, PageIndex, PageRange};
+use bindery_wire::control::{FromShim, MAGIC, Region, StoreId, VERSION};
+use bindery_wire::frame::encode;
 use common::{PATIENCE, TestDaemon};
 use rustix::net::sockopt::set_socket_linger;
 

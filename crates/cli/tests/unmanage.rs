@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindery_space::wire::channel::{Channel, Received};
-use bindery_space::wire::control::{FromDaemon, FromShim, Region};
-use bindery_space::wire::lane::{Answer, Request};
 use bindery_sys::socket;
 use bindery_units::{HostAddress, PageIndex, PageRange};
+use bindery_wire::channel::{Channel, Received};
+use bindery_wire::control::{FromDaemon, FromShim, Region};
+use bindery_wire::lane::{Answer, Request};
 use common::{PATIENCE, TestDaemon};
 use zerocopy::IntoBytes;
 
@@ -59,8 +59,8 @@ impl Shim {
         let lane = Arc::new(fds.into_iter().next().unwrap());
         self.lanes.push(Arc::clone(&lane));
         thread::spawn(move || {
-            let mut request = Request::default();
-            while socket::receive(&lane, request.as_mut_bytes(), &mut Vec::new()).unwrap_or(0) > 0
+            let mut request = [0; size_of::<Request>()];
+            while socket::receive(&lane, &mut request, &mut Vec::new()).unwrap_or(0) > 0
                 && socket::send(&lane, Answer::default().as_bytes(), &[]).is_ok()
             {}
         });

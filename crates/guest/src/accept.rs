@@ -4,11 +4,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bindery_space::entry::STORE_MAX;
-use bindery_space::wire::channel::{Channel, Received};
-use bindery_space::wire::control::{FromDaemon, FromShim, STORES_MAX, StoreId, VERSION};
 use bindery_sys::pidfd::PeerProcess;
 use bindery_sys::socket::{Peer, peer, refuse_descriptors, wait_readable};
+use bindery_wire::channel::{Channel, Received};
+use bindery_wire::control::STORE_MAX;
+use bindery_wire::control::{FromDaemon, FromShim, STORES_MAX, StoreId, VERSION};
 
 use crate::guest::{Parts, READS_MAX};
 use crate::printable::printable;
@@ -59,7 +59,7 @@ pub struct Welcome {
 }
 
 impl Guest {
-    /// Reads the first message of a shim whose [`MAGIC`](bindery_space::wire::control::MAGIC) was
+    /// Reads the first message of a shim whose [`MAGIC`](bindery_wire::control::MAGIC) was
     /// taken off `stream`. Waits for it at most [`ANSWER_PATIENCE`].
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! What those who work on guests need of one.
 
-use bindery_space::wire::control::{Region, StoreId};
+use bindery_wire::control::{Region, StoreId};
 
 use crate::{GuestError, LaneLease, RegionChange, Written};
 

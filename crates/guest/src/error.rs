@@ -2,7 +2,7 @@
 
 use std::io;
 
-use bindery_space::wire::{channel::ChannelError, control::VERSION};
+use bindery_wire::{channel::ChannelError, control::VERSION};
 
 /// Why something asked of a guest was not done.
 #[derive(Debug, thiserror::Error)]

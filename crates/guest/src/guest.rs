@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bindery_space::wire::channel::Channel;
-use bindery_space::wire::control::{FromDaemon, FromShim, Region, StoreId};
 use bindery_sys::pidfd::PeerProcess;
 use bindery_sys::socket::{shutdown, wait_readable};
+use bindery_wire::channel::Channel;
+use bindery_wire::control::{FromDaemon, FromShim, Region, StoreId};
 use std::os::fd::AsFd;
 
 use crate::{
@@ -225,6 +225,6 @@ impl Connection for Guest {
     }
 }
 
-fn frame_error(error: bindery_space::wire::frame::FrameError) -> GuestError {
+fn frame_error(error: bindery_wire::frame::FrameError) -> GuestError {
     GuestError::nonsense(error.to_string())
 }

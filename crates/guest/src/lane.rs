@@ -1,10 +1,10 @@
-//! What a lane does: one method for each request of [`wire::lane`](bindery_space::wire::lane).
+//! What a lane does: one method for each request of [`wire::lane`](bindery_wire::lane).
 
 use std::os::fd::BorrowedFd;
 
-use bindery_space::wire::control::StoreId;
-use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run};
 use bindery_units::{PageIndex, PageRange};
+use bindery_wire::control::StoreId;
+use bindery_wire::lane::{Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Run};
 
 use crate::{Fetched, GuestError};
 
@@ -44,20 +44,20 @@ pub trait Lane: Send {
     /// [`GuestError`].
     fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError>;
 
-    /// Digests pages: at most [`DIGEST_PAGES_MAX`](bindery_space::wire::lane::DIGEST_PAGES_MAX).
+    /// Digests pages: at most [`DIGEST_PAGES_MAX`](bindery_wire::lane::DIGEST_PAGES_MAX).
     ///
     /// # Errors
     /// [`GuestError`].
     fn digest(&mut self, pages: &[u32], digests: &mut Vec<PageDigest>) -> Result<(), GuestError>;
 
-    /// Copies pages: at most [`FETCH_PAGES_MAX`](bindery_space::wire::lane::FETCH_PAGES_MAX).
+    /// Copies pages: at most [`FETCH_PAGES_MAX`](bindery_wire::lane::FETCH_PAGES_MAX).
     ///
     /// # Errors
     /// [`GuestError`].
     fn fetch(&mut self, pages: &[u32], fetched: &mut Fetched) -> Result<(), GuestError>;
 
     /// Merges runs with slots of `store`, in `segments`: at most
-    /// [`SEGMENTS_MAX`](bindery_space::wire::lane::SEGMENTS_MAX), ascending, and among them all that the runs
+    /// [`SEGMENTS_MAX`](bindery_wire::lane::SEGMENTS_MAX), ascending, and among them all that the runs
     /// touch. The outcomes are in the order of the runs' pages.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ pub trait Lane: Send {
         store: StoreId,
         segments: &[Segment<'_>],
         runs: &[Run],
-        outcomes: &mut Vec<u8>,
+        outcomes: &mut Vec<PageOutcome>,
     ) -> Result<(), GuestError>;
 
     /// Makes merged pages of `range` private again, a bounded number of them.

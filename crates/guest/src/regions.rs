@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-pub use bindery_space::wire::control::PAGES_MAX;
-use bindery_space::wire::control::{REGIONS_MAX, Region};
 use bindery_sys::memory::MachineMemory;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
+pub use bindery_wire::control::PAGES_MAX;
+use bindery_wire::control::{REGIONS_MAX, Region};
 
 use crate::GuestError;
 

@@ -11,17 +11,18 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use bindery_space::wire::control::StoreId;
-use bindery_space::wire::lane::{
-    ANSWER_OFFSET, Answer, DIGEST_PAGES_MAX, FETCH_PAGES_MAX, Lost, MERGE_PAGES_MAX,
-    MERGE_RUNS_MAX, MergedSpan, PageDigest, PageSpan, Request, Run, SEGMENTS_MAX, SEGMENTS_OFFSET,
-    WINDOW_BYTES, op, status,
-};
 use bindery_sys::memfd;
 use bindery_sys::socket::{receive, refuse_descriptors, send_now, seqpacket_pair, wait_readable};
 use bindery_sys::thread::monotonic_time;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use bindery_wire::array::{ArrayError, ArrayReader};
+use bindery_wire::control::StoreId;
+use bindery_wire::lane::{
+    ANSWER_OFFSET, Answer, DIGEST_PAGES_MAX, FETCH_PAGES_MAX, Lost, MERGE_PAGES_MAX,
+    MERGE_RUNS_MAX, MergedSpan, Op, PageDigest, PageOutcome, PageSpan, Request, Run, SEGMENTS_MAX,
+    SEGMENTS_OFFSET, Status, WINDOW_BYTES,
+};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::accept::stalled;
 use crate::{ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, Resume, Segment, Unmerged, check};
@@ -42,6 +43,7 @@ pub struct SocketLane {
     window: File,
     /// The longest array in the window since the last rest.
     array_bytes: usize,
+    arrays: ArrayReader,
     patience: Duration,
     owes: bool,
     gauges: Gauges,
@@ -72,9 +74,20 @@ impl SocketLane {
         let window = memfd::create("bindery-lane", WINDOW_BYTES as u64)?;
         let ends = LaneEnds { socket: theirs, window: window.try_clone()? };
         let (patience, gauges) = (ANSWER_PATIENCE, Gauges::default());
-        let (owes, array_bytes) = (false, 0);
+        let (owes, array_bytes, arrays) = (false, 0, ArrayReader::default());
         let (cpu_seen_ns, asked) = (0, Instant::now());
-        Ok((Self { socket, window, array_bytes, patience, owes, gauges, cpu_seen_ns, asked }, ends))
+        let lane = Self {
+            socket,
+            window,
+            array_bytes,
+            arrays,
+            patience,
+            owes,
+            gauges,
+            cpu_seen_ns,
+            asked,
+        };
+        Ok((lane, ends))
     }
 
     /// The lane with another patience than [`ANSWER_PATIENCE`].
@@ -116,13 +129,12 @@ impl SocketLane {
         }
         let answer = self.take_answer()?;
         match answer.status {
-            status::DONE => Ok(answer),
-            status::REFUSED => Err(GuestError::Refused { request: name }),
-            status::FAILED => {
+            Status::Done => Ok(answer),
+            Status::Refused => Err(GuestError::Refused { request: name }),
+            Status::Failed => {
                 let error = io::Error::from_raw_os_error(answer.errno.cast_signed());
                 Err(GuestError::Failed { request: name, error })
             }
-            _ => Err(GuestError::nonsense("an answer of no known status")),
         }
     }
 
@@ -140,9 +152,9 @@ impl SocketLane {
     }
 
     fn take_answer(&mut self) -> Result<Answer, GuestError> {
-        let mut answer = Answer::default();
+        let mut buffer = [0; size_of::<Answer>()];
         let mut fds = Vec::new();
-        let bytes = receive(&self.socket, answer.as_mut_bytes(), &mut fds)
+        let bytes = receive(&self.socket, &mut buffer, &mut fds)
             .map_err(|error| GuestError::of_socket("reading from a lane", error))?;
         if bytes == 0 {
             return Err(GuestError::Gone);
@@ -150,6 +162,8 @@ impl SocketLane {
         if bytes != size_of::<Answer>() || !fds.is_empty() {
             return Err(GuestError::nonsense(format!("an answer of {bytes} bytes")));
         }
+        let answer = Answer::try_read_from_bytes(&buffer)
+            .map_err(|_| GuestError::nonsense("an answer of no known status"))?;
         self.owes = false;
         self.take_gauges(&answer);
         Ok(answer)
@@ -181,27 +195,29 @@ impl SocketLane {
     ) -> Result<Resume, GuestError> {
         let range = PageRange::new(PageIndex(request.first), request.count);
         let answer = self.ask(name, request, &[])?;
-        self.take_array(0, check::count(&answer, room_for::<PageSpan>())?, spans)?;
+        self.take_array(check::count(&answer, room_for::<PageSpan>())?, spans)?;
         let resume = check::resume(&answer, range)?;
         check::spans(spans, range, resume)?;
         Ok(resume)
     }
 
-    /// Copies `count` elements of the answer's array.
-    fn take_array<T>(
-        &mut self,
-        offset: usize,
-        count: usize,
-        into: &mut Vec<T>,
-    ) -> Result<(), GuestError>
+    /// Copies the answer's array, of `count` elements, and checks its codes.
+    fn take_array<T>(&mut self, count: usize, into: &mut Vec<T>) -> Result<(), GuestError>
     where
-        T: FromBytes + IntoBytes + Immutable + Clone + Default,
+        T: TryFromBytes + KnownLayout + Immutable + Copy,
     {
-        into.resize(count, T::default());
-        let at = ANSWER_OFFSET + offset;
-        let bytes = into.as_mut_slice().as_mut_bytes();
+        self.array_bytes = self.array_bytes.max(count * size_of::<T>());
+        let read = self.arrays.read(&self.window, ANSWER_OFFSET, count, into);
+        read.map_err(|error| match error {
+            ArrayError::Nonsense => GuestError::nonsense(error.to_string()),
+            ArrayError::Io(error) => GuestError::Daemon { doing: "reading a window", error },
+        })
+    }
+
+    /// Copies elements that may be any bytes, which begin `offset` bytes into the answer's array.
+    fn take_bytes(&mut self, offset: usize, bytes: &mut [u8]) -> Result<(), GuestError> {
         self.array_bytes = self.array_bytes.max(offset + bytes.len());
-        let read = self.window.read_exact_at(bytes, at as u64);
+        let read = self.window.read_exact_at(bytes, (ANSWER_OFFSET + offset) as u64);
         read.map_err(|error| GuestError::Daemon { doing: "reading a window", error })
     }
 }
@@ -215,12 +231,12 @@ const fn room_for<T>() -> usize {
     ANSWER_BYTES_MAX / size_of::<T>()
 }
 
-fn about(op: u32, range: PageRange) -> Request {
-    Request { op, first: range.first.0, count: range.count, ..Request::default() }
+fn about(op: Op, range: PageRange) -> Request {
+    Request { first: range.first.0, count: range.count, ..Request::of(op) }
 }
 
-fn of_pages(op: u32, pages: &[u32]) -> Request {
-    Request { op, count: pages.len() as u32, ..Request::default() }
+fn of_pages(op: Op, pages: &[u32]) -> Request {
+    Request { count: pages.len() as u32, ..Request::of(op) }
 }
 
 impl Lane for SocketLane {
@@ -229,7 +245,7 @@ impl Lane for SocketLane {
         range: PageRange,
         written: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
-        self.ask_spans("a scan", about(op::SCAN, range), written)
+        self.ask_spans("a scan", about(Op::Scan, range), written)
     }
 
     fn survey(
@@ -237,29 +253,29 @@ impl Lane for SocketLane {
         range: PageRange,
         present: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
-        self.ask_spans("a survey", about(op::SURVEY, range), present)
+        self.ask_spans("a survey", about(Op::Survey, range), present)
     }
 
     fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError> {
-        let request = Request { op: op::LOST, ..Request::default() };
+        let request = Request::of(Op::Lost);
         let answer = self.ask("which pages it lost", request, &[])?;
-        self.take_array(0, check::count(&answer, room_for::<Lost>())?, lost)?;
+        self.take_array(check::count(&answer, room_for::<Lost>())?, lost)?;
         Ok(answer.more != 0)
     }
 
     fn digest(&mut self, pages: &[u32], digests: &mut Vec<PageDigest>) -> Result<(), GuestError> {
         assert!(pages.len() <= DIGEST_PAGES_MAX, "a digest request of {} pages", pages.len());
-        let answer = self.ask("digests", of_pages(op::DIGEST, pages), pages.as_bytes())?;
-        self.take_array(0, check::exact_count(&answer, pages.len())?, digests)?;
-        check::digests(digests)
+        let answer = self.ask("digests", of_pages(Op::Digest, pages), pages.as_bytes())?;
+        self.take_array(check::exact_count(&answer, pages.len())?, digests)
     }
 
     fn fetch(&mut self, pages: &[u32], fetched: &mut Fetched) -> Result<(), GuestError> {
         assert!(pages.len() <= FETCH_PAGES_MAX, "a fetch request of {} pages", pages.len());
-        let answer = self.ask("pages", of_pages(op::FETCH, pages), pages.as_bytes())?;
+        let answer = self.ask("pages", of_pages(Op::Fetch, pages), pages.as_bytes())?;
         let count = check::exact_count(&answer, pages.len())?;
-        self.take_array(0, count, &mut fetched.given)?;
-        self.take_array(PAGE_BYTES, count, &mut fetched.pages)
+        fetched.reset(count);
+        self.take_bytes(0, &mut fetched.given)?;
+        self.take_bytes(PAGE_BYTES, fetched.pages.as_mut_slice().as_mut_bytes())
     }
 
     fn merge(
@@ -267,24 +283,23 @@ impl Lane for SocketLane {
         store: StoreId,
         segments: &[Segment<'_>],
         runs: &[Run],
-        outcomes: &mut Vec<u8>,
+        outcomes: &mut Vec<PageOutcome>,
     ) -> Result<(), GuestError> {
         let pages = check::pages_of(runs);
         let fits = runs.len() <= MERGE_RUNS_MAX && pages <= MERGE_PAGES_MAX;
         assert!(fits, "a merge request of {} runs, {pages} pages", runs.len());
         assert!(segments.len() <= SEGMENTS_MAX, "{} segments in a request", segments.len());
         let (numbers, fds): (Vec<u32>, Vec<BorrowedFd<'_>>) = segments.iter().copied().unzip();
-        let (op, store, count) = (op::MERGE, u32::from(store.0), runs.len() as u32);
-        let request =
-            Request { op, store, count, segments: fds.len() as u32, ..Request::default() };
+        let (store, count) = (u32::from(store.0), runs.len() as u32);
+        let segments = fds.len() as u32;
+        let request = Request { store, count, segments, ..Request::of(Op::Merge) };
         self.put_array(numbers.as_bytes(), SEGMENTS_OFFSET)?;
         let answer = self.ask_with("to merge", request, runs.as_bytes(), &fds)?;
-        self.take_array(0, check::exact_count(&answer, pages)?, outcomes)?;
-        check::outcomes(outcomes)
+        self.take_array(check::exact_count(&answer, pages)?, outcomes)
     }
 
     fn unmerge(&mut self, range: PageRange) -> Result<Unmerged, GuestError> {
-        let answer = self.ask("to unmerge", about(op::UNMERGE, range), &[])?;
+        let answer = self.ask("to unmerge", about(Op::Unmerge, range), &[])?;
         let pages = check::count(&answer, range.count as usize)? as u32;
         Ok(Unmerged { pages, resume: check::resume(&answer, range)? })
     }
@@ -294,15 +309,15 @@ impl Lane for SocketLane {
         range: PageRange,
         merged: &mut Vec<MergedSpan>,
     ) -> Result<Resume, GuestError> {
-        let answer = self.ask("what is merged", about(op::REPORT, range), &[])?;
-        self.take_array(0, check::count(&answer, room_for::<MergedSpan>())?, merged)?;
+        let answer = self.ask("what is merged", about(Op::Report, range), &[])?;
+        self.take_array(check::count(&answer, room_for::<MergedSpan>())?, merged)?;
         let resume = check::resume(&answer, range)?;
         check::merged_spans(merged, range, resume)?;
         Ok(resume)
     }
 
     fn mend(&mut self, range: PageRange) -> Result<u32, GuestError> {
-        Ok(self.ask("to mend", about(op::MEND, range), &[])?.count)
+        Ok(self.ask("to mend", about(Op::Mend, range), &[])?.count)
     }
 
     fn gauges(&mut self) -> Gauges {
@@ -348,11 +363,11 @@ mod tests {
         let taken = || memfd::allocated_bytes(&ends.window).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut request = Request::default();
-                receive(&ends.socket, request.as_mut_bytes(), &mut Vec::new()).unwrap();
+                let mut request = [0; size_of::<Request>()];
+                receive(&ends.socket, &mut request, &mut Vec::new()).unwrap();
                 let pages = vec![1; (1 + FETCH_PAGES_MAX) * PAGE_BYTES];
                 ends.window.write_all_at(&pages, ANSWER_OFFSET as u64).unwrap();
-                let answer = Answer { status: status::DONE, count: 200, ..Answer::default() };
+                let answer = Answer { status: Status::Done, count: 200, ..Answer::default() };
                 send_now(&ends.socket, answer.as_bytes(), &[]).unwrap();
             });
             let mut fetched = Fetched::default();

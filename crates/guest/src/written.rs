@@ -28,8 +28,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bindery_dirty::{Feed, JoinError, Joining, MOST_READERS, Reader};
-use bindery_space::wire::lane::PageSpan;
 use bindery_units::{PageIndex, PageRange};
+use bindery_wire::lane::{PageSpan, Presence};
 
 use crate::{GuestError, Lane, PAGES_MAX};
 
@@ -186,7 +186,7 @@ impl Written {
             for span in &spans {
                 let pages = PageRange::new(PageIndex(span.first), span.count);
                 mark(&self.changed, pages);
-                if span.gone == 0 {
+                if span.presence == Presence::Present {
                     mark(&self.own, pages);
                 }
             }
@@ -206,8 +206,8 @@ fn mark(feed: &Feed, pages: PageRange) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use bindery_space::wire::control::StoreId;
-    use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, Run};
+    use bindery_wire::control::StoreId;
+    use bindery_wire::lane::{Lost, MergedSpan, PageDigest, PageOutcome, Presence, Run};
 
     use super::*;
     use crate::{Fetched, Gauges, Resume, Segment, Unmerged};
@@ -237,11 +237,12 @@ mod tests {
             spans: &mut Vec<PageSpan>,
         ) -> Result<Resume, GuestError> {
             let asked = |page: &u32| range.contains(PageIndex(*page));
-            let spans_of = |pages: &BTreeSet<u32>, gone| -> Vec<PageSpan> {
+            let spans_of = |pages: &BTreeSet<u32>, presence| -> Vec<PageSpan> {
                 let pages = pages.iter().copied().filter(asked);
-                pages.map(|first| PageSpan { first, count: 1, gone }).collect()
+                pages.map(|first| PageSpan { first, count: 1, presence }).collect()
             };
-            *spans = [spans_of(pages, 0), spans_of(&self.gone, 1)].concat();
+            *spans =
+                [spans_of(pages, Presence::Present), spans_of(&self.gone, Presence::Gone)].concat();
             self.written.retain(|page| !asked(page));
             self.gone.retain(|page| !asked(page));
             if self.loses { Err(GuestError::Gone) } else { Ok(None) }
@@ -284,7 +285,7 @@ mod tests {
             _: StoreId,
             _: &[Segment<'_>],
             _: &[Run],
-            _: &mut Vec<u8>,
+            _: &mut Vec<PageOutcome>,
         ) -> Result<(), GuestError> {
             unreachable!("nobody asks")
         }

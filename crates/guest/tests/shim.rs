@@ -11,17 +11,17 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bindery_guest::{Connection, Fetched, Guest, GuestError, Lane, LaneEnds, SocketLane, Welcome};
-use bindery_space::wire::channel::{Channel, Received};
-use bindery_space::wire::control::{FromDaemon, FromShim, Region, StoreId, VERSION};
-use bindery_space::wire::frame::encode;
-use bindery_space::wire::lane::{
-    ANSWER_OFFSET, Answer, PageDigest, PageSpan, Request, Run, SEGMENTS_MAX, SEGMENTS_OFFSET, op,
-    outcome, status,
-};
 use bindery_sys::socket::{receive, receive_many, send, send_all, stream_pair};
 use bindery_sys::thread::monotonic_time;
 use bindery_units::{HostAddress, PageIndex, PageRange};
-use zerocopy::IntoBytes;
+use bindery_wire::channel::{Channel, Received};
+use bindery_wire::control::{FromDaemon, FromShim, Region, StoreId, VERSION};
+use bindery_wire::frame::encode;
+use bindery_wire::lane::{
+    ANSWER_OFFSET, Answer, DigestKind, Op, PageDigest, PageOutcome, PageSpan, Presence, Request,
+    Run, RunTarget, SEGMENTS_MAX, SEGMENTS_OFFSET, Status,
+};
+use zerocopy::{Immutable, IntoBytes, TryFromBytes};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -65,16 +65,16 @@ fn welcomed(stores: Vec<StoreId>) -> (Arc<Guest>, ShimChannel, (FromDaemon, Vec<
 }
 
 /// Serves a lane with `answer` until it returns `None` or the daemon closes it.
-fn serve(
+fn serve<A: IntoBytes + Immutable>(
     ends: LaneEnds,
-    mut answer: impl FnMut(Request, &File) -> Option<Answer> + Send + 'static,
+    mut answer: impl FnMut(Request, &File) -> Option<A> + Send + 'static,
 ) -> JoinHandle<()> {
     thread::spawn(move || {
-        let mut request = Request::default();
-        let mut fds = Vec::new();
-        while receive_many(&ends.socket, request.as_mut_bytes(), &mut fds)
+        let (mut request, mut fds) = ([0; size_of::<Request>()], Vec::new());
+        while receive_many(&ends.socket, &mut request, &mut fds)
             .is_ok_and(|arrived| arrived.bytes > 0)
         {
+            let request = Request::try_read_from_bytes(&request).unwrap();
             assert_eq!(std::mem::take(&mut fds).len(), request.segments as usize);
             let Some(answer) = answer(request, &ends.window) else { return };
             if send(&ends.socket, answer.as_bytes(), &[]).is_err() {
@@ -84,7 +84,22 @@ fn serve(
     })
 }
 
-fn put<T: IntoBytes + zerocopy::Immutable>(window: &File, array: &[T]) {
+type AnswerBytes = [u8; size_of::<Answer>()];
+
+fn bytes_of(answer: Answer) -> AnswerBytes {
+    let mut bytes = [0; size_of::<Answer>()];
+    answer.write_to(&mut bytes).unwrap();
+    bytes
+}
+
+/// Takes one request and answers it with any bytes.
+fn answer_once(ends: &LaneEnds, answer: impl Fn(&File) -> AnswerBytes) {
+    let mut request = [0; size_of::<Request>()];
+    receive(&ends.socket, &mut request, &mut Vec::new()).unwrap();
+    send(&ends.socket, &answer(&ends.window), &[]).unwrap();
+}
+
+fn put<T: IntoBytes + Immutable>(window: &File, array: &[T]) {
     window.write_all_at(array.as_bytes(), ANSWER_OFFSET as u64).unwrap();
 }
 
@@ -236,28 +251,31 @@ fn answers_come_back_as_they_were_given() {
         window.read_exact_at(pages.as_mut_bytes(), 0).unwrap();
         let mut answer = Answer { count: request.count, lane_cpu_ns: 500, ..Answer::default() };
         match request.op {
-            op::SCAN => {
-                put(window, &[PageSpan { first: 3, count: 2, gone: 0 }]);
+            Op::Scan => {
+                put(window, &[PageSpan { first: 3, count: 2, presence: Presence::Present }]);
                 answer = Answer { count: 1, more: 1, resume_at: 9, ..answer };
             }
-            op::DIGEST => {
-                let of = |page: &u32| PageDigest { kind: 2, digest: [u64::from(*page), 1] };
+            Op::Digest => {
+                let of = |page: &u32| {
+                    let digest = [u64::from(*page), 1];
+                    PageDigest { kind: DigestKind::Content, digest }
+                };
                 put(window, &pages.iter().map(of).collect::<Vec<_>>());
             }
-            op::FETCH => {
+            Op::Fetch => {
                 put(window, &[1_u8, 0]);
                 window.write_all_at(&[5; 4096], ANSWER_OFFSET as u64 + 4096).unwrap();
             }
-            op::MERGE => {
+            Op::Merge => {
                 let mut numbers = [0_u32; SEGMENTS_MAX];
                 window.read_exact_at(numbers.as_mut_bytes(), SEGMENTS_OFFSET as u64).unwrap();
                 let expected: Vec<u32> = (0..SEGMENTS_MAX as u32).map(|at| 3 * at).collect();
                 assert_eq!(numbers.as_slice(), expected);
-                put(window, &[outcome::MERGED, outcome::DIFFERENT, outcome::BUSY]);
+                put(window, &[PageOutcome::Merged, PageOutcome::Different, PageOutcome::Busy]);
             }
-            _ => answer.status = status::REFUSED,
+            _ => answer.status = Status::Refused,
         }
-        if request.op == op::MERGE {
+        if request.op == Op::Merge {
             answer.count = 3;
         }
         Some(answer)
@@ -265,20 +283,22 @@ fn answers_come_back_as_they_were_given() {
     let range = PageRange::new(PageIndex(2), 20);
     let mut spans = Vec::new();
     assert_eq!(lane.scan(range, &mut spans).unwrap(), Some(PageIndex(9)));
-    assert_eq!(spans, [PageSpan { first: 3, count: 2, gone: 0 }]);
+    assert_eq!(spans, [PageSpan { first: 3, count: 2, presence: Presence::Present }]);
     let mut digests = Vec::new();
     lane.digest(&[8, 4], &mut digests).unwrap();
     assert_eq!(digests.iter().map(|digest| digest.digest[0]).collect::<Vec<_>>(), [8, 4]);
     let mut fetched = Fetched::default();
     lane.fetch(&[1, 2], &mut fetched).unwrap();
     assert_eq!((fetched.page(0), fetched.page(1)), (Some(&[5; 4096]), None));
-    let runs =
-        [Run { page: 1, count: 2, slot: 0, zero: 0 }, Run { page: 9, count: 1, slot: 5, zero: 0 }];
+    let runs = [
+        Run { page: 1, count: 2, slot: 0, target: RunTarget::Slots },
+        Run { page: 9, count: 1, slot: 5, target: RunTarget::Slots },
+    ];
     let mut outcomes = Vec::new();
     let null = File::open("/dev/null").unwrap();
     let segments: Vec<_> = (0..SEGMENTS_MAX as u32).map(|at| (3 * at, null.as_fd())).collect();
     lane.merge(StoreId(1), &segments, &runs, &mut outcomes).unwrap();
-    assert_eq!(outcomes, [outcome::MERGED, outcome::DIFFERENT, outcome::BUSY]);
+    assert_eq!(outcomes, [PageOutcome::Merged, PageOutcome::Different, PageOutcome::Busy]);
     assert!(matches!(lane.mend(range), Err(GuestError::Refused { .. })));
     assert_eq!(lane.gauges().lane_cpu_ns, 500);
     assert_eq!(lane.gauges().lane_cpu_ns, 0);
@@ -341,7 +361,7 @@ fn a_late_answer_is_owed_and_forgotten() {
     let shim = serve(ends, move |_, window| {
         // Only the first answer is late: there is nobody any more who could have the others wait.
         let _ = late.recv();
-        put(window, &[PageSpan { first: 0, count: 1, gone: 0 }]);
+        put(window, &[PageSpan { first: 0, count: 1, presence: Presence::Present }]);
         Some(Answer { count: 1, ..Answer::default() })
     });
     let (range, mut spans) = (PageRange::new(PageIndex(0), 4), Vec::new());
@@ -364,32 +384,42 @@ fn a_late_answer_is_owed_and_forgotten() {
 #[test]
 fn lies_are_called_nonsense() {
     let range = PageRange::new(PageIndex(10), 10);
-    let lies: [fn(&File) -> Answer; 5] = [
-        |_| Answer { count: u32::MAX, ..Answer::default() },
-        |_| Answer { status: 77, ..Answer::default() },
-        |_| Answer { more: 1, resume_at: 10, ..Answer::default() },
-        |window| {
-            put(window, &[PageSpan { first: 19, count: 2, gone: 0 }]);
-            Answer { count: 1, ..Answer::default() }
+    let unknown_status = || {
+        let mut bytes = bytes_of(Answer::default());
+        bytes[..4].copy_from_slice(&77u32.to_le_bytes());
+        bytes
+    };
+    let lies: [&(dyn Fn(&File) -> AnswerBytes + Sync); 6] = [
+        &|_| bytes_of(Answer { count: u32::MAX, ..Answer::default() }),
+        &|_| unknown_status(),
+        &|_| bytes_of(Answer { more: 1, resume_at: 10, ..Answer::default() }),
+        &|window| {
+            put(window, &[PageSpan { first: 19, count: 2, presence: Presence::Present }]);
+            bytes_of(Answer { count: 1, ..Answer::default() })
         },
-        |window| {
+        &|window| {
             put(
                 window,
                 &[
-                    PageSpan { first: 12, count: 1, gone: 0 },
-                    PageSpan { first: 12, count: 1, gone: 0 },
+                    PageSpan { first: 12, count: 1, presence: Presence::Present },
+                    PageSpan { first: 12, count: 1, presence: Presence::Present },
                 ],
             );
-            Answer { count: 2, ..Answer::default() }
+            bytes_of(Answer { count: 2, ..Answer::default() })
+        },
+        &|window| {
+            // A span of pages that are in no known place.
+            put(window, &[12u32, 1, 2]);
+            bytes_of(Answer { count: 1, ..Answer::default() })
         },
     ];
     for (number, lie) in lies.into_iter().enumerate() {
         let (mut lane, ends) = SocketLane::open().unwrap();
-        let shim = serve(ends, move |_, window| Some(lie(window)));
-        let result = lane.scan(range, &mut Vec::new());
-        assert!(matches!(result, Err(GuestError::Nonsense { .. })), "{number}: {result:?}");
-        drop(lane);
-        shim.join().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| answer_once(&ends, lie));
+            let result = lane.scan(range, &mut Vec::new());
+            assert!(matches!(result, Err(GuestError::Nonsense { .. })), "{number}: {result:?}");
+        });
     }
 }
 
@@ -398,10 +428,10 @@ fn a_message_of_the_wrong_size_is_nonsense_and_death_is_gone() {
     let (mut lane, ends) = SocketLane::open().unwrap();
     let range = PageRange::new(PageIndex(0), 1);
     let shim = thread::spawn(move || {
-        let mut request = Request::default();
-        receive(&ends.socket, request.as_mut_bytes(), &mut Vec::new()).unwrap();
+        let mut request = [0; size_of::<Request>()];
+        receive(&ends.socket, &mut request, &mut Vec::new()).unwrap();
         send(&ends.socket, &[0; 65], &[]).unwrap();
-        receive(&ends.socket, request.as_mut_bytes(), &mut Vec::new()).unwrap();
+        receive(&ends.socket, &mut request, &mut Vec::new()).unwrap();
     });
     let result = lane.mend(range);
     assert!(matches!(result, Err(GuestError::Nonsense { .. })), "{result:?}");
@@ -409,7 +439,7 @@ fn a_message_of_the_wrong_size_is_nonsense_and_death_is_gone() {
     shim.join().unwrap();
 
     let (mut lane, ends) = SocketLane::open().unwrap();
-    let shim = serve(ends, |_, _| None);
+    let shim = serve(ends, |_, _| None::<Answer>);
     assert!(matches!(lane.mend(range), Err(GuestError::Gone)));
     assert!(matches!(lane.mend(range), Err(GuestError::Stalled { .. } | GuestError::Gone)));
     shim.join().unwrap();

@@ -25,10 +25,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindery_space::wire::control::MAGIC;
 use bindery_sys::process;
 use bindery_sys::socket::{self, Peer};
 use bindery_sys::thread::spawn_without_signals;
+use bindery_wire::control::MAGIC;
 
 use crate::access::{Access, Group, Rights};
 use crate::endpoint::{Endpoint, EndpointError};

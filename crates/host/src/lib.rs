@@ -1,8 +1,8 @@
 //! The daemon: guests, domains, control socket.
 //!
 //! [`Daemon`] listens on one Unix socket ([`endpoint`]). A guest's shim begins with
-//! [`MAGIC`](bindery_space::wire::control::MAGIC) and speaks the protocol of
-//! [`wire::control`](bindery_space::wire::control); an operator begins with `{` and speaks
+//! [`MAGIC`](bindery_wire::control::MAGIC) and speaks the protocol of
+//! [`wire::control`](bindery_wire::control); an operator begins with `{` and speaks
 //! [`protocol`], which [`client`] speaks from the other side.
 //!
 //! With [`HttpConfig`] it can be looked at over HTTP as well (`http`): metrics, an API, a dashboard.

@@ -8,8 +8,8 @@ use bindery_merge::DomainState;
 use bindery_merge::status::{
     Counts, DomainStatus as MergeDomain, GuestState, GuestStatus as MergeGuest,
 };
-use bindery_space::wire::control::Region;
 use bindery_units::PageCount;
+use bindery_wire::control::Region;
 
 use crate::status::{DomainStatus, GuestStatus, State};
 

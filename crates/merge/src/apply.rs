@@ -12,8 +12,8 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use bindery_guest::{GuestError, Lane, Segment};
-use bindery_space::wire::lane::{Run, SEGMENTS_MAX, outcome};
 use bindery_units::{PageIndex, Slot};
+use bindery_wire::lane::{PageOutcome, Run, RunTarget, SEGMENTS_MAX};
 
 use crate::domain::Domain;
 use crate::links::Link;
@@ -30,7 +30,7 @@ pub(crate) fn apply_zeros(
     domain: &Domain,
     member: &Member,
     workers: &Workers,
-    outcomes: &mut Vec<u8>,
+    outcomes: &mut Vec<PageOutcome>,
 ) {
     let mut guard = member.state();
     let state = &mut *guard;
@@ -42,7 +42,12 @@ pub(crate) fn apply_zeros(
 }
 
 /// Merges what a round has planned for one guest.
-pub(crate) fn apply(domain: &Domain, member: &Member, workers: &Workers, outcomes: &mut Vec<u8>) {
+pub(crate) fn apply(
+    domain: &Domain,
+    member: &Member,
+    workers: &Workers,
+    outcomes: &mut Vec<PageOutcome>,
+) {
     let mut guard = member.state();
     let state = &mut *guard;
     // Sorted when they were given their places.
@@ -58,7 +63,7 @@ struct Applying<'a> {
     member: &'a Member,
     workers: &'a Workers,
     state: &'a mut State,
-    outcomes: &'a mut Vec<u8>,
+    outcomes: &'a mut Vec<PageOutcome>,
     /// Pages that were not digested, ascending (`between`).
     presumed: Vec<u32>,
     /// The guest has said that it has no room for mappings.
@@ -148,7 +153,8 @@ impl Applying<'_> {
             self.state.doubt.merged = false;
             return self.put_back(runs, BACK_OFF_MAX);
         }
-        let (zeros, slots): (Vec<Run>, Vec<Run>) = runs.iter().partition(|run| run.zero != 0);
+        let (zeros, slots): (Vec<Run>, Vec<Run>) =
+            runs.iter().partition(|run| run.target == RunTarget::Zeros);
         self.state.in_flight.extend(slots.iter().flat_map(merges_of));
         self.put_back(&zeros, 0);
     }
@@ -156,7 +162,7 @@ impl Applying<'_> {
     fn take_outcomes(&mut self, runs: &[Run]) {
         let outcomes = std::mem::take(self.outcomes);
         let merges = runs.iter().flat_map(|run| {
-            let zero = run.zero != 0;
+            let zero = run.target == RunTarget::Zeros;
             merges_of(run).map(move |merge| (merge, zero))
         });
         for ((merge, zero), outcome) in merges.zip(&outcomes) {
@@ -181,9 +187,9 @@ impl Applying<'_> {
         pages.filter(is_unread).for_each(|page| written.note_changed(page));
     }
 
-    fn take_outcome(&mut self, merge: Merge, zero: bool, outcome: u8) {
+    fn take_outcome(&mut self, merge: Merge, zero: bool, outcome: PageOutcome) {
         let Merge { page, slot } = merge;
-        if matches!(outcome, outcome::MERGED | outcome::ALREADY) {
+        if matches!(outcome, PageOutcome::Merged | PageOutcome::Already) {
             self.state.foreign.remove(&page.0);
             let link = if zero { Link::Zero } else { Link::Merged(slot) };
             match self.member.link(page, link) {
@@ -198,7 +204,7 @@ impl Applying<'_> {
             self.domain.give_back(slot);
         }
         if self.stays_merged(page) {
-            self.refused |= outcome == outcome::NO_MAPPINGS;
+            self.refused |= outcome == PageOutcome::NoMappings;
         } else {
             self.left_private(page, outcome);
         }
@@ -215,10 +221,10 @@ impl Applying<'_> {
     }
 
     /// A page was not merged: when is it to be looked at again?
-    fn left_private(&mut self, page: PageIndex, outcome: u8) {
+    fn left_private(&mut self, page: PageIndex, outcome: PageOutcome) {
         let State { stable, counts, foreign, .. } = &mut *self.state;
         match outcome {
-            outcome::DIFFERENT => {
+            PageOutcome::Different => {
                 // Written since it was digested, or not like its neighbours: the next scan tells, as of
                 // all that was moved, and it counts as a break, so that a page that never turns out as
                 // digested is tried ever more rarely, and one that was presumed apart from its ends.
@@ -231,21 +237,22 @@ impl Applying<'_> {
                     stable.tell_after_back_off(page);
                 }
             }
-            outcome::BUSY => {
+            PageOutcome::Busy => {
                 counts.pages_busy += 1;
                 if self.domain.backs_off {
                     stable.note_break(page);
                 }
                 stable.tell_after_back_off(page);
             }
-            outcome::NO_MAPPINGS => {
+            PageOutcome::NoMappings => {
                 self.refused = true;
                 stable.tell_again(page, BACK_OFF_MAX);
             }
-            _ => {
+            PageOutcome::Never => {
                 counts.pages_never += 1;
                 stable.never_tell(page);
             }
+            PageOutcome::Merged | PageOutcome::Already => unreachable!("a page that is merged"),
         }
     }
 
@@ -254,7 +261,7 @@ impl Applying<'_> {
     fn put_back(&mut self, runs: &[Run], periods: u8) {
         for run in runs {
             for merge in merges_of(run) {
-                if run.zero == 0 {
+                if run.target == RunTarget::Slots {
                     self.domain.give_back(merge.slot);
                 }
                 if !self.stays_merged(merge.page) {
@@ -285,7 +292,7 @@ fn share(runs: &[Run], store: &Store) -> Result<Vec<(u32, Arc<File>)>, StoreErro
 }
 
 fn segments_of(run: &Run, store: &Store) -> RangeInclusive<u32> {
-    if run.zero != 0 {
+    if run.target == RunTarget::Zeros {
         // None.
         return RangeInclusive::new(1, 0);
     }
@@ -294,7 +301,7 @@ fn segments_of(run: &Run, store: &Store) -> RangeInclusive<u32> {
 }
 
 const _: () = {
-    use bindery_space::wire::lane::{MERGE_PAGES_MAX, MERGE_RUNS_MAX, RUN_PAGES_MAX};
+    use bindery_wire::lane::{MERGE_PAGES_MAX, MERGE_RUNS_MAX, RUN_PAGES_MAX};
     // A run alone fits.
     assert!(RUN_PAGES_MAX as usize <= SEGMENTS_MAX);
     assert!(MERGE_PAGES <= MERGE_PAGES_MAX && MERGE_PAGES <= MERGE_RUNS_MAX);

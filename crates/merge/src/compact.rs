@@ -10,8 +10,8 @@
 use std::cmp::Reverse;
 
 use bindery_index::Handle;
-use bindery_space::wire::lane::RUN_PAGES_MAX;
 use bindery_units::{PAGE_BYTES, PageIndex, Slot};
+use bindery_wire::lane::RUN_PAGES_MAX;
 
 use crate::domain::Domain;
 use crate::entry::Entry;

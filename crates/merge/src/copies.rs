@@ -14,8 +14,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bindery_space::wire::lane::RUN_PAGES_MAX;
 use bindery_units::{PAGE_BYTES, PageIndex, Slot, SlotRange};
+use bindery_wire::lane::RUN_PAGES_MAX;
 
 use crate::domain::Domain;
 use crate::headroom::pages_to_spare;

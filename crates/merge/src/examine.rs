@@ -11,8 +11,8 @@ use std::borrow::Borrow;
 
 use bindery_guest::Lane;
 use bindery_index::{Full, Handle, Inserted, pin};
-use bindery_space::wire::lane::PageDigest;
 use bindery_units::PageIndex;
+use bindery_wire::lane::{DigestKind, PageDigest};
 
 use crate::between::{self, Place, STRIDE};
 use crate::domain::{Domain, Found, locked};
@@ -103,9 +103,9 @@ impl Batch<'_> {
                 continue;
             }
             match digest.kind {
-                0 => {}
-                1 => outcome.zeros.push(*page),
-                _ => {
+                DigestKind::Nothing => {}
+                DigestKind::Zeros => outcome.zeros.push(*page),
+                DigestKind::Content => {
                     let (page, [head, tail]) = (PageIndex(*page), digest.digest);
                     scratch.contents.push(Content { page, head, tail: Some(tail) });
                 }

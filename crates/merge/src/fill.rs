@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_guest::{Fetched, Lane};
 use bindery_index::Handle;
-use bindery_space::wire::lane::FETCH_PAGES_MAX;
 use bindery_units::Slot;
+use bindery_wire::lane::FETCH_PAGES_MAX;
 
 use crate::classes::Classes;
 use crate::domain::{Domain, locked_mut};

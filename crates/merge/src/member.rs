@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bindery_dirty::Reader;
 use bindery_guest::{Connection, GuestError, Identity, Lane};
-use bindery_space::wire::control::StoreId;
 use bindery_units::{PageIndex, PageRange};
+use bindery_wire::control::StoreId;
 
 use crate::links::{Link, Links};
 use crate::meter::Meter;

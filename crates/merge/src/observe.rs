@@ -7,8 +7,8 @@
 use bindery_dirty::Reader;
 use bindery_guest::{ANSWER_PATIENCE, GuestError, Lane, Written};
 use bindery_index::{Handle, pin};
-use bindery_space::wire::lane::Lost;
 use bindery_units::{PageIndex, PageRange, Slot};
+use bindery_wire::lane::{LossCause, Lost};
 
 use crate::domain::Domain;
 use crate::links::Link;
@@ -17,10 +17,6 @@ use crate::patience::TimedLane;
 use crate::resync::resynchronise;
 use crate::settings::{HARVEST_PAGES, HARVEST_RUNS, MEND_BREAKS, MEND_BREAKS_MAX, MEND_PAGES};
 use crate::workers::Workers;
-
-/// Causes of a loss, as lanes tell them.
-const BROKEN: u32 = 1;
-const DISCARDED: u32 = 2;
 
 /// Room for answers, used again for every guest.
 #[derive(Default)]
@@ -154,18 +150,18 @@ fn take_loss(domain: &Domain, member: &Member, state: &mut State, loss: Lost) {
         domain.unlink(member, page, &pin());
     }
     match loss.cause {
-        BROKEN => {
+        LossCause::Write => {
             state.counts.breaks += 1;
             state.unmended_breaks += 1;
             if domain.backs_off {
                 state.stable.note_break(page);
             }
         }
-        DISCARDED => {
+        LossCause::Discard => {
             state.counts.discards += 1;
             state.stable.clear_breaks(page);
         }
-        _ => {}
+        LossCause::Unmerge => {}
     }
 }
 

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use bindery_guest::{
     ANSWER_PATIENCE, Fetched, Gauges, GuestError, Lane, LaneLease, Resume, Segment, Unmerged,
 };
-use bindery_space::wire::control::StoreId;
-use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run};
 use bindery_units::PageRange;
+use bindery_wire::control::StoreId;
+use bindery_wire::lane::{Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Run};
 
 use crate::member::Member;
 
@@ -152,7 +152,7 @@ impl Lane for TimedLane<'_> {
         store: StoreId,
         segments: &[Segment<'_>],
         runs: &[Run],
-        outcomes: &mut Vec<u8>,
+        outcomes: &mut Vec<PageOutcome>,
     ) -> Result<(), GuestError> {
         let pages = runs.iter().map(|run| run.count as usize).sum();
         let may_take = for_pages(pages, REMAPPED);

@@ -20,6 +20,7 @@
 //! given back only in `observe`, `compact`, `spread` and `apply`, slots are found only in `examine`, and are
 //! allocated and freed only between phases.
 
+use bindery_wire::lane::PageOutcome;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -400,7 +401,7 @@ fn ask_guests(
     domains: &Domains,
     workers: &Workers,
     pages: impl Fn(&State) -> usize,
-    apply: impl Fn(&Domain, &Member, &Workers, &mut Vec<u8>) + Sync,
+    apply: impl Fn(&Domain, &Member, &Workers, &mut Vec<PageOutcome>) + Sync,
 ) {
     let members = domains
         .values()

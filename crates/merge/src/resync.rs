@@ -9,8 +9,8 @@
 
 use bindery_guest::{GuestError, Lane};
 use bindery_index::pin;
-use bindery_space::wire::lane::MergedSpan;
 use bindery_units::{PageIndex, PageRange, Slot};
+use bindery_wire::lane::MergedSpan;
 
 use crate::domain::Domain;
 use crate::links::Link;

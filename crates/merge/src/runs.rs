@@ -3,8 +3,8 @@
 //! A mapping is what a run costs, so pages that lie side by side go together with slots that do,
 //! up to [`RUN_PAGES_MAX`] a run: that bounds how long a guest's thread can wait for a page.
 
-use bindery_space::wire::lane::{RUN_PAGES_MAX, Run};
 use bindery_units::{PageIndex, Slot};
+use bindery_wire::lane::{RUN_PAGES_MAX, Run, RunTarget};
 
 /// A page that is to be merged with a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,7 +23,7 @@ pub(crate) fn cut(merges: &[Merge]) -> Vec<Run> {
         page: run[0].page.0,
         count: run.len() as u32,
         slot: run[0].slot.0,
-        zero: 0,
+        target: RunTarget::Slots,
     })
     .collect()
 }
@@ -32,7 +32,8 @@ pub(crate) fn cut(merges: &[Merge]) -> Vec<Run> {
 pub(crate) fn cut_zeros(pages: &[u32]) -> Vec<Run> {
     let stretches = pages.chunk_by(|a, b| *b == a + 1);
     let runs = stretches.flat_map(|stretch| stretch.chunks(RUN_PAGES_MAX as usize));
-    runs.map(|run| Run { page: run[0], count: run.len() as u32, slot: 0, zero: 1 }).collect()
+    runs.map(|run| Run { page: run[0], count: run.len() as u32, slot: 0, target: RunTarget::Zeros })
+        .collect()
 }
 
 /// Mappings that merging `run` makes at worst: it cuts what is on either side of it, except where
@@ -114,7 +115,7 @@ mod tests {
             let mut runs: Vec<Run> = counts
                 .iter()
                 .enumerate()
-                .map(|(at, (count, _))| Run { page: 100 * at as u32, count: *count, slot: 0, zero: 0 })
+                .map(|(at, (count, _))| Run { page: 100 * at as u32, count: *count, slot: 0, target: RunTarget::Slots })
                 .collect();
             let cost = |run: &Run| counts[run.page as usize / 100].1;
             let all = runs.clone();
@@ -140,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_run_costs_what_it_cuts() {
-        let run = Run { page: 10, count: 4, slot: 70, zero: 0 };
+        let run = Run { page: 10, count: 4, slot: 70, target: RunTarget::Slots };
         let with = |before: Option<u32>, after: Option<u32>| {
             mappings(&run, |page| match page.0 {
                 9 => before.map(Slot),

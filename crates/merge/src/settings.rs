@@ -10,7 +10,7 @@ pub const REST: Duration = Duration::from_millis(20);
 
 /// The default size of a store, in slots: the most that a shim can tell apart, 256 GiB, of which
 /// memory is used as slots are.
-pub const STORE_SLOTS: u32 = bindery_space::entry::SLOTS_MAX;
+pub const STORE_SLOTS: u32 = bindery_wire::control::SLOTS_MAX;
 
 /// Most keys that an index can have.
 pub const INDEX_KEYS_MAX: u32 = 1 << 29;

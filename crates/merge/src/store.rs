@@ -33,7 +33,7 @@ use crate::domain::locked;
 use crate::pressure::Shortage;
 
 /// What shows in `/proc/PID/maps`.
-const NAME: &str = bindery_space::wire::control::STORE_NAME;
+const NAME: &str = bindery_wire::control::STORE_NAME;
 
 /// A segment has one slot less than the longest folio has pages, fewer in small stores. Of a file that is long enough
 /// khugepaged makes one such folio (`collapse_file`, mm/khugepaged.c), and for that it takes every page of

@@ -14,10 +14,10 @@ use std::io;
 use std::ptr::copy_nonoverlapping;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bindery_space::wire::control::is_store;
 use bindery_sys::mapping;
 use bindery_sys::maps::{self, Advised, AdvisedMappings, Line};
 use bindery_units::HostAddress;
+use bindery_wire::control::is_store;
 use libc::{MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE};
 
 use crate::answer::{Errno, checked};

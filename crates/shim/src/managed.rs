@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bindery_space::Space;
 use bindery_space::agent::{Agent, AgentConfig, log};
-use bindery_space::wire::control::Region;
 use bindery_sys::birth::Mark;
 use bindery_sys::table;
 use bindery_units::{HostAddress, PAGE_BYTES};
+use bindery_wire::control::Region;
 
 use crate::fork;
 

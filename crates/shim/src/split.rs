@@ -1,7 +1,7 @@
 //! A range that a call is about, cut where managed memory begins and ends.
 
-use bindery_space::wire::control::Region;
 use bindery_units::PAGE_BYTES;
+use bindery_wire::control::Region;
 
 /// A piece of a range: all of it managed by one region, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

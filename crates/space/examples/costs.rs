@@ -11,15 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bindery_space::{
-    Segments, Space,
-    wire::{
-        control::StoreId,
-        lane::{Run, outcome},
-    },
-};
+use bindery_space::{Segments, Space};
 use bindery_sys::{mapping::Mapping, memfd, thread};
 use bindery_units::PAGE_BYTES;
+use bindery_wire::{
+    control::StoreId,
+    lane::{PageOutcome, Run, RunTarget},
+};
 
 const PAGES: u32 = 16 * 1024;
 
@@ -76,7 +74,7 @@ fn measure(
             page: region.pages.first.0 + start,
             count: run_pages,
             slot: slot_of(start),
-            zero: 0,
+            target: RunTarget::Slots,
         })
         .collect();
     let mut worker = space.worker()?;
@@ -84,7 +82,7 @@ fn measure(
     let before = thread::cpu_time();
     runs.chunks(64).for_each(|runs| worker.merge(segments, runs, &mut outcomes));
     let merging = thread::cpu_time() - before;
-    assert!(outcomes.iter().all(|&outcome| outcome == outcome::MERGED));
+    assert!(outcomes.iter().all(|&outcome| outcome == PageOutcome::Merged));
 
     let mut breaks: Vec<Duration> = runs
         .iter()

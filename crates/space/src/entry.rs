@@ -25,7 +25,7 @@
 
 use bindery_units::Slot;
 
-use crate::wire::control::StoreId;
+use bindery_wire::control::{SLOT_BITS, SLOTS_MAX, STORE_MAX, StoreId};
 
 /// How a page is backed; see the table above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +55,6 @@ impl Kind {
         matches!(self, Self::StrayLost | Self::Stray | Self::Bound)
     }
 }
-
-const SLOT_BITS: u32 = 26;
-const STORE_BITS: u32 = 3;
-
-/// The number of slots that an entry can tell apart.
-pub const SLOTS_MAX: u32 = 1 << SLOT_BITS;
-
-/// The highest store that an entry can name.
-pub const STORE_MAX: u8 = (1 << STORE_BITS) - 1;
 
 /// One page's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

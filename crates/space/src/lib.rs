@@ -54,7 +54,6 @@ mod transfer;
 mod untold;
 #[cfg(feature = "vm-memory")]
 pub mod vm_memory;
-pub mod wire;
 mod worker;
 
 use std::{
@@ -71,6 +70,7 @@ use std::{
 pub use advice::LastingAdvice;
 use bindery_sys::{mapping::Mapping, table, thread::CpuClock, userfault::feature};
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
+use bindery_wire::control::{Region, SLOTS_MAX, STORE_MAX, StoreId};
 pub use manage::ManageError;
 pub use release::ReleaseError;
 pub use restore::Unmerged;
@@ -80,13 +80,11 @@ pub use worker::{Sought, Worker};
 use crate::{
     budget::Budget,
     descriptors::{Pagemap, Userfault},
-    entry::{SLOTS_MAX, STORE_MAX},
     held::Held,
     offers::Offers,
     regions::Regions,
     release::Release,
     store::StoreView,
-    wire::control::{Region, StoreId},
 };
 
 /// Number of parts that a region may fall into.
@@ -179,14 +177,9 @@ impl Space {
     }
 
     fn start_inside() -> Result<Arc<Self>, StartError> {
-        let guest = feature::PAGEFAULT_FLAG_WP
-            | feature::WP_UNPOPULATED
-            | feature::WP_ASYNC
-            | feature::MOVE;
-        let stores = feature::PAGEFAULT_FLAG_WP | feature::WP_HUGETLBFS_SHMEM;
         let core = Arc::new(Core {
-            guest_faults: Userfault::open(guest).map_err(start_error)?,
-            store_faults: Userfault::open(stores).map_err(start_error)?,
+            guest_faults: Userfault::open(feature::GUEST_MEMORY).map_err(start_error)?,
+            store_faults: Userfault::open(feature::STORE_MAPPINGS).map_err(start_error)?,
             pagemap: Pagemap::of_self().map_err(StartError::Resources)?,
             regions: Regions::default(),
             offers: Offers::default(),

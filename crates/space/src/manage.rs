@@ -14,12 +14,9 @@ use bindery_sys::{
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT};
 
-use crate::{
-    Core, Space, end_of,
-    offers::Offer,
-    region::Region,
-    wire::control::{REGIONS_MAX, Region as Announced},
-};
+use bindery_wire::control::{REGIONS_MAX, Region as Announced};
+
+use crate::{Core, Space, end_of, offers::Offer, region::Region};
 
 /// Why a range was not taken under management. It is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +66,7 @@ pub enum ManageError {
         "this process has offered {REGIONS_MAX} ranges of memory, which is the most: offer fewer and longer ones"
     )]
     TooManyRegions,
-    /// [`PAGES_MAX`](crate::wire::control::PAGES_MAX) were used up.
+    /// [`PAGES_MAX`](bindery_wire::control::PAGES_MAX) were used up.
     #[error("this process has had 4 TiB of managed memory, now or earlier, which is the most")]
     PagesExhausted,
 }

@@ -28,6 +28,8 @@ use std::{
 use bindery_sys::{mapping, userfault::mode};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 
+use bindery_wire::lane::{PageOutcome, RUN_PAGES_MAX};
+
 use crate::{
     Core,
     copies::{Copies, find_copies},
@@ -36,7 +38,6 @@ use crate::{
     region::Region,
     store::{Segments, StoreView},
     transfer::{PageSet, Staging, WINDOW_PAGES, WRITTEN, find_pages},
-    wire::lane::{RUN_PAGES_MAX, outcome},
 };
 
 /// Mappings that one run of slots can cost: itself, and a neighbour cut in two.
@@ -57,26 +58,26 @@ struct Window<'a> {
     core: &'a Core,
     region: &'a Region,
     pages: PageRange,
-    outcomes: &'a mut [u8],
+    outcomes: &'a mut [PageOutcome],
 }
 
 impl Core {
     /// Merges `pages`, all of one region and at most [`RUN_PAGES_MAX`], with `target`, and writes
-    /// one [`outcome`] each. Returns how long the pages were in transit, in nanoseconds.
+    /// one [`PageOutcome`] each. Returns how long the pages were in transit, in nanoseconds.
     pub(crate) fn merge(
         &self,
         region: &Region,
         pages: PageRange,
         target: Target<'_>,
         staging: &mut Staging,
-        outcomes: &mut [u8],
+        outcomes: &mut [PageOutcome],
     ) -> u64 {
         assert_eq!(outcomes.len(), pages.count as usize, "one outcome for each page");
         if !region.watched {
             // Given back: outcomes stay as they are.
             return 0;
         }
-        outcomes.fill(outcome::BUSY);
+        outcomes.fill(PageOutcome::Busy);
         if let Target::Slots(segments, slots) = target {
             assert_eq!(slots.len(), outcomes.len(), "one slot for each page");
             let runs = segments.view.runs_of(slots, 0, pages.count).count() as u32;
@@ -109,7 +110,7 @@ impl Window<'_> {
         self.pages.first.plus(page)
     }
 
-    fn finish(&mut self, pages: PageSet, outcome: u8) {
+    fn finish(&mut self, pages: PageSet, outcome: PageOutcome) {
         for page in pages.pages() {
             self.outcomes[page as usize] = outcome;
         }
@@ -124,13 +125,13 @@ impl Window<'_> {
                 (Kind::Private, _) => fresh.insert(page),
                 (Kind::Merged, Target::Slots(segments, slots)) => {
                     if entry == Entry::new(Kind::Merged, segments.view.id, slots[page as usize]) {
-                        self.outcomes[page as usize] = outcome::ALREADY;
+                        self.outcomes[page as usize] = PageOutcome::Already;
                     } else {
                         merged.insert(page);
                     }
                 }
                 (Kind::Stray | Kind::StrayLost | Kind::Bound, _) => {
-                    self.outcomes[page as usize] = outcome::NEVER;
+                    self.outcomes[page as usize] = PageOutcome::Never;
                 }
                 // Lost and not yet reported, or merged and now asked to be zero: later.
                 _ => {}
@@ -155,7 +156,7 @@ impl Window<'_> {
             return;
         }
         let equal = self.compare(staged, target, staging);
-        self.finish(staged.without(equal), outcome::DIFFERENT);
+        self.finish(staged.without(equal), PageOutcome::Different);
         let placed = match target {
             Target::Zero => self.place_zero_pages(equal),
             Target::Slots(segments, slots) => self.place_slots(equal, segments, slots),
@@ -216,7 +217,7 @@ impl Window<'_> {
                 placed.insert(page);
             }
         }
-        self.finish(placed, outcome::MERGED);
+        self.finish(placed, PageOutcome::Merged);
         placed
     }
 
@@ -244,7 +245,7 @@ impl Window<'_> {
                 mapped = mapped.with_span(first, count);
             } else {
                 self.core.close_gap(self.address(first), count);
-                self.finish(PageSet::default().with_span(first, count), outcome::NO_MAPPINGS);
+                self.finish(PageSet::default().with_span(first, count), PageOutcome::NoMappings);
             }
         }
         self.protect(mapped, view, slots);
@@ -269,7 +270,7 @@ impl Window<'_> {
                 equal.insert(page);
             }
         }
-        self.finish(pages.without(equal), outcome::DIFFERENT);
+        self.finish(pages.without(equal), PageOutcome::Different);
         if !equal.is_empty() {
             self.map_elsewhere(equal, segments, slots);
         }
@@ -280,7 +281,7 @@ impl Window<'_> {
         let view = &segments.view;
         // Had before there can be a hole in the guest's memory, in which it would be put.
         let Ok(mut refuge) = Refuge::new(equal.end()) else {
-            return self.finish(equal, outcome::NO_MAPPINGS);
+            return self.finish(equal, PageOutcome::NoMappings);
         };
         let mut mapped = PageSet::default();
         for (first, count) in equal.spans().flat_map(|(at, count)| view.runs_of(slots, at, count)) {
@@ -288,7 +289,7 @@ impl Window<'_> {
                 mapped = mapped.with_span(first, count);
             } else {
                 (first..first + count).for_each(|page| self.make_private(page, &mut refuge));
-                self.finish(PageSet::default().with_span(first, count), outcome::NO_MAPPINGS);
+                self.finish(PageSet::default().with_span(first, count), PageOutcome::NoMappings);
             }
         }
         self.protect(mapped, view, slots);
@@ -401,7 +402,7 @@ impl Window<'_> {
         store.add_mapped(entry.slot());
         self.region.set_entry(self.page(page), entry);
         self.core.leave_store(before);
-        self.outcomes[page as usize] = outcome::MERGED;
+        self.outcomes[page as usize] = PageOutcome::Merged;
     }
 
     fn settle_stray(&mut self, page: u32) {
@@ -413,7 +414,7 @@ impl Window<'_> {
         };
         self.region.set_entry(self.page(page), entry);
         self.core.leave_store(before);
-        self.outcomes[page as usize] = outcome::NEVER;
+        self.outcomes[page as usize] = PageOutcome::Never;
     }
 
     /// From here on a write to the range waits for the handler.

@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
     use crate::region::Region;
-    use crate::wire::control::Region as Announced;
+    use bindery_wire::control::Region as Announced;
 
     fn at(page: usize) -> HostAddress {
         HostAddress(page << 12)

@@ -15,11 +15,12 @@ use std::{
 use bindery_sys::{mapping::Mapping, maps::Advised};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
+use bindery_wire::control::Region as Announced;
+
 use crate::{
     advice::{Advice, LastingAdvice},
     entry::Entry,
     untold::Untold,
-    wire::control::Region as Announced,
 };
 
 /// Pages that share one bit of the summary of losses.
@@ -289,7 +290,9 @@ mod tests {
     use bindery_units::Slot;
 
     use super::*;
-    use crate::{entry::Kind, wire::control::StoreId};
+    use bindery_wire::control::StoreId;
+
+    use crate::entry::Kind;
 
     fn region(first: u32, count: u32) -> Region {
         let announced = Announced {

@@ -11,7 +11,7 @@ use bindery_units::{HostAddress, PageIndex, PageRange};
 
 use crate::extents::Extents;
 use crate::region::Region;
-use crate::wire::control::{PAGES_MAX, REGIONS_MAX};
+use bindery_wire::control::{PAGES_MAX, REGIONS_MAX};
 
 /// Regions start at multiples of this many pages, so that a group of pages is of one region.
 const REGION_ALIGN_PAGES: u32 = 512;
@@ -180,7 +180,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::wire::control::Region as Announced;
+    use bindery_wire::control::Region as Announced;
 
     fn region(pages: PageRange, address: usize) -> Region {
         let address = HostAddress(address);

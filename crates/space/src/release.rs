@@ -15,13 +15,14 @@ use std::{
 use bindery_sys::{mapping, maps, userfault::mode};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
+use bindery_wire::control::{Region as Announced, is_store};
+
 use crate::{
     Core,
     copies::find_copies,
     entry::{Entry, Kind},
     region::Region,
     spare::Spare,
-    wire::control::{Region as Announced, is_store},
 };
 
 /// What giving memory back needs.

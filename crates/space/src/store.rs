@@ -31,12 +31,13 @@ use bindery_sys::{
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, Slot};
 use zerocopy::FromZeros;
 
+use bindery_wire::control::StoreId;
+
 use crate::{
     Core,
     budget::Budget,
     descriptors::StoreFile,
     entry::{Entry, Kind},
-    wire::control::StoreId,
 };
 
 #[derive(Debug)]

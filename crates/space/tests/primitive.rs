@@ -10,16 +10,16 @@ use std::{
 };
 
 use bindery_page::DigestKey;
-use bindery_space::wire::{
-    control::StoreId,
-    lane::{Lost, Run, outcome},
-};
 use bindery_space::{LastingAdvice, Sought, Worker};
 use bindery_sys::{
     mapping::{self, Mapping},
     maps, memfd,
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange, Slot};
+use bindery_wire::{
+    control::StoreId,
+    lane::{DigestKind, LossCause, Lost, PageOutcome, Run, RunTarget},
+};
 use common::{Bench, STORE, merged};
 
 /// How the kernel backs a page: (file's page, zero page, frame).
@@ -65,7 +65,7 @@ fn merged_pages_share_a_frame_and_part_when_written() {
     assert!(backing(bench.address(69)).0);
     let lost = await_loss(&mut worker);
     let pages: Vec<_> = lost.iter().map(|l| (l.page, l.slot, l.store, l.cause)).collect();
-    assert_eq!(pages, [(bench.page(5).0, 5, 1, 1)]);
+    assert_eq!(pages, [(bench.page(5).0, 5, 1, LossCause::Write)]);
     // Counted last.
     let deadline = Instant::now() + Duration::from_secs(20);
     while bench.space.breaks() == 0 {
@@ -73,10 +73,10 @@ fn merged_pages_share_a_frame_and_part_when_written() {
     }
 
     // It can be merged again once it holds the slot's bytes again, and not before.
-    assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), [outcome::DIFFERENT]);
+    assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), [PageOutcome::Different]);
     bench.fill(5, 6);
     assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), merged(1));
-    assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), [outcome::ALREADY]);
+    assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), [PageOutcome::Already]);
 }
 
 /// A page that was moved and moved back is told by the next scan, whether it was written or not: who asked to
@@ -98,8 +98,8 @@ fn a_page_that_proves_different_counts_as_written() {
     assert_eq!(scan(), []);
     let mut merger = bench.space.worker().expect("worker");
     let outcomes = bench.merge(&mut merger, 0, 8, Slot(0));
-    let expected = |page| if page == 3 { outcome::DIFFERENT } else { outcome::MERGED };
-    assert_eq!(outcomes, (0..8).map(expected).collect::<Vec<u8>>());
+    let expected = |page| if page == 3 { PageOutcome::Different } else { PageOutcome::Merged };
+    assert_eq!(outcomes, (0..8).map(expected).collect::<Vec<PageOutcome>>());
     assert_eq!(scan(), [(bench.page(3).0, 1)]);
 }
 
@@ -119,13 +119,15 @@ fn await_loss(worker: &mut Worker) -> Vec<Lost> {
 fn runs_that_follow_one_another_are_merged_each_with_its_slots() {
     let Some(bench) = Bench::new(200, 256) else { return };
     let mut worker = bench.space.worker().expect("worker");
-    let run = |page: u32, count, slot, zero| Run { page: bench.page(page).0, count, slot, zero };
-    let mut runs: Vec<Run> = (0..70).map(|page| run(page, 1, 200 - page, 0)).collect();
-    runs.push(run(70, 3, 255, 0));
-    runs.push(run(73, 4, 0, 1));
-    runs.push(run(77, 60, 50, 0));
-    runs.push(run(140, 2, 30, 0));
-    for run in runs.iter().filter(|run| run.zero == 0 && run.slot < 255) {
+    let run =
+        |page: u32, count, slot, target| Run { page: bench.page(page).0, count, slot, target };
+    let mut runs: Vec<Run> =
+        (0..70).map(|page| run(page, 1, 200 - page, RunTarget::Slots)).collect();
+    runs.push(run(70, 3, 255, RunTarget::Slots));
+    runs.push(run(73, 4, 0, RunTarget::Zeros));
+    runs.push(run(77, 60, 50, RunTarget::Slots));
+    runs.push(run(140, 2, 30, RunTarget::Slots));
+    for run in runs.iter().filter(|run| run.target == RunTarget::Slots && run.slot < 255) {
         for at in 0..run.count {
             let page = run.page - bench.page(0).0 + at;
             bench.fill(page, u64::from(run.slot + at + 1));
@@ -140,9 +142,9 @@ fn runs_that_follow_one_another_are_merged_each_with_its_slots() {
     for run in &runs {
         for page in run.page - bench.page(0).0..run.page - bench.page(0).0 + run.count {
             let expected = match page {
-                20 | 75 => outcome::DIFFERENT,
-                70..73 => outcome::NEVER,
-                _ => outcome::MERGED,
+                20 | 75 => PageOutcome::Different,
+                70..73 => PageOutcome::Never,
+                _ => PageOutcome::Merged,
             };
             assert_eq!(outcomes[at], expected, "page {page}");
             at += 1;
@@ -159,8 +161,8 @@ fn runs_that_follow_one_another_are_merged_each_with_its_slots() {
     outcomes.clear();
     assert_eq!(await_loss(&mut worker).len(), 1);
     worker.merge(&bench.segments(), &runs[..20], &mut outcomes);
-    let again = |page| if page == 10 { outcome::DIFFERENT } else { outcome::ALREADY };
-    assert_eq!(outcomes, (0..20).map(again).collect::<Vec<u8>>());
+    let again = |page| if page == 10 { PageOutcome::Different } else { PageOutcome::Already };
+    assert_eq!(outcomes, (0..20).map(again).collect::<Vec<PageOutcome>>());
 }
 
 #[test]
@@ -170,13 +172,10 @@ fn zero_pages_become_the_kernels_in_place() {
     (0..64).for_each(|page| bench.fill(page, 0));
     bench.fill(7, 1);
     let mut outcomes = Vec::new();
-    let run = Run { page: bench.page(0).0, count: 64, slot: 0, zero: 1 };
+    let run = Run { page: bench.page(0).0, count: 64, slot: 0, target: RunTarget::Zeros };
     worker.merge(&bench.segments(), &[run], &mut outcomes);
-    assert!(
-        (0..64)
-            .all(|page| outcomes[page]
-                == if page == 7 { outcome::DIFFERENT } else { outcome::MERGED })
-    );
+    assert!((0..64).all(|page| outcomes[page]
+        == if page == 7 { PageOutcome::Different } else { PageOutcome::Merged }));
     assert!(backing(bench.address(6)).1 && !backing(bench.address(7)).1);
     assert!(bench.holds(6, 0) && bench.holds(7, 1));
     bench.fill(6, 3);
@@ -204,7 +203,7 @@ fn a_discarded_page_reads_zero_even_where_it_was_merged() {
     let mut lost = Vec::new();
     worker.lost(&mut lost, 1000);
     assert_eq!(lost.len(), 20);
-    assert!(lost.iter().all(|lost| lost.cause == 2));
+    assert!(lost.iter().all(|lost| lost.cause == LossCause::Discard));
     bench.fill(12, 4);
     assert!(bench.holds(12, 4));
 }
@@ -242,7 +241,7 @@ fn a_survey_finds_what_is_there_written_or_not_but_neither_zero_nor_merged() {
     (0..5).for_each(|page| bench.fill(page, 0));
     (10..15).for_each(|page| bench.fill_slot(Slot(page), 1 + u64::from(page)));
     let mut outcomes = Vec::new();
-    let zeros = Run { page: bench.page(0).0, count: 5, slot: 0, zero: 1 };
+    let zeros = Run { page: bench.page(0).0, count: 5, slot: 0, target: RunTarget::Zeros };
     worker.merge(&bench.segments(), &[zeros], &mut outcomes);
     assert_eq!(bench.merge(&mut worker, 10, 5, Slot(10)), merged(5));
     let mut found = Vec::new();
@@ -274,7 +273,8 @@ fn digests_tell_zero_from_content_and_equal_from_different() {
     let mut digests = Vec::new();
     worker.digest(&pages, &key, &mut digests);
     let kinds: Vec<_> = digests.iter().map(|digest| digest.kind).collect();
-    assert_eq!(kinds, [1, 2, 2, 2, 0]);
+    let content = DigestKind::Content;
+    assert_eq!(kinds, [DigestKind::Zeros, content, content, content, DigestKind::Nothing]);
     assert!(digests[1] == digests[2] && digests[2] != digests[3]);
 }
 
@@ -310,7 +310,9 @@ fn a_page_moves_to_another_slot_with_the_same_bytes_only() {
     assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64));
     let outcomes = bench.merge(&mut worker, 0, 64, Slot(64));
     assert!(
-        (0..64).all(|p| outcomes[p] == if p == 20 { outcome::DIFFERENT } else { outcome::MERGED })
+        (0..64)
+            .all(|p| outcomes[p]
+                == if p == 20 { PageOutcome::Different } else { PageOutcome::Merged })
     );
     bindery_sys::memfd::punch(&bench.store, 0, 20 * PAGE_BYTES as u64).expect("punch");
     assert!((0..64).all(|page| bench.holds(page, 3)));
@@ -331,8 +333,8 @@ fn locked_and_pinned_pages_are_left_alone() {
     // SAFETY: locking changes no content.
     assert_eq!(unsafe { libc::mlock(bench.words(2).cast(), PAGE_BYTES) }, 0);
     let outcomes = bench.merge(&mut worker, 0, 8, Slot(0));
-    assert_eq!(outcomes[2], outcome::BUSY);
-    assert_eq!(outcomes.iter().filter(|&&o| o == outcome::MERGED).count(), 7);
+    assert_eq!(outcomes[2], PageOutcome::Busy);
+    assert_eq!(outcomes.iter().filter(|&&o| o == PageOutcome::Merged).count(), 7);
     assert!((0..8).all(|page| bench.holds(page, 2)));
 }
 
@@ -347,7 +349,7 @@ fn memory_that_is_unmapped_is_forgotten() {
     unsafe { mapping::replace_with_anonymous(bench.address(16), 16 * PAGE_BYTES) }
         .expect("replace");
     assert!(bench.holds(16, 0) && bench.holds(15, 2) && bench.holds(32, 2));
-    assert_eq!(bench.merge(&mut worker, 20, 1, Slot(20)), [outcome::NEVER]);
+    assert_eq!(bench.merge(&mut worker, 20, 1, Slot(20)), [PageOutcome::Never]);
     bench.fill(40, 1);
     assert!(bench.holds(40, 1));
 }
@@ -459,10 +461,15 @@ fn runs_cross_segments_which_go_one_by_one() {
         space.pin(id, numbers.map(reopened)).expect("pin")
     };
     let mut worker = space.worker().expect("worker");
-    let run = |first, count| Run { page: bench.page(first).0, count, slot: first, zero: 0 };
+    let run = |first, count| Run {
+        page: bench.page(first).0,
+        count,
+        slot: first,
+        target: RunTarget::Slots,
+    };
     let mut outcomes = Vec::new();
     worker.merge(&pin(0..1), &[run(10, 10)], &mut outcomes);
-    assert_eq!(outcomes, [outcome::NEVER; 10], "half of it is in a segment that did not come");
+    assert_eq!(outcomes, [PageOutcome::Never; 10], "half of it is in a segment that did not come");
     outcomes.clear();
     worker.merge(&pin(0..3), &[run(0, 48)], &mut outcomes);
     assert_eq!(outcomes, merged(48));
@@ -561,7 +568,7 @@ fn what_comes_back_is_in_children_of_fork_and_in_dumps_where_its_memory_is() {
         unsafe { mapping::copy_page(bench.address(page).0 as *const u8, other.0 as *mut u8) };
     }
     assert_eq!(bench.merge(&mut worker, 0, 16, Slot(0)), merged(16));
-    let run = Run { page: region.pages.first.0, count: 16, slot: 0, zero: 0 };
+    let run = Run { page: region.pages.first.0, count: 16, slot: 0, target: RunTarget::Slots };
     let mut outcomes = Vec::new();
     worker.merge(&bench.segments(), &[run], &mut outcomes);
     assert_eq!(outcomes, merged(16));

@@ -26,10 +26,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bindery_space::wire::lane::{Run, outcome};
 use bindery_sys::{mapping, memfd};
 use bindery_testkit::machine::SwapGuard;
 use bindery_units::{PAGE_BYTES, PageRange, Slot};
+use bindery_wire::lane::{PageOutcome, Run, RunTarget};
 use common::Bench;
 
 const PAGES: u32 = 2048;
@@ -250,7 +250,7 @@ impl Torture {
 
     fn merge_zero(&self, worker: &mut bindery_space::Worker, first: u32, count: u32) {
         let mut outcomes = Vec::new();
-        let run = Run { page: self.bench.page(first).0, count, slot: 0, zero: 1 };
+        let run = Run { page: self.bench.page(first).0, count, slot: 0, target: RunTarget::Zeros };
         worker.merge(&self.bench.segments(), &[run], &mut outcomes);
     }
 
@@ -272,7 +272,8 @@ impl Torture {
         }
         let mut page = pages[0];
         let runs = slots.chunk_by(|a, b| *b == a + 1).map(|slots| {
-            let run = Run { page, count: slots.len() as u32, slot: slots[0], zero: 0 };
+            let run =
+                Run { page, count: slots.len() as u32, slot: slots[0], target: RunTarget::Slots };
             page += run.count;
             run
         });
@@ -280,7 +281,7 @@ impl Torture {
         worker.merge(&self.bench.segments(), &runs.collect::<Vec<Run>>(), &mut outcomes);
         let mut unused = Vec::new();
         for ((page, outcome), slot) in (first..).zip(outcomes).zip(slots) {
-            if outcome == outcome::MERGED {
+            if outcome == PageOutcome::Merged {
                 let before = self.slots[page as usize].swap(slot, Ordering::AcqRel);
                 unused.extend((before != NO_SLOT).then_some(before));
                 self.merged.fetch_add(1, Ordering::Relaxed);

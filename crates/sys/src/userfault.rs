@@ -32,6 +32,13 @@ pub mod feature {
     pub const WP_ASYNC: u64 = 1 << 15;
     /// `UFFDIO_MOVE`.
     pub const MOVE: u64 = 1 << 16;
+
+    /// What a context for a guest's anonymous memory takes: writes are tracked by the kernel, and pages
+    /// are moved away.
+    pub const GUEST_MEMORY: u64 = PAGEFAULT_FLAG_WP | WP_UNPOPULATED | WP_ASYNC | MOVE;
+
+    /// What a context for mappings of a canonical store takes: writers wait.
+    pub const STORE_MAPPINGS: u64 = PAGEFAULT_FLAG_WP | WP_HUGETLBFS_SHMEM;
 }
 
 /// What a registered range reports, `UFFDIO_REGISTER_MODE_*`.

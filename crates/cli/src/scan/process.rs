@@ -12,10 +12,10 @@ use std::fs;
 use std::io;
 
 use bindery_host::printable;
-use bindery_space::wire::control::is_store;
 use bindery_sys::pagemap::{Extent, Pagemap, Query, category};
 use bindery_sys::process::{FrameTable, MemorySpan, PageEntry, PageTable, read_memory};
 use bindery_units::{HostAddress, PAGE_BYTES};
+use bindery_wire::control::is_store;
 
 use super::{BATCH_PAGES, CHUNK_PAGES, Chunk, Findings};
 use crate::exit::{Failure, Reason};

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use bindery_space::Space;
-use bindery_space::agent::config::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 use bindery_space::agent::{Agent, AgentConfig};
 use bindery_units::{HostAddress, PAGE_BYTES};
+use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 
 /// Pages that every guest has alike.
 pub(crate) const EQUAL_PAGES: usize = 512;

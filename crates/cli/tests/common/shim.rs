@@ -3,9 +3,9 @@
 use std::io;
 use std::path::Path;
 
-use bindery_space::wire::channel::{Channel, Received};
-use bindery_space::wire::control::{FromDaemon, FromShim, MAGIC, VERSION};
 use bindery_sys::socket;
+use bindery_wire::channel::{Channel, Received};
+use bindery_wire::control::{FromDaemon, FromShim, MAGIC, VERSION};
 
 use crate::common::PATIENCE;
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use bindery_dirty::Reader;
 use bindery_merge::Connected;
-use bindery_space::wire::control::Region;
 use bindery_units::PageRange;
+use bindery_wire::control::Region;
 
 /// How long a window is.
 pub(super) const WINDOW: Duration = Duration::from_secs(5);

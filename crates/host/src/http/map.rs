@@ -1,8 +1,8 @@
 //! A guest's memory as cells: so many pages each, and what they are.
 
 use bindery_merge::{LinkCounts, TALLY_PAGES};
-use bindery_space::wire::control::Region;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
+use bindery_wire::control::Region;
 use serde::Serialize;
 
 use super::Memory;

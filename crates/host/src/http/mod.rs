@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bindery_merge::{Connected, PageMap};
-use bindery_space::wire::control::Region;
+use bindery_wire::control::Region;
 
 pub(crate) use serve::Server;
 

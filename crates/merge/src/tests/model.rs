@@ -10,9 +10,12 @@ use bindery_guest::{
     RegionTable, Resume, Segment, Unmerged, Written,
 };
 use bindery_page::DigestKey;
-use bindery_space::wire::control::{Region, StoreId};
-use bindery_space::wire::lane::{Lost, MergedSpan, PageDigest, PageSpan, Run, SEGMENTS_MAX};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
+use bindery_wire::control::{Region, StoreId};
+use bindery_wire::lane::{
+    DigestKind, LossCause, Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Run, RunTarget,
+    SEGMENTS_MAX,
+};
 
 use super::process::{Line, Page, Process, Views, bytes_of};
 use crate::Grant;
@@ -307,11 +310,11 @@ impl Lane for ModelLane {
             let digest = |page: &u32| match read(*page) {
                 None => PageDigest::default(),
                 Some(bytes) if bytes == [0; PAGE_BYTES] => {
-                    PageDigest { kind: 1, ..PageDigest::default() }
+                    PageDigest { kind: DigestKind::Zeros, ..PageDigest::default() }
                 }
                 Some(bytes) => {
                     let digest = bindery_page::digest(&bytes, &process.key).to_words();
-                    PageDigest { kind: 2, digest }
+                    PageDigest { kind: DigestKind::Content, digest }
                 }
             };
             *digests = pages.iter().map(digest).collect();
@@ -334,16 +337,16 @@ impl Lane for ModelLane {
         store: StoreId,
         segments: &[Segment<'_>],
         runs: &[Run],
-        outcomes: &mut Vec<u8>,
+        outcomes: &mut Vec<PageOutcome>,
     ) -> Result<(), GuestError> {
         assert!(segments.len() <= SEGMENTS_MAX && segments.is_sorted_by(|a, b| a.0 < b.0));
         self.ask("merge", |process| {
             process.take_segments(store, segments);
             outcomes.clear();
             for run in runs {
-                process.mappings += if run.zero == 0 { 2 } else { 0 };
+                process.mappings += if run.target == RunTarget::Slots { 2 } else { 0 };
                 for at in 0..run.count {
-                    let slot = (run.zero == 0).then(|| Slot(run.slot + at));
+                    let slot = (run.target == RunTarget::Slots).then(|| Slot(run.slot + at));
                     outcomes.push(process.merge_one(run.page + at, store, slot));
                 }
             }
@@ -365,7 +368,7 @@ impl Lane for ModelLane {
                     break;
                 }
                 let _ = process.read(page.0);
-                process.lose(page.0, 3);
+                process.lose(page.0, LossCause::Unmerge);
                 process.pages.insert(page.0, Page::Private(content));
                 process.written.insert(page.0);
                 done.pages += 1;

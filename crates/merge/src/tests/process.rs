@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use bindery_guest::{Resume, Segment};
 use bindery_page::DigestKey;
-use bindery_space::wire::control::StoreId;
-use bindery_space::wire::lane::{Lost, PageSpan, outcome};
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot};
+use bindery_wire::control::StoreId;
+use bindery_wire::lane::{LossCause, Lost, PageOutcome, PageSpan, Presence};
 
 /// What a page holds: zero is zero.
 pub(crate) type Content = u64;
@@ -165,7 +165,7 @@ impl Process {
         }
     }
 
-    pub(crate) fn lose(&mut self, page: u32, cause: u32) {
+    pub(crate) fn lose(&mut self, page: u32, cause: LossCause) {
         if let Some(Page::Merged(store, slot, _)) = self.pages.get(&page) {
             let (store, slot) = (u32::from(store.0), slot.0);
             self.lost.push_back(Lost { page, slot, store, cause });
@@ -177,14 +177,14 @@ impl Process {
             return;
         }
         let _ = self.read(page);
-        self.lose(page, 1);
+        self.lose(page, LossCause::Write);
         self.pages.insert(page, Page::Private(content));
         self.written.insert(page);
     }
 
     pub(crate) fn discard(&mut self, page: u32) {
         if self.pages.contains_key(&page) {
-            self.lose(page, 2);
+            self.lose(page, LossCause::Discard);
             self.pages.insert(page, Page::Absent);
             self.written.remove(&page);
         }
@@ -206,18 +206,23 @@ impl Process {
         }
     }
 
-    pub(crate) fn merge_one(&mut self, page: u32, store: StoreId, slot: Option<Slot>) -> u8 {
-        let Some(state) = self.pages.get(&page).copied() else { return outcome::NEVER };
+    pub(crate) fn merge_one(
+        &mut self,
+        page: u32,
+        store: StoreId,
+        slot: Option<Slot>,
+    ) -> PageOutcome {
+        let Some(state) = self.pages.get(&page).copied() else { return PageOutcome::Never };
         let busy = self.busy && self.random(4) == 0;
-        let Some(bytes) = self.read(page).filter(|_| !busy) else { return outcome::BUSY };
+        let Some(bytes) = self.read(page).filter(|_| !busy) else { return PageOutcome::Busy };
         match (state, slot) {
-            (Page::Zero, None) => outcome::ALREADY,
+            (Page::Zero, None) => PageOutcome::Already,
             (_, None) if bytes == [0; PAGE_BYTES] => {
                 self.pages.insert(page, Page::Zero);
-                outcome::MERGED
+                PageOutcome::Merged
             }
             (Page::Merged(old, at, _), Some(slot)) if (old, at) == (store, slot) => {
-                outcome::ALREADY
+                PageOutcome::Already
             }
             (Page::Private(content) | Page::Merged(_, _, content), Some(slot))
                 if bytes == self.slot_bytes(store, slot) =>
@@ -225,18 +230,18 @@ impl Process {
                 if self.mappings > self.mappings_max {
                     // It was moved, and moved back.
                     self.written.extend(matches!(state, Page::Private(_)).then_some(page));
-                    return outcome::NO_MAPPINGS;
+                    return PageOutcome::NoMappings;
                 }
                 self.pages.insert(page, Page::Merged(store, slot, content));
                 self.written.remove(&page);
-                outcome::MERGED
+                PageOutcome::Merged
             }
             (Page::Private(_), Some(_)) => {
                 // It was moved, and moved back.
                 self.written.insert(page);
-                outcome::DIFFERENT
+                PageOutcome::Different
             }
-            _ => outcome::DIFFERENT,
+            _ => PageOutcome::Different,
         }
     }
 
@@ -258,8 +263,13 @@ impl Process {
         let within = self.pages.range(range.first.0..range.end().0);
         let pages: Vec<u32> = within.filter_map(wanted).collect();
         let runs = pages.chunk_by(|a, b| *b == a + 1);
-        *found =
-            runs.map(|run| PageSpan { first: run[0], count: run.len() as u32, gone: 0 }).collect();
+        *found = runs
+            .map(|run| PageSpan {
+                first: run[0],
+                count: run.len() as u32,
+                presence: Presence::Present,
+            })
+            .collect();
         // Windows are small here, so that scans are resumed.
         let resume = found.get(50).map(|span| PageIndex(span.first));
         found.truncate(50);

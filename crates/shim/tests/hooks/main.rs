@@ -12,7 +12,7 @@ mod vmm;
 
 use bindery_guest::Connection;
 use bindery_space::Space;
-use bindery_space::wire::control::REGIONS_MAX;
+use bindery_wire::control::REGIONS_MAX;
 use peer::{Peer, merge_all, merge_until_gone, region, wait_until};
 use vmm::Vmm;
 

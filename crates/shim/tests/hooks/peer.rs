@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bindery_guest::{Arrival, Connection, Fetched, Guest, GuestError, Welcome};
-use bindery_space::wire::control::{MAGIC, Region, STORE_NAME};
-use bindery_space::wire::lane::{FETCH_PAGES_MAX, PageSpan, Run, outcome};
 use bindery_sys::{memfd, socket};
 use bindery_units::PAGE_BYTES;
+use bindery_wire::control::{MAGIC, Region, STORE_NAME};
+use bindery_wire::lane::{FETCH_PAGES_MAX, PageOutcome, PageSpan, Run, RunTarget};
 
 /// Nothing here takes so long unless it is broken.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -126,7 +126,7 @@ fn merge_round(guest: &Guest, store: &File) -> Result<(usize, usize), GuestError
                 .collect();
             let mut outcomes = Vec::new();
             lane.merge(guest.store(), &[(0, store.as_fd())], &runs, &mut outcomes)?;
-            merged += outcomes.iter().filter(|&&page| page == outcome::MERGED).count();
+            merged += outcomes.iter().filter(|&&page| page == PageOutcome::Merged).count();
         }
     }
     Ok((merged, told))
@@ -135,8 +135,8 @@ fn merge_round(guest: &Guest, store: &File) -> Result<(usize, usize), GuestError
 /// How a page that seems to be full of `word` is merged.
 fn run_for(page: u32, word: u32) -> Run {
     match word {
-        1..=KINDS => Run { page, count: 1, slot: word - 1, zero: 0 },
-        _ => Run { page, count: 1, slot: 0, zero: 1 },
+        1..=KINDS => Run { page, count: 1, slot: word - 1, target: RunTarget::Slots },
+        _ => Run { page, count: 1, slot: 0, target: RunTarget::Zeros },
     }
 }
 
@@ -148,11 +148,16 @@ pub(crate) fn merge_all(guest: &Guest, store: &File) {
     lane.scan(region.pages, &mut written).expect("scan");
     let pages: u32 = written.iter().map(|span| span.count).sum();
     assert_eq!(pages, FILLED, "the pages that were written are those that were filled");
-    let run = |first| Run { page: region.pages.first.0 + first, count: KINDS, slot: 0, zero: 0 };
+    let run = |first| Run {
+        page: region.pages.first.0 + first,
+        count: KINDS,
+        slot: 0,
+        target: RunTarget::Slots,
+    };
     let runs: Vec<Run> = (0..FILLED).step_by(KINDS as usize).map(run).collect();
     let mut outcomes = Vec::new();
     let segments = [(0, store.as_fd())];
     lane.merge(guest.store(), &segments, &runs, &mut outcomes).expect("merge");
-    let merged = outcomes.iter().filter(|&&page| page == outcome::MERGED).count();
+    let merged = outcomes.iter().filter(|&&page| page == PageOutcome::Merged).count();
     assert_eq!(merged, FILLED as usize, "{outcomes:?}");
 }

@@ -6,7 +6,7 @@
 
 use bindery_units::{PageIndex, PageRange};
 
-use crate::wire::control::Region;
+use bindery_wire::control::Region;
 
 /// What to tell, removals first.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -4,16 +4,8 @@ use std::env;
 use std::fs;
 use std::path::PathBuf;
 
-use crate::wire::control::default_socket;
-
-/// The daemon's socket, if it is not the user's default one.
-pub const SOCKET_VARIABLE: &str = "BINDERY_SOCKET";
-
-/// The guest's name.
-pub const NAME_VARIABLE: &str = "BINDERY_NAME";
-
-/// The domain that the guest shares pages in.
-pub const DOMAIN_VARIABLE: &str = "BINDERY_DOMAIN";
+use bindery_wire::control::default_socket;
+use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 
 /// The most of each text that is sent, in bytes: more than any daemon keeps.
 const TEXT_BYTES_MAX: usize = 512;

@@ -23,15 +23,16 @@ use bindery_sys::mapping::{self, Mapping};
 use bindery_sys::socket::Arrived;
 use bindery_sys::{memfd, socket, thread};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{Immutable, IntoBytes, TryFromBytes};
 
 use super::request::{Task, are_runs};
-use crate::wire::control::StoreId;
-use crate::wire::lane::{
-    ANSWER_OFFSET, Answer, FETCH_PAGES_MAX, Lost, MergedSpan, PageDigest, PageSpan, Request, Run,
-    SEGMENTS_MAX, SEGMENTS_OFFSET, WINDOW_BYTES, outcome, status,
-};
 use crate::{PinError, Segments, Sought, Space, Worker};
+use bindery_wire::array::{ArrayError, ArrayReader};
+use bindery_wire::control::StoreId;
+use bindery_wire::lane::{
+    ANSWER_OFFSET, Answer, FETCH_PAGES_MAX, Lost, MergedSpan, PageDigest, PageOutcome, PageSpan,
+    Request, Run, RunTarget, SEGMENTS_MAX, SEGMENTS_OFFSET, Status, WINDOW_BYTES,
+};
 
 /// Pages made private in answer to one `UNMERGE`: tens of milliseconds at worst.
 const UNMERGE_PAGES: u32 = 4096;
@@ -63,7 +64,10 @@ struct Arrays {
     spans: Vec<PageSpan>,
     lost: Vec<Lost>,
     digests: Vec<PageDigest>,
-    outcomes: Vec<u8>,
+    outcomes: Vec<PageOutcome>,
+    /// For pages that are fetched: 1 if the page was there.
+    flags: Vec<u8>,
+    reader: ArrayReader,
     merged: Vec<MergedSpan>,
 }
 
@@ -101,19 +105,18 @@ impl Lane {
     /// If the peer breaks the protocol, or the kernel fails its window.
     pub(super) fn serve(&mut self) -> io::Result<()> {
         loop {
-            let mut request = Request::default();
+            let mut buffer = [0; size_of::<Request>()];
             let mut fds = Vec::new();
-            let arrived =
-                socket::receive_many(&self.parts.socket, request.as_mut_bytes(), &mut fds)?;
+            let arrived = socket::receive_many(&self.parts.socket, &mut buffer, &mut fds)?;
             if arrived.bytes == 0 || self.is_stopping() {
                 return Ok(());
             }
-            let answer = match self.take(&request, arrived, fds)? {
+            let answer = match self.take(&buffer, arrived, fds)? {
                 Outcome::Done(answer) => answer,
-                Outcome::Refused => Answer { status: status::REFUSED, ..Answer::default() },
+                Outcome::Refused => Answer { status: Status::Refused, ..Answer::default() },
                 Outcome::Failed(error) => {
                     let errno = error.raw_os_error().unwrap_or(0).unsigned_abs();
-                    Answer { status: status::FAILED, errno, ..Answer::default() }
+                    Answer { status: Status::Failed, errno, ..Answer::default() }
                 }
                 Outcome::Broken(error) => return Err(error),
             };
@@ -152,18 +155,22 @@ impl Lane {
     /// Does what a request asks for, if as many descriptors came with it as it says.
     fn take(
         &mut self,
-        request: &Request,
+        bytes: &[u8; size_of::<Request>()],
         arrived: Arrived,
         fds: Vec<OwnedFd>,
     ) -> io::Result<Outcome> {
-        let (named, came) = (request.segments as usize, fds.len());
         let is_whole = arrived.bytes == size_of::<Request>();
+        let request = Request::try_read_from_bytes(bytes);
+        let Ok(request) = request else {
+            return Ok(Outcome::Refused);
+        };
+        let (named, came) = (request.segments as usize, fds.len());
         if is_whole && arrived.lost_descriptors && came < named && named <= SEGMENTS_MAX {
             // Not the daemon's fault: this process has no room for them.
             return Ok(Outcome::Failed(io::Error::from_raw_os_error(libc::EMFILE)));
         }
         if is_whole && came == named && !arrived.lost_descriptors {
-            return Ok(self.perform(request, fds));
+            return Ok(self.perform(&request, fds));
         }
         let what = format!("a request of {} bytes and {came} descriptors", arrived.bytes);
         Err(io::Error::new(io::ErrorKind::InvalidData, what))
@@ -214,7 +221,8 @@ impl Lane {
     }
 
     fn digest(&mut self, pages: usize) -> io::Result<Answer> {
-        read_array(&self.parts.window, pages, &mut self.arrays.pages)?;
+        let Arrays { reader, pages: wanted, .. } = &mut self.arrays;
+        reader.read(&self.parts.window, 0, pages, wanted).map_err(broken)?;
         let digests = &mut self.arrays.digests;
         digests.clear();
         self.worker.digest(&self.arrays.pages, &self.parts.key, digests);
@@ -246,9 +254,9 @@ impl Lane {
 
     /// Copies pages into the window, from `to` on.
     fn copy(&mut self, pages: usize, to: HostAddress) -> io::Result<Answer> {
-        let (window, Arrays { pages: wanted, outcomes: flags, .. }) =
+        let (window, Arrays { pages: wanted, flags, reader, .. }) =
             (&self.parts.window, &mut self.arrays);
-        read_array(window, pages, wanted)?;
+        reader.read(window, 0, pages, wanted).map_err(broken)?;
         flags.clear();
         // SAFETY: the window is mapped for as many pages, and whoever else writes there spoils only
         // what is read from there.
@@ -259,22 +267,27 @@ impl Lane {
 
     /// Copies the runs out of the window. False if they make no sense.
     fn read_runs(&mut self, runs: usize) -> io::Result<bool> {
-        read_array(&self.parts.window, runs, &mut self.arrays.runs)?;
-        Ok(are_runs(&self.arrays.runs))
+        let Arrays { reader, runs: asked, .. } = &mut self.arrays;
+        match reader.read(&self.parts.window, 0, runs, asked) {
+            Ok(()) => Ok(are_runs(asked)),
+            Err(ArrayError::Nonsense) => Ok(false),
+            Err(ArrayError::Io(error)) => Err(error),
+        }
     }
 
     /// Merges the runs that were read, with segments that came along.
     fn merge(&mut self, store: StoreId, fds: Vec<OwnedFd>) -> Outcome {
-        let numbers = &mut self.arrays.segments;
-        if let Err(error) = read_array_at(&self.parts.window, SEGMENTS_OFFSET, fds.len(), numbers) {
-            return Outcome::Broken(error);
+        let Arrays { reader, segments: numbers, .. } = &mut self.arrays;
+        if let Err(error) = reader.read(&self.parts.window, SEGMENTS_OFFSET, fds.len(), numbers) {
+            return Outcome::Broken(broken(error));
         }
         let segments = match self.parts.space.pin(store, numbers.iter().copied().zip(fds)) {
             Ok(segments) => segments,
             Err(PinError::Nonsense) => return Outcome::Refused,
             Err(PinError::Map(error)) => return Outcome::Failed(error),
         };
-        let are_here = |run: &Run| run.zero != 0 || segments.have(Slot(run.slot), run.count);
+        let are_here =
+            |run: &Run| run.target == RunTarget::Zeros || segments.have(Slot(run.slot), run.count);
         if !self.arrays.runs.iter().all(are_here) {
             return Outcome::Refused;
         }
@@ -288,7 +301,7 @@ impl Lane {
             if self.parts.stopping.load(Ordering::Relaxed) {
                 // Nobody reads the answer any more, but it has its length.
                 let pages: u32 = runs.iter().map(|run| run.count).sum();
-                outcomes.resize(outcomes.len() + pages as usize, outcome::BUSY);
+                outcomes.resize(outcomes.len() + pages as usize, PageOutcome::Busy);
             } else {
                 self.worker.merge(segments, runs, outcomes);
             }
@@ -328,7 +341,7 @@ fn map_window(window: &File) -> io::Result<Mapping> {
 
 fn array_of(elements: usize, resume: Option<PageIndex>) -> Answer {
     Answer {
-        status: status::DONE,
+        status: Status::Done,
         count: elements as u32,
         more: resume.is_some().into(),
         resume_at: resume.map_or(0, |page| page.0),
@@ -336,27 +349,12 @@ fn array_of(elements: usize, resume: Option<PageIndex>) -> Answer {
     }
 }
 
-/// Copies a request's array out of the window.
-fn read_array<T>(window: &File, elements: usize, into: &mut Vec<T>) -> io::Result<()>
-where
-    T: FromZeros + FromBytes + IntoBytes + Immutable + Clone,
-{
-    read_array_at(window, 0, elements, into)
-}
-
-/// The same for one that begins elsewhere.
-fn read_array_at<T>(
-    window: &File,
-    offset: usize,
-    elements: usize,
-    into: &mut Vec<T>,
-) -> io::Result<()>
-where
-    T: FromZeros + FromBytes + IntoBytes + Immutable + Clone,
-{
-    into.clear();
-    into.resize(elements, T::new_zeroed());
-    window.read_exact_at(into.as_mut_slice().as_mut_bytes(), offset as u64)
+/// The error of an array of plain numbers, in which no code can be unknown.
+fn broken(error: ArrayError) -> io::Error {
+    match error {
+        ArrayError::Nonsense => io::ErrorKind::InvalidData.into(),
+        ArrayError::Io(error) => error,
+    }
 }
 
 /// Copies (part of) an answer's array into the window.

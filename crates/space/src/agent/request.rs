@@ -5,11 +5,10 @@
 
 use bindery_units::{PageIndex, PageRange};
 
-use crate::entry::{SLOTS_MAX, STORE_MAX};
-use crate::wire::control::StoreId;
-use crate::wire::lane::{
-    DIGEST_PAGES_MAX, FETCH_PAGES_MAX, MERGE_PAGES_MAX, MERGE_RUNS_MAX, RUN_PAGES_MAX, Request,
-    Run, SEGMENTS_MAX, op,
+use bindery_wire::control::{SLOTS_MAX, STORE_MAX, StoreId};
+use bindery_wire::lane::{
+    DIGEST_PAGES_MAX, FETCH_PAGES_MAX, MERGE_PAGES_MAX, MERGE_RUNS_MAX, Op, RUN_PAGES_MAX, Request,
+    Run, RunTarget, SEGMENTS_MAX,
 };
 
 /// A request that makes sense by itself; arrays, as long as said here, follow in the window.
@@ -30,7 +29,7 @@ impl Task {
     /// The request's task; `None` if it makes no sense.
     pub(super) fn of(request: &Request) -> Option<Self> {
         let of_merges_alone = [request.store, request.segments] != [0; 2];
-        if request.unused != [0; 11] || (of_merges_alone && request.op != op::MERGE) {
+        if request.unused != [0; 11] || (of_merges_alone && request.op != Op::Merge) {
             return None;
         }
         let array = |max: usize| {
@@ -38,21 +37,20 @@ impl Task {
             (request.first == 0 && count <= max).then_some(count)
         };
         match request.op {
-            op::SCAN => range(request).map(Self::Scan),
-            op::SURVEY => range(request).map(Self::Survey),
-            op::LOST => array(0).map(|_| Self::Lost),
-            op::DIGEST => array(DIGEST_PAGES_MAX).map(|pages| Self::Digest { pages }),
-            op::FETCH => array(FETCH_PAGES_MAX).map(|pages| Self::Fetch { pages }),
-            op::MERGE => {
+            Op::Scan => range(request).map(Self::Scan),
+            Op::Survey => range(request).map(Self::Survey),
+            Op::Lost => array(0).map(|_| Self::Lost),
+            Op::Digest => array(DIGEST_PAGES_MAX).map(|pages| Self::Digest { pages }),
+            Op::Fetch => array(FETCH_PAGES_MAX).map(|pages| Self::Fetch { pages }),
+            Op::Merge => {
                 let store = u8::try_from(request.store).ok().filter(|store| *store <= STORE_MAX)?;
                 let segments = request.segments as usize;
                 let runs = array(MERGE_RUNS_MAX).filter(|_| segments <= SEGMENTS_MAX)?;
                 Some(Self::Merge { store: StoreId(store), runs, segments })
             }
-            op::UNMERGE => range(request).map(Self::Unmerge),
-            op::REPORT => range(request).map(Self::Report),
-            op::MEND => range(request).map(Self::Mend),
-            _ => None,
+            Op::Unmerge => range(request).map(Self::Unmerge),
+            Op::Report => range(request).map(Self::Report),
+            Op::Mend => range(request).map(Self::Mend),
         }
     }
 }
@@ -71,10 +69,9 @@ pub(super) fn are_runs(runs: &[Run]) -> bool {
         (1..=RUN_PAGES_MAX).contains(&run.count)
             && pages <= MERGE_PAGES_MAX
             && run.page.checked_add(run.count).is_some()
-            && match run.zero {
-                0 => slots_end.is_some_and(|end| end <= SLOTS_MAX),
-                1 => true,
-                _ => false,
+            && match run.target {
+                RunTarget::Slots => slots_end.is_some_and(|end| end <= SLOTS_MAX),
+                RunTarget::Zeros => true,
             }
     })
 }
@@ -83,9 +80,10 @@ pub(super) fn are_runs(runs: &[Run]) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use zerocopy::TryFromBytes;
 
-    fn request(op: u32, store: u32, first: u32, count: u32) -> Request {
-        Request { op, store, first, count, ..Request::default() }
+    fn request(op: Op, store: u32, first: u32, count: u32) -> Request {
+        Request { store, first, count, ..Request::of(op) }
     }
 
     /// Numbers near the edges, and any others.
@@ -93,11 +91,16 @@ mod tests {
         prop_oneof![0u32..20, Just(u32::MAX), Just(u32::MAX - 1), any::<u32>()]
     }
 
+    fn any_op() -> impl Strategy<Value = Op> {
+        let known = |code: u32| Op::try_read_from_bytes(&code.to_ne_bytes()).expect("a known code");
+        (Op::Scan as u32..=Op::Survey as u32).prop_map(known)
+    }
+
     proptest! {
         /// Whatever is accepted is within the bounds that the rest of the lane relies on.
         #[test]
         fn accepted_requests_are_within_bounds(
-            op in edge(), store in edge(), first in edge(), count in edge(), segments in edge(),
+            op in any_op(), store in edge(), first in edge(), count in edge(), segments in edge(),
             unused in 0u32..2,
         ) {
             let mut request = Request { segments, ..request(op, store, first, count) };
@@ -126,14 +129,16 @@ mod tests {
 
         #[test]
         fn accepted_runs_are_within_bounds(
-            parts in prop::collection::vec((edge(), 0u32..70, edge(), 0u32..3), 0..8)
+            parts in prop::collection::vec((edge(), 0u32..70, edge(), any::<bool>()), 0..8)
         ) {
-            let run = |&(page, count, slot, zero)| Run { page, count, slot, zero };
+            let target = |zeros| if zeros { RunTarget::Zeros } else { RunTarget::Slots };
+            let run =
+                |&(page, count, slot, zeros)| Run { page, count, slot, target: target(zeros) };
             let runs: Vec<Run> = parts.iter().map(run).collect();
             let sane = |run: &Run| {
-                run.count > 0 && run.count <= RUN_PAGES_MAX && run.zero <= 1
+                run.count > 0 && run.count <= RUN_PAGES_MAX
                     && u64::from(run.page) + u64::from(run.count) <= u64::from(u32::MAX)
-                    && (run.zero == 1
+                    && (run.target == RunTarget::Zeros
                         || u64::from(run.slot) + u64::from(run.count) <= u64::from(SLOTS_MAX))
             };
             prop_assert_eq!(are_runs(&runs), runs.iter().all(sane));
@@ -143,24 +148,23 @@ mod tests {
     #[test]
     fn each_operation_is_understood() {
         let some = PageRange::new(PageIndex(5), 9);
-        assert_eq!(Task::of(&request(op::SCAN, 0, 5, 9)), Some(Task::Scan(some)));
-        assert_eq!(Task::of(&request(op::SURVEY, 0, 5, 9)), Some(Task::Survey(some)));
-        assert_eq!(Task::of(&request(op::LOST, 0, 0, 0)), Some(Task::Lost));
-        assert_eq!(Task::of(&request(op::DIGEST, 0, 0, 3)), Some(Task::Digest { pages: 3 }));
-        assert_eq!(Task::of(&request(op::FETCH, 0, 0, 3)), Some(Task::Fetch { pages: 3 }));
+        assert_eq!(Task::of(&request(Op::Scan, 0, 5, 9)), Some(Task::Scan(some)));
+        assert_eq!(Task::of(&request(Op::Survey, 0, 5, 9)), Some(Task::Survey(some)));
+        assert_eq!(Task::of(&request(Op::Lost, 0, 0, 0)), Some(Task::Lost));
+        assert_eq!(Task::of(&request(Op::Digest, 0, 0, 3)), Some(Task::Digest { pages: 3 }));
+        assert_eq!(Task::of(&request(Op::Fetch, 0, 0, 3)), Some(Task::Fetch { pages: 3 }));
         let merge = Task::Merge { store: StoreId(2), runs: 4, segments: 3 };
-        let asked = Request { segments: 3, ..request(op::MERGE, 2, 0, 4) };
+        let asked = Request { segments: 3, ..request(Op::Merge, 2, 0, 4) };
         assert_eq!(Task::of(&asked), Some(merge));
-        assert_eq!(Task::of(&Request { op: op::LOST, store: 0, count: 0, ..asked }), None);
-        assert_eq!(Task::of(&request(op::UNMERGE, 0, 5, 9)), Some(Task::Unmerge(some)));
-        assert_eq!(Task::of(&request(op::REPORT, 0, 5, 9)), Some(Task::Report(some)));
-        assert_eq!(Task::of(&request(op::MEND, 0, 5, 9)), Some(Task::Mend(some)));
-        assert_eq!(Task::of(&request(0, 0, 0, 0)), None);
+        assert_eq!(Task::of(&Request { op: Op::Lost, store: 0, count: 0, ..asked }), None);
+        assert_eq!(Task::of(&request(Op::Unmerge, 0, 5, 9)), Some(Task::Unmerge(some)));
+        assert_eq!(Task::of(&request(Op::Report, 0, 5, 9)), Some(Task::Report(some)));
+        assert_eq!(Task::of(&request(Op::Mend, 0, 5, 9)), Some(Task::Mend(some)));
     }
 
     #[test]
     fn too_many_pages_in_runs_are_refused() {
-        let run = Run { page: 0, count: RUN_PAGES_MAX, slot: 0, zero: 1 };
+        let run = Run { page: 0, count: RUN_PAGES_MAX, slot: 0, target: RunTarget::Zeros };
         let fitting = MERGE_PAGES_MAX / RUN_PAGES_MAX as usize;
         assert!(are_runs(&vec![run; fitting]));
         assert!(!are_runs(&vec![run; fitting + 1]));

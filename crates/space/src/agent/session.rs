@@ -17,10 +17,10 @@ use bindery_sys::{mapping, socket, table};
 use super::announce::changes;
 use super::lane::{Lane, Parts};
 use super::{Shared, log};
-use crate::wire::channel::{Channel, ChannelError};
-use crate::wire::control::{FromDaemon, FromShim, MAGIC, Region, VERSION};
-use crate::wire::frame::FrameError;
 use crate::{AttachError, ReleaseError};
+use bindery_wire::channel::{Channel, ChannelError};
+use bindery_wire::control::{FromDaemon, FromShim, MAGIC, Region, VERSION};
+use bindery_wire::frame::FrameError;
 
 /// How long the daemon may leave a message of ours unread.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -42,7 +42,8 @@ fn tables_stay_while_slots_are_read_and_go_when_none_was() {
     let _pinned = pin(&store, &[(0, &segment(7))]).unwrap();
     let pagemap = Pagemap::of_self().unwrap();
     let start = store.room.address();
-    let has_tables = || find_pages(&pagemap, start, SEGMENT_SLOTS, HERE) != Some(PageSet::default());
+    let has_tables =
+        || find_pages(&pagemap, start, SEGMENT_SLOTS, HERE) != Some(PageSet::default());
     assert!(!has_tables());
     assert_eq!(read(&store, 3), 7);
     store.rest();

@@ -10,10 +10,11 @@ use bindery_sys::{
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use super::Worker;
+use bindery_wire::lane::{DigestKind, PageDigest, PageSpan, Presence};
+
 use crate::{
     region::Region,
     transfer::{PRESENT, PageSet, WINDOW_PAGES},
-    wire::lane::{PageDigest, PageSpan},
 };
 
 /// Pages looked at before whoever unmaps them gets a turn.
@@ -64,7 +65,7 @@ impl Worker {
     /// Protects them again. Returns where to go on if `found` became full.
     ///
     /// Pages that are absent, the zero page or merged are not looked at; those that became so after they
-    /// were written, and that no scan found in between, are told as [`gone`](PageSpan::gone), once. A page
+    /// were written, and that no scan found in between, are told as [gone](Presence::Gone), once. A page
     /// that the kernel copied inside a mapping of the store, or that is not protected there, is found each
     /// time: nobody knows whether it was written. About 2 ns for each private page that was not written.
     /// Waits for those who hold pages of the range when it begins; a page that is taken into transit
@@ -94,7 +95,11 @@ impl Worker {
                 if let Some(run) = untold.filter(|_| at == limit) {
                     region.note_told(run);
                     let PageRange { first, count } = run.pages;
-                    found.push(PageSpan { first: first.0, count, gone: (!run.untracked).into() });
+                    found.push(PageSpan {
+                        first: first.0,
+                        count,
+                        presence: if run.untracked { Presence::Present } else { Presence::Gone },
+                    });
                     let behind = run.pages.end();
                     // What is gone may be back, and is looked at like all others.
                     at = if run.untracked { at.plus_pages(count) } else { at };
@@ -107,7 +112,11 @@ impl Worker {
                 let scanned = self.core.pagemap.scan(at, limit.0 - at.0, query, extents)?;
                 for extent in &extents[..scanned.extents] {
                     let first = region.page(HostAddress(extent.start as usize)).0;
-                    found.push(PageSpan { first, count: extent.pages() as u32, gone: 0 });
+                    found.push(PageSpan {
+                        first,
+                        count: extent.pages() as u32,
+                        presence: Presence::Present,
+                    });
                 }
                 at = scanned.resume_at;
             }
@@ -124,8 +133,10 @@ impl Worker {
             // SAFETY: `look` gives a region that is mapped and stays so: a page is 4096 bytes,
             // aligned to as many.
             match unsafe { bindery_page::examine_at(bytes, next, key) } {
-                Examined::Zero => PageDigest { kind: 1, digest: [0; 2] },
-                Examined::Content(digest) => PageDigest { kind: 2, digest: digest.to_words() },
+                Examined::Zero => PageDigest { kind: DigestKind::Zeros, digest: [0; 2] },
+                Examined::Content(digest) => {
+                    PageDigest { kind: DigestKind::Content, digest: digest.to_words() }
+                }
             }
         };
         let Ok(()) = self.look(pages, |pages, region| {
@@ -251,7 +262,9 @@ mod tests {
         let mut digests = Vec::new();
         worker.digest(&pages, &DigestKey::generate().expect("key"), &mut digests);
         let kinds = digests.iter().map(|digest| digest.kind);
-        assert_eq!(kinds.collect::<Vec<_>>(), [1, 1, 1, 0, 1, 1, 1, 1]);
+        let mut expected = [DigestKind::Zeros; 8];
+        expected[3] = DigestKind::Nothing;
+        assert_eq!(kinds.collect::<Vec<_>>(), expected);
         let (mut bytes, mut found) = ([0_u8; 8 * PAGE_BYTES], Vec::new());
         // SAFETY: so many pages of our own.
         unsafe { worker.copy(&pages, bytes.as_mut_ptr(), |is| found.push(is)) };

@@ -12,6 +12,8 @@ use bindery_sys::table;
 use bindery_units::{HostAddress, PageIndex, PageRange, Slot};
 pub use look::Sought;
 
+use bindery_wire::lane::{LossCause, Lost, MergedSpan, PageOutcome, RUN_PAGES_MAX, Run, RunTarget};
+
 use crate::{
     Core,
     entry::{Entry, Kind},
@@ -21,7 +23,6 @@ use crate::{
     spare::Spare,
     store::Segments,
     transfer::Staging,
-    wire::lane::{Lost, MergedSpan, RUN_PAGES_MAX, Run, outcome},
 };
 
 /// One thread's hands on the space: a staging area, spare pages and the room for a scan's answer.
@@ -84,13 +85,13 @@ impl Worker {
         self.core.follow_memory_errors();
     }
 
-    /// Merges runs of pages with runs of slots or of zeros; one [`outcome`] each is appended. Runs
+    /// Merges runs of pages with runs of slots or of zeros; one [`PageOutcome`] each is appended. Runs
     /// whose pages follow one another are merged together, which costs less.
-    pub fn merge(&mut self, segments: &Segments, runs: &[Run], outcomes: &mut Vec<u8>) {
+    pub fn merge(&mut self, segments: &Segments, runs: &[Run], outcomes: &mut Vec<PageOutcome>) {
         table::run(|| self.merge_runs(segments, runs, outcomes));
     }
 
-    fn merge_runs(&mut self, segments: &Segments, runs: &[Run], outcomes: &mut Vec<u8>) {
+    fn merge_runs(&mut self, segments: &Segments, runs: &[Run], outcomes: &mut Vec<PageOutcome>) {
         for stretch in runs.chunk_by(|run, next| is_continued(run, next, segments)) {
             // A window is held as long as all its runs take.
             for runs in stretch.chunks(WINDOW_RUNS_MAX) {
@@ -101,17 +102,22 @@ impl Worker {
 
     /// Merges runs whose pages are consecutive, and that are alike in kind and in whether they make
     /// sense.
-    fn merge_consecutive(&mut self, segments: &Segments, runs: &[Run], outcomes: &mut Vec<u8>) {
+    fn merge_consecutive(
+        &mut self,
+        segments: &Segments,
+        runs: &[Run],
+        outcomes: &mut Vec<PageOutcome>,
+    ) {
         let pages: u32 = runs.iter().map(|run| run.count).sum();
         let asked = outcomes.len();
-        outcomes.resize(asked + pages as usize, outcome::NEVER);
+        outcomes.resize(asked + pages as usize, PageOutcome::Never);
         let outcomes = &mut outcomes[asked..];
         let [first, ..] = runs else { return };
         if !is_sane(first, segments) {
             return;
         }
         self.slots.clear();
-        if first.zero == 0 {
+        if first.target == RunTarget::Slots {
             self.slots.extend(runs.iter().flat_map(|run| run.slot..run.slot + run.count).map(Slot));
         }
         let pages = PageRange::new(PageIndex(first.page), pages);
@@ -121,14 +127,14 @@ impl Worker {
                 let at = (piece.first.0 - first.page) as usize;
                 let piece_at = at..at + piece.count as usize;
                 let outcomes = &mut outcomes[piece_at.clone()];
-                let target = match first.zero {
-                    0 => Target::Slots(segments, &self.slots[piece_at]),
-                    _ => Target::Zero,
+                let target = match first.target {
+                    RunTarget::Slots => Target::Slots(segments, &self.slots[piece_at]),
+                    RunTarget::Zeros => Target::Zero,
                 };
                 // Nobody unmaps the region while its pages are in transit.
                 let _mapped = part.region.mapped.read().unwrap_or_else(PoisonError::into_inner);
                 if !core.regions.has(&part.region) {
-                    outcomes.fill(outcome::BUSY);
+                    outcomes.fill(PageOutcome::Busy);
                     continue;
                 }
                 let transit_ns =
@@ -221,21 +227,21 @@ const WINDOW_RUNS_MAX: usize = 16;
 /// Whether a run makes sense: pages that can be, slots that are at hand.
 fn is_sane(run: &Run, segments: &Segments) -> bool {
     run.page.checked_add(run.count).is_some()
-        && (run.zero != 0 || segments.have(Slot(run.slot), run.count))
+        && (run.target == RunTarget::Zeros || segments.have(Slot(run.slot), run.count))
 }
 
 /// Whether `next` can be merged together with `run`.
 fn is_continued(run: &Run, next: &Run, segments: &Segments) -> bool {
     run.page.checked_add(run.count) == Some(next.page)
-        && (run.zero != 0) == (next.zero != 0)
+        && run.target == next.target
         && is_sane(run, segments) == is_sane(next, segments)
 }
 
 fn describe(page: PageIndex, entry: Entry) -> Lost {
     let cause = match entry.kind() {
-        Kind::Discarded => 2,
-        Kind::Unmerged => 3,
-        _ => 1,
+        Kind::Discarded => LossCause::Discard,
+        Kind::Unmerged => LossCause::Unmerge,
+        _ => LossCause::Write,
     };
     Lost { page: page.0, slot: entry.slot().0, store: u32::from(entry.store().0), cause }
 }

@@ -6,14 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bindery_space::wire::channel::{Channel, Received};
-use bindery_space::wire::control::{FromDaemon, FromShim, MAGIC, Region, StoreId};
-use bindery_space::wire::lane::{
-    ANSWER_OFFSET, Answer, Request, Run, SEGMENTS_OFFSET, WINDOW_BYTES, op::MERGE,
-};
 use bindery_sys::{memfd, socket};
 use bindery_units::PAGE_BYTES;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use bindery_wire::array::ArrayReader;
+use bindery_wire::channel::{Channel, Received};
+use bindery_wire::control::{FromDaemon, FromShim, MAGIC, Region, StoreId};
+use bindery_wire::lane::{ANSWER_OFFSET, Answer, Op, Request, Run, SEGMENTS_OFFSET, WINDOW_BYTES};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// Nothing here takes so long unless it is broken.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -134,7 +133,7 @@ impl Lane {
     ) -> Answer {
         let numbers: Vec<u32> = segments.iter().map(|(number, _)| *number).collect();
         let (count, of) = (runs.len() as u32, segments.len() as u32);
-        let request = Request { op: MERGE, store, count, segments: of, ..Request::default() };
+        let request = Request { store, count, segments: of, ..Request::of(Op::Merge) };
         self.window.write_all_at(runs.as_bytes(), 0).expect("window");
         self.window.write_all_at(numbers.as_bytes(), SEGMENTS_OFFSET as u64).expect("window");
         let files: Vec<File> = segments
@@ -154,23 +153,22 @@ impl Lane {
     pub(crate) fn ask_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Option<Answer> {
         socket::send(&self.socket, bytes, fds).ok()?;
         assert!(socket::wait_readable(&self.socket, SOON).expect("wait"), "a lane answers or ends");
-        let mut answer = Answer::default();
-        match socket::receive(&self.socket, answer.as_mut_bytes(), &mut Vec::new()) {
-            Ok(64) => Some(answer),
+        let mut answer = [0; size_of::<Answer>()];
+        match socket::receive(&self.socket, &mut answer, &mut Vec::new()) {
+            Ok(64) => Some(Answer::try_read_from_bytes(&answer).expect("an answer")),
             Ok(0) | Err(_) => None,
             Ok(bytes) => panic!("an answer of {bytes} bytes"),
         }
     }
 
     /// Elements of the answer's array, `offset` bytes into it.
-    pub(crate) fn array<T: FromBytes + IntoBytes + Default + Clone>(
-        &self,
-        offset: usize,
-        count: u32,
-    ) -> Vec<T> {
-        let mut array = vec![T::default(); count as usize];
-        let at = (ANSWER_OFFSET + offset) as u64;
-        self.window.read_exact_at(array.as_mut_slice().as_mut_bytes(), at).expect("window");
+    pub(crate) fn array<T>(&self, offset: usize, count: u32) -> Vec<T>
+    where
+        T: TryFromBytes + KnownLayout + Immutable + Copy,
+    {
+        let (mut reader, mut array) = (ArrayReader::default(), Vec::new());
+        let at = ANSWER_OFFSET + offset;
+        reader.read(&self.window, at, count as usize, &mut array).expect("an array");
         array
     }
 }

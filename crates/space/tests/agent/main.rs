@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bindery_space::agent::{Agent, AgentConfig};
-use bindery_space::wire::control::{FromDaemon, FromShim, StoreId, VERSION};
-use bindery_space::wire::lane::{MergedSpan, Request, Run, op};
 use bindery_sys::mapping::Mapping;
 use bindery_sys::socket;
 use bindery_units::{PAGE_BYTES, Slot};
+use bindery_wire::control::{FromDaemon, FromShim, StoreId, VERSION};
+use bindery_wire::lane::{MergedSpan, Op, PageOutcome, Request, Run, RunTarget};
 use common::{Bench, merged};
 use daemon::{Connection, Daemon, SOON};
 use tempfile::TempDir;
@@ -125,9 +125,9 @@ fn a_new_daemon_takes_over_within_a_period() {
     meeting.bench.fill(3, 9);
     meeting.bench.fill_slot(Slot(5), 9);
     let lane = meeting.connection.open_lane();
-    let run = Run { page: meeting.bench.page(3).0, count: 1, slot: 5, zero: 0 };
+    let run = Run { page: meeting.bench.page(3).0, count: 1, slot: 5, target: RunTarget::Slots };
     assert_eq!(lane.ask_to_merge(2, &[run], &[(0, &meeting.bench.store)]).count, 1);
-    assert_eq!(lane.array::<u8>(0, 1), merged(1));
+    assert_eq!(lane.array::<PageOutcome>(0, 1), merged(1));
     let FromShim::Hello { instance, .. } = meeting.connection.hello else { panic!("Hello") };
 
     let died = Instant::now();
@@ -144,8 +144,12 @@ fn a_new_daemon_takes_over_within_a_period() {
     assert_eq!(meeting.connection.added(), meeting.bench.region);
     let lane = meeting.connection.open_lane();
     let pages = meeting.bench.region.pages;
-    let report =
-        Request { op: op::REPORT, first: pages.first.0, count: pages.count, ..Request::default() };
+    let report = Request {
+        op: Op::Report,
+        first: pages.first.0,
+        count: pages.count,
+        ..Request::of(Op::Report)
+    };
     assert_eq!(lane.ask::<u8>(report, &[]).count, 1);
     let expected = MergedSpan { page: meeting.bench.page(3).0, count: 1, slot: 5, store: 2 };
     assert_eq!(lane.array::<MergedSpan>(0, 1), [expected]);

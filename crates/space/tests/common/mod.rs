@@ -7,19 +7,15 @@ use std::{
     sync::Arc,
 };
 
-use bindery_space::{
-    PinError, Segments, Space, Worker,
-    wire::{
-        control::{Region, StoreId},
-        lane::{Run, outcome},
-    },
-};
+use bindery_space::{PinError, Segments, Space, Worker};
 use bindery_sys::{
     mapping::Mapping,
     memfd,
     table::{self, Kept},
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
+use bindery_wire::control::{Region, StoreId};
+use bindery_wire::lane::{PageOutcome, Run, RunTarget};
 
 /// The store's name in these tests.
 pub(crate) const STORE: StoreId = StoreId(1);
@@ -131,10 +127,16 @@ impl Bench {
     }
 
     /// Merges consecutive pages with consecutive slots.
-    pub(crate) fn merge(&self, worker: &mut Worker, page: u32, count: u32, slot: Slot) -> Vec<u8> {
+    pub(crate) fn merge(
+        &self,
+        worker: &mut Worker,
+        page: u32,
+        count: u32,
+        slot: Slot,
+    ) -> Vec<PageOutcome> {
         match self.pin() {
             Ok(segments) => self.merge_with(worker, &segments, (page, count), slot),
-            Err(PinError::Map(_)) => vec![outcome::NO_MAPPINGS; count as usize],
+            Err(PinError::Map(_)) => vec![PageOutcome::NoMappings; count as usize],
             Err(error) => panic!("{error}"),
         }
     }
@@ -146,9 +148,9 @@ impl Bench {
         segments: &Segments,
         (page, count): (u32, u32),
         slot: Slot,
-    ) -> Vec<u8> {
+    ) -> Vec<PageOutcome> {
         let mut outcomes = Vec::new();
-        let run = Run { page: self.page(page).0, count, slot: slot.0, zero: 0 };
+        let run = Run { page: self.page(page).0, count, slot: slot.0, target: RunTarget::Slots };
         worker.merge(segments, &[run], &mut outcomes);
         outcomes
     }
@@ -169,6 +171,6 @@ pub(crate) fn view_of(segment: &File) -> Kept<OwnedFd> {
 
 /// So many pages merged.
 #[must_use]
-pub(crate) fn merged(count: usize) -> Vec<u8> {
-    vec![outcome::MERGED; count]
+pub(crate) fn merged(count: usize) -> Vec<PageOutcome> {
+    vec![PageOutcome::Merged; count]
 }

@@ -8,8 +8,9 @@ use std::{
     ptr,
 };
 
-use bindery_space::{Worker, wire::lane::outcome};
+use bindery_space::Worker;
 use bindery_units::{PAGE_BYTES, Slot};
+use bindery_wire::lane::PageOutcome;
 
 use crate::{
     alone::alone,
@@ -77,11 +78,11 @@ fn pages_are_not_merged_with_slots_that_cannot_be_read() {
             spoil(&bench);
             let outcomes = bench.merge_with(&mut worker, &segments, (0, 8), Slot(0));
             assert_eq!(outcomes[..4], merged(4));
-            assert_eq!(outcomes[4..], [outcome::DIFFERENT; 4]);
+            assert_eq!(outcomes[4..], [PageOutcome::Different; 4]);
             assert!((0..8).all(|page| bench.holds(page, 7)));
             // Nor are pages of one slot given another such.
             let outcomes = bench.merge_with(&mut worker, &segments, (0, 4), Slot(4));
-            assert_eq!(outcomes, [outcome::DIFFERENT; 4]);
+            assert_eq!(outcomes, [PageOutcome::Different; 4]);
             assert!((0..8).all(|page| bench.holds(page, 7)));
         },
     );

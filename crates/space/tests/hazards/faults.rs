@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use bindery_space::wire::lane::{Run, outcome};
 use bindery_sys::mapping;
 use bindery_units::PAGE_BYTES;
+use bindery_wire::lane::{PageOutcome, Run, RunTarget};
 
 use crate::{
     alone::alone,
@@ -39,7 +39,7 @@ fn live(guest: &mut Guest) -> Lived {
     for first in (0..192).step_by(64) {
         guest.merge(&mut worker, first, 64, first);
     }
-    let zeros = Run { page: guest.bench.page(190).0, count: 60, slot: 0, zero: 1 };
+    let zeros = Run { page: guest.bench.page(190).0, count: 60, slot: 0, target: RunTarget::Zeros };
     if let Ok(segments) = guest.bench.pin() {
         worker.merge(&segments, &[zeros], &mut Vec::new());
     }
@@ -242,14 +242,16 @@ fn pages_come_back_whatever_the_kernel_refuses_for_good() {
             });
             let outcomes = guest.merge(&mut worker, 0, 64, 0);
             kernel.be_kind();
-            let different = outcomes.iter().filter(|&&outcome| outcome == outcome::DIFFERENT);
+            let different = outcomes.iter().filter(|&&outcome| outcome == PageOutcome::Different);
             assert_eq!(different.count(), 22, "{errno}: {outcomes:?}");
             guest.verify("given back");
             // They are what they were in every way: written, scanned and merged.
             (0..64).step_by(3).for_each(|page| guest.write(page, u64::from(page) + 1));
             guest.verify("written");
             let outcomes = guest.merge(&mut worker, 0, 64, 0);
-            let merged = |outcome: &u8| [outcome::MERGED, outcome::ALREADY].contains(outcome);
+            let merged = |outcome: &PageOutcome| {
+                [PageOutcome::Merged, PageOutcome::Already].contains(outcome)
+            };
             assert!(outcomes.iter().all(merged), "{errno}: {outcomes:?}");
             guest.verify("merged");
             guest.bench.space.release().expect("release");
@@ -280,14 +282,14 @@ fn pages_stay_where_the_kernel_does_not_say_where_they_are() {
             });
             let outcomes = guest.merge(&mut worker, 0, 64, 0);
             guest.verify("nothing was merged");
-            assert!(outcomes.iter().all(|&outcome| outcome == outcome::BUSY), "{outcomes:?}");
+            assert!(outcomes.iter().all(|&outcome| outcome == PageOutcome::Busy), "{outcomes:?}");
             // From the start, and where pages have other slots and are mended.
             kernel.set_rule(move |call| {
                 let fails = call.is_ioctl(PAGEMAP_SCAN);
                 if fails { Verdict::Fail(errno) } else { Verdict::Go }
             });
             let outcomes = guest.merge(&mut worker, 0, 64, 0);
-            assert!(outcomes.iter().all(|&outcome| outcome == outcome::BUSY), "{outcomes:?}");
+            assert!(outcomes.iter().all(|&outcome| outcome == PageOutcome::Busy), "{outcomes:?}");
             worker.mend(guest.bench.all());
             guest.verify("silent");
             kernel.be_kind();

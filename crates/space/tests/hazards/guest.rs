@@ -2,12 +2,10 @@
 
 use std::{collections::BTreeMap, os::fd::AsFd};
 
-use bindery_space::{
-    Worker,
-    wire::lane::{MergedSpan, outcome},
-};
+use bindery_space::Worker;
 use bindery_sys::mapping::Mapping;
 use bindery_units::{PAGE_BYTES, Slot};
+use bindery_wire::lane::{MergedSpan, PageOutcome};
 
 use crate::{
     common::{Bench, STORE},
@@ -98,10 +96,10 @@ impl Guest {
         page: u32,
         count: u32,
         slot: u32,
-    ) -> Vec<u8> {
+    ) -> Vec<PageOutcome> {
         let outcomes = self.bench.merge(worker, page, count, Slot(slot));
         for (offset, &outcome) in (0..).zip(&outcomes) {
-            if outcome == outcome::MERGED
+            if outcome == PageOutcome::Merged
                 && let Some(before) = self.believed.insert(page + offset, slot + offset)
             {
                 self.slot_is_free(before);

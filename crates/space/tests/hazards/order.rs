@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use bindery_space::wire::lane::outcome;
 use bindery_units::{HostAddress, Slot};
+use bindery_wire::lane::PageOutcome;
 
 use crate::{
     common::{Bench, merged},
@@ -24,7 +24,7 @@ fn merge_with(
     at: fn(&Call) -> bool,
     nth: u32,
     mut between: impl FnMut() + Send + 'static,
-) -> Option<Vec<u8>> {
+) -> Option<Vec<PageOutcome>> {
     supervised(|kernel| {
         let mut worker = bench.space.worker().expect("worker");
         let mut seen = 0;
@@ -73,7 +73,7 @@ fn zero_filling_in_batches_stops_at_pages_in_transit() {
         unsafe { word(first).write_volatile(5) };
     };
     let Some(outcomes) = merge_with(&bench, is_move, 2, touch) else { return };
-    assert_eq!(outcomes, [outcome::DIFFERENT; 32]);
+    assert_eq!(outcomes, [PageOutcome::Different; 32]);
     assert!((0..32).all(|offset| bench.holds(32 + offset, 100 + u64::from(offset))));
 }
 
@@ -110,7 +110,7 @@ fn a_write_between_mapping_and_protecting_is_kept() {
     };
     let Some(outcomes) = merge_with(&bench, is_register, 1, write) else { return };
     let mut expected = merged(32);
-    expected[5] = outcome::NEVER;
+    expected[5] = PageOutcome::Never;
     assert_eq!(outcomes, expected, "what was written is no slot's page");
     // Whoever writes it next finds the page as it is, whatever becomes of the slot.
     bench.fill_slot(Slot(5), 0xdead);

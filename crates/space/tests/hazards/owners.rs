@@ -1,11 +1,12 @@
 //! Memory that others have a say in: children of fork, another userfaultfd, huge pages, a new user.
 
+use bindery_wire::lane::{PageOutcome, Presence};
 use std::{
     io::{Read, Write},
     os::{fd::AsRawFd, unix::fs::MetadataExt},
 };
 
-use bindery_space::{ManageError, wire::lane::outcome};
+use bindery_space::ManageError;
 use bindery_sys::{
     mapping::{self, Mapping},
     pagemap::Pagemap,
@@ -56,7 +57,7 @@ fn pages_that_a_child_shares_are_left_until_they_are_written() {
         let Some(bench) = Bench::full_of(64, 2) else { return };
         let mut worker = bench.space.worker().expect("worker");
         let child = Child::fork(&bench);
-        assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), [outcome::BUSY; 64]);
+        assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), [PageOutcome::Busy; 64]);
         assert!((0..64).all(|page| bench.holds(page, 2)));
         bench.fill(5, 2);
         assert_eq!(bench.merge(&mut worker, 5, 1, Slot(5)), merged(1));
@@ -228,7 +229,7 @@ fn merging_goes_on_when_the_process_gives_its_rights_up() {
         bench.fill(5, 9);
         let mut written = Vec::new();
         worker.scan(bench.all(), &mut written, 10).expect("scan");
-        let there = written.iter().filter(|span| span.gone == 0);
+        let there = written.iter().filter(|span| span.presence == Presence::Present);
         assert_eq!(there.map(|span| span.first).collect::<Vec<_>>(), [bench.page(5).0]);
         bench.space.worker().expect("another lane");
         worker.mend(bench.all());

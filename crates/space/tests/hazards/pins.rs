@@ -3,8 +3,8 @@
 
 use std::io::Write;
 
-use bindery_space::wire::lane::outcome;
 use bindery_units::{PAGE_BYTES, Slot};
+use bindery_wire::lane::PageOutcome;
 
 use crate::{
     common::{Bench, merged},
@@ -57,8 +57,8 @@ fn a_pinned_page_is_left_where_it_is() {
     let Some(mut pinned) = Pinned::new(&bench, 3) else { return };
     let mut worker = bench.space.worker().expect("worker");
     let outcomes = bench.merge(&mut worker, 0, 8, Slot(0));
-    assert_eq!(outcomes[3], outcome::BUSY);
-    assert_eq!(outcomes.iter().filter(|&&page| page == outcome::MERGED).count(), 7);
+    assert_eq!(outcomes[3], PageOutcome::Busy);
+    assert_eq!(outcomes.iter().filter(|&&page| page == PageOutcome::Merged).count(), 7);
     pinned.fill(&bench, 3, 77);
     drop(pinned);
 }
@@ -74,7 +74,7 @@ fn a_merged_page_comes_back_before_it_is_pinned() {
     assert_eq!(bench.merge(&mut worker, 3, 1, Slot(3)).len(), 1);
     pinned.fill(&bench, 3, 2);
     worker.lost(&mut Vec::new(), 64);
-    assert_eq!(bench.merge(&mut worker, 3, 1, Slot(3)), [outcome::BUSY]);
+    assert_eq!(bench.merge(&mut worker, 3, 1, Slot(3)), [PageOutcome::Busy]);
     worker.unmerge(bench.all(), u32::MAX);
     pinned.fill(&bench, 3, 78);
     worker.mend(bench.all());

@@ -9,12 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bindery_space::{
-    Sought, Worker,
-    wire::lane::{PageSpan, Run, outcome},
-};
+use bindery_space::{Sought, Worker};
 use bindery_sys::pagemap::{EXTENTS_PER_CALL_MAX, Extent, Pagemap, Query, category};
 use bindery_units::{PAGE_BYTES, PageRange, Slot};
+use bindery_wire::lane::{PageOutcome, PageSpan, Run, RunTarget};
 
 use crate::common::{Bench, merged};
 
@@ -99,9 +97,9 @@ fn marked_holes_are_zeros_for_whoever_touches_or_merges_them() {
     });
     assert_eq!(seen, (0, 9));
     let mut outcomes = Vec::new();
-    let zeros = Run { page: bench.page(0).0, count: 64, slot: 0, zero: 1 };
+    let zeros = Run { page: bench.page(0).0, count: 64, slot: 0, target: RunTarget::Zeros };
     worker.merge(&bench.segments(), &[zeros], &mut outcomes);
-    assert_eq!(outcomes[4], outcome::DIFFERENT);
+    assert_eq!(outcomes[4], PageOutcome::Different);
     // SAFETY: as above.
     assert_eq!(unsafe { bench.words(4).read_volatile() }, 9);
     assert!((5..64).all(|page| bench.holds(page, 0)));
@@ -151,7 +149,7 @@ fn pages_that_came_back_are_zeroed_and_merged_over_their_seams() {
     assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), merged(64), "in one go");
     (0..64).step_by(2).chain((1..64).step_by(2)).for_each(|page| bench.fill(page, 4));
     hear_of(&mut worker, 64);
-    assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), [outcome::DIFFERENT; 64], "and back");
+    assert_eq!(bench.merge(&mut worker, 0, 64, Slot(0)), [PageOutcome::Different; 64], "and back");
     assert!((0..64).all(|page| bench.holds(page, 4)));
     bench.space.discard(bench.address(0), 64 * PAGE_BYTES, libc::MADV_DONTNEED).expect("discard");
     let words: Vec<usize> = (0..64).map(|page| bench.words(page) as usize).collect();
@@ -166,7 +164,7 @@ fn scanned(bench: &Bench, worker: &mut Worker) -> Vec<(u32, u32, u32)> {
     let mut spans = Vec::new();
     assert_eq!(worker.scan(bench.all(), &mut spans, 1000).expect("scan"), None);
     let first = bench.page(0).0;
-    spans.iter().map(|span| (span.first - first, span.count, span.gone)).collect()
+    spans.iter().map(|span| (span.first - first, span.count, span.presence as u32)).collect()
 }
 
 #[test]
@@ -181,7 +179,7 @@ fn what_was_written_and_merged_before_any_scan_is_told_once() {
     (40..44).for_each(|page| bench.fill(page, 0));
     assert_eq!(bench.merge(&mut worker, 10, 10, Slot(10)), merged(10));
     assert_eq!(bench.merge(&mut worker, 32, 4, Slot(32)), merged(4), "not written since");
-    let zeros = Run { page: bench.page(40).0, count: 4, slot: 0, zero: 1 };
+    let zeros = Run { page: bench.page(40).0, count: 4, slot: 0, target: RunTarget::Zeros };
     let mut outcomes = Vec::new();
     worker.merge(&bench.segments(), &[zeros], &mut outcomes);
     assert_eq!(outcomes, merged(4));
@@ -243,8 +241,9 @@ fn a_copy_that_follows_what_scans_tell_is_the_memory_in_the_end() {
             let mut lost = Vec::new();
             while !ended.load(Ordering::Relaxed) {
                 for page in 0..PAGES {
-                    let (slot, zero) = (word(page) as u32, u32::from(word(page) == 0));
-                    let run = Run { page: bench.page(page).0, count: 1, slot, zero };
+                    let slot = word(page) as u32;
+                    let target = if slot == 0 { RunTarget::Zeros } else { RunTarget::Slots };
+                    let run = Run { page: bench.page(page).0, count: 1, slot, target };
                     worker.merge(&bench.segments(), &[run], &mut Vec::new());
                 }
                 lost.clear();

@@ -125,7 +125,7 @@ impl<S, R> AsFd for Channel<S, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::control::{FromDaemon, FromShim, StoreId};
+    use crate::control::{FromDaemon, FromShim, StoreId};
     use bindery_sys::socket::{send, stream_pair};
 
     const SOON: Duration = Duration::from_secs(5);

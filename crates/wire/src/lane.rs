@@ -1,14 +1,14 @@
 //! Lanes: the daemon asks, a thread of the guest's process works and answers.
 //!
 //! One request is outstanding at a time. A request is one 64-byte [`Request`] on the lane's
-//! `SOCK_SEQPACKET` socket, with its array (if any) at the start of the window, and for a `MERGE` one
+//! `SOCK_SEQPACKET` socket, with its array (if any) at the start of the window, and for an [`Op::Merge`] one
 //! descriptor for each segment of the store that its runs touch; an answer is one
 //! 64-byte [`Answer`], with its array at [`ANSWER_OFFSET`]. The window is a memfd of
 //! [`WINDOW_BYTES`] made by the daemon and sealed at that length: a shim maps it, and refuses another.
 //!
 //! All integers are little-endian and naturally aligned; unused fields are zero.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// The shared window of a lane, in bytes.
 pub const WINDOW_BYTES: usize = 1 << 20;
@@ -39,97 +39,164 @@ pub const SEGMENTS_MAX: usize = 200;
 pub const RUN_PAGES_MAX: u32 = 64;
 
 /// What a [`Request`] asks for.
-pub mod op {
-    /// Which pages of `first..first+count` were written since the last scan (and write-protect
-    /// them again)? Answer: [`PageSpan`](super::PageSpan)s, ascending among those that are gone and
-    /// among those that are not; `resume_at` if the window was full.
-    pub const SCAN: u32 = 1;
-    /// Which merged pages were written (broken) or discarded since asked last? Answer: [`Lost`](super::Lost)s;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(u32)]
+pub enum Op {
+    /// Reports which pages of `first..first+count` were written since the last scan, and write-protects
+    /// them again. Answer: [`PageSpan`]s, ascending among those that are gone and among those that are
+    /// not; `resume_at` if the window was full.
+    Scan = 1,
+    /// Reports which merged pages were written (broken) or discarded since last asked. Answer: [`Lost`]s;
     /// `more` is non-zero while there are more.
-    pub const LOST: u32 = 2;
-    /// Digest the pages named (`u32` each). Answer: one [`PageDigest`](super::PageDigest) each.
-    pub const DIGEST: u32 = 3;
-    /// Give the bytes of the pages named (`u32` each, at most
-    /// [`FETCH_PAGES_MAX`](super::FETCH_PAGES_MAX)). Answer: one flag byte each (1 given, 0
-    /// absent), padded to 4096 bytes, then 4096 bytes for each page named, which
-    /// mean nothing for one that is absent.
-    pub const FETCH: u32 = 4;
-    /// Merge the runs named ([`Run`](super::Run) each) with store `store`, of which `segments` segments
-    /// come along: their numbers at [`SEGMENTS_OFFSET`](super::SEGMENTS_OFFSET), ascending, and as many
-    /// read-only descriptors with the request, in the same order. Runs touch no other segments. Answer: one
-    /// [`outcome`](super::outcome) byte for each page, in the order of the runs. `FAILED` if nothing was
-    /// done, for want of descriptors or memory.
-    pub const MERGE: u32 = 5;
-    /// Make all merged pages of `first..first+count` private again. Answer: `count` pages done, and
+    Lost = 2,
+    /// Digests the pages named (`u32` each). Answer: one [`PageDigest`] each.
+    Digest = 3,
+    /// Copies the pages named (`u32` each, at most [`FETCH_PAGES_MAX`]). Answer: one flag byte each (1
+    /// copied, 0 absent), padded to 4096 bytes, then 4096 bytes for each page named, which mean nothing
+    /// for one that is absent.
+    Fetch = 4,
+    /// Merges the [`Run`]s named with store `store`, of which `segments` segments come along: their numbers
+    /// at [`SEGMENTS_OFFSET`], ascending, and as many read-only descriptors with the request, in the same
+    /// order. Runs touch no other segments. Answer: one [`PageOutcome`] for each page, in the order of the
+    /// runs. [`Status::Failed`] if nothing was done, for want of descriptors or memory.
+    Merge = 5,
+    /// Makes all merged pages of `first..first+count` private again. Answer: `count` pages done, and
     /// `resume_at` when it stopped after a bounded amount of work.
-    pub const UNMERGE: u32 = 6;
-    /// Which pages of `first..first+count` are merged, and with what? Answer:
-    /// [`MergedSpan`](super::MergedSpan)s, ascending; `resume_at` if the window was full.
-    pub const REPORT: u32 = 7;
-    /// Which pages of `first..first+count` are there and the guest's own, written or not (and
-    /// write-protect those that were)? For a daemon that does not know what was told before: it is
-    /// new, or an answer never came. Answers as `SCAN`.
-    pub const SURVEY: u32 = 9;
-    /// Join mappings that breaks left apart in `first..first+count`. Answer: `count` mappings saved.
-    pub const MEND: u32 = 8;
+    Unmerge = 6,
+    /// Reports which pages of `first..first+count` are merged, and with what. Answer: [`MergedSpan`]s,
+    /// ascending; `resume_at` if the window was full.
+    Report = 7,
+    /// Joins mappings that breaks left apart in `first..first+count`. Answer: `count` mappings saved.
+    Mend = 8,
+    /// Reports which pages of `first..first+count` are there and the guest's own, written or not, and
+    /// write-protects those that were. For a daemon that does not know what was reported before: it is
+    /// new, or an answer never came. Answers as [`Op::Scan`].
+    Survey = 9,
 }
 
 /// How an [`Answer`] ended.
-pub mod status {
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(u32)]
+pub enum Status {
     /// Done.
-    pub const DONE: u32 = 0;
+    #[default]
+    Done = 0,
     /// The request made no sense to the shim (a length, an index, an unknown operation).
-    pub const REFUSED: u32 = 1;
+    Refused = 1,
     /// The kernel refused something that retrying will not change; `errno` says what.
-    pub const FAILED: u32 = 2;
+    Failed = 2,
 }
 
-/// What became of one page of a `Merge` request.
-pub mod outcome {
+/// What became of one page of an [`Op::Merge`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(u8)]
+pub enum PageOutcome {
     /// The page is now the slot's (or, for a run of zeros, the kernel's zero page).
-    pub const MERGED: u8 = 1;
+    Merged = 1,
     /// Its bytes are not those expected; it was left as it is.
-    pub const DIFFERENT: u8 = 2;
+    Different = 2,
     /// The kernel would not move it now (pinned, shared by fork, absent): try in a later period.
-    pub const BUSY: u8 = 3;
+    Busy = 3,
     /// There is no room for more mappings in the process.
-    pub const NO_MAPPINGS: u8 = 4;
+    NoMappings = 4,
     /// It was merged already, with this very slot.
-    pub const ALREADY: u8 = 5;
+    Already = 5,
     /// It can never be merged (locked memory, a page that was copied inside a mapping of the
     /// store, a page no longer managed).
-    pub const NEVER: u8 = 6;
+    Never = 6,
+}
+
+/// Where the pages of a [`PageSpan`] are.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(u32)]
+pub enum Presence {
+    /// They are the guest's own.
+    #[default]
+    Present = 0,
+    /// They were written and then merged, or discarded, before any scan could report them; those that are
+    /// the guest's own again and were written are reported as present as well.
+    Gone = 1,
+}
+
+/// Why a page is no longer merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(u32)]
+pub enum LossCause {
+    /// The guest wrote to it.
+    Write = 1,
+    /// The guest discarded it (`MADV_DONTNEED`).
+    Discard = 2,
+    /// It was unmerged on request.
+    Unmerge = 3,
+}
+
+/// What kind of content a page has.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(u64)]
+pub enum DigestKind {
+    /// None: the page is absent or no longer managed.
+    #[default]
+    Nothing = 0,
+    /// Only zeros.
+    Zeros = 1,
+    /// Something, of which there is a digest.
+    Content = 2,
+}
+
+/// What the pages of a [`Run`] are to be merged with.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(u32)]
+pub enum RunTarget {
+    /// Slots of the store.
+    #[default]
+    Slots = 0,
+    /// The kernel's page of zeros; `slot` does not matter.
+    Zeros = 1,
 }
 
 /// A question to a lane.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Request {
-    /// One of [`op`].
-    pub op: u32,
-    /// For `MERGE`: which store.
+    /// What is asked for.
+    pub op: Op,
+    /// For [`Op::Merge`]: which store.
     pub store: u32,
     /// For ranges: the first page.
     pub first: u32,
     /// For ranges: how many pages. For arrays: how many elements.
     pub count: u32,
-    /// For `MERGE`: how many segments come along.
+    /// For [`Op::Merge`]: how many segments come along.
     pub segments: u32,
     /// Zero.
     pub unused: [u32; 11],
 }
 
+impl Request {
+    /// Makes a request about no page.
+    #[must_use]
+    pub const fn of(op: Op) -> Self {
+        Self { op, store: 0, first: 0, count: 0, segments: 0, unused: [0; 11] }
+    }
+}
+
 /// A lane's answer.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
 )]
 #[repr(C)]
 pub struct Answer {
-    /// One of [`status`].
-    pub status: u32,
-    /// The kernel's error number, for `FAILED`.
+    /// How it ended.
+    pub status: Status,
+    /// The kernel's error number, for [`Status::Failed`].
     pub errno: u32,
     /// How many elements the array has, or how many pages were done.
     pub count: u32,
@@ -156,7 +223,7 @@ pub struct Answer {
 
 /// A run of consecutive pages that were written, or are there.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
 )]
 #[repr(C)]
 pub struct PageSpan {
@@ -164,15 +231,12 @@ pub struct PageSpan {
     pub first: u32,
     /// How many.
     pub count: u32,
-    /// 1: they were written and then merged, or discarded, before any scan could tell; those of them that
-    /// are the guest's own again and were written are told as such as well. Otherwise 0.
-    pub gone: u32,
+    /// Where they are.
+    pub presence: Presence,
 }
 
 /// A merged page that its guest wrote to or discarded. The shim maps `slot` for it no more.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Lost {
     /// The page.
@@ -181,25 +245,25 @@ pub struct Lost {
     pub slot: u32,
     /// The store of that slot.
     pub store: u32,
-    /// 1: broken by a write; 2: discarded (`MADV_DONTNEED`); 3: unmerged on request.
-    pub cause: u32,
+    /// Why.
+    pub cause: LossCause,
 }
 
 /// What a page holds.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
 )]
 #[repr(C)]
 pub struct PageDigest {
-    /// 0: nothing (absent or no longer managed); 1: only zeros; 2: something, see `digest`.
-    pub kind: u64,
-    /// The 128-bit digest, for kind 2.
+    /// What kind of content it has.
+    pub kind: DigestKind,
+    /// The 128-bit digest of [`DigestKind::Content`].
     pub digest: [u64; 2],
 }
 
 /// Consecutive pages to be merged with consecutive slots.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
 )]
 #[repr(C)]
 pub struct Run {
@@ -209,8 +273,8 @@ pub struct Run {
     pub count: u32,
     /// The slot of the first page.
     pub slot: u32,
-    /// 0: with slots of the store; 1: all are expected to be zero, `slot` does not matter.
-    pub zero: u32,
+    /// What they are merged with. All are expected to be equal to it.
+    pub target: RunTarget,
 }
 
 /// Consecutive pages that are merged with consecutive slots of one store.

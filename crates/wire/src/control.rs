@@ -65,6 +65,18 @@ pub fn default_socket() -> PathBuf {
     }
 }
 
+/// Number of bits by which a page's entry in the guest's process names its slot.
+pub const SLOT_BITS: u32 = 26;
+
+/// Number of slots that a store may have at most: what a page's entry can tell apart.
+pub const SLOTS_MAX: u32 = 1 << SLOT_BITS;
+
+/// Number of bits by which a page's entry in the guest's process names its store.
+pub const STORE_BITS: u32 = 3;
+
+/// The highest store that a page's entry can name.
+pub const STORE_MAX: u8 = (1 << STORE_BITS) - 1;
+
 /// Names one store among those a shim knows. Zero is never a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StoreId(pub u8);

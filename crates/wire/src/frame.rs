@@ -150,7 +150,7 @@ impl Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::control::{Region, StoreId, VERSION};
+    use crate::control::{Region, StoreId, VERSION};
     use bindery_units::{HostAddress, PageIndex, PageRange};
     use proptest::prelude::*;
 

@@ -9,7 +9,11 @@
 //! Neither side trusts the other's bytes: every length and index is checked by who reads it, and
 //! arrays are copied out of the shared window before they are looked at.
 
+#![forbid(unsafe_code)]
+
+pub mod array;
 pub mod channel;
 pub mod control;
+pub mod environment;
 pub mod frame;
 pub mod lane;
