@@ -48,6 +48,9 @@ pub(super) trait Engine {
     fn own_pids(&self) -> Option<u32>;
 
     fn merged(&self, guest: &str, pid: u32) -> Result<Merged>;
+
+    /// Returns true if somebody else has switched KSM since the engine was prepared.
+    fn ksm_was_switched(&self) -> Result<bool>;
 }
 
 /// Kernel samepage merging at full speed.
@@ -113,6 +116,10 @@ impl Engine for KsmEngine {
             breaks: None,
         })
     }
+
+    fn ksm_was_switched(&self) -> Result<bool> {
+        Ok(!self.guard.is_as_set()?)
+    }
 }
 
 /// A daemon on a private socket, and guests started by `bindery run`.
@@ -120,12 +127,15 @@ impl Engine for KsmEngine {
 pub(super) struct BinderyEngine {
     daemon: Daemon,
     idle: ByteCount,
+    /// Keeps KSM from merging meanwhile; none where this user may not stop it.
+    stopped: Option<KsmGuard>,
 }
 
 impl BinderyEngine {
     pub(super) fn prepare(bindery: &Bindery) -> Result<Self> {
+        let stopped = KsmGuard::stopped().ok();
         let idle = MemorySnapshot::take()?.used();
-        Ok(Self { daemon: bindery.daemon(&[])?, idle })
+        Ok(Self { daemon: bindery.daemon(&[])?, idle, stopped })
     }
 }
 
@@ -183,5 +193,10 @@ impl Engine for BinderyEngine {
             zero: bytes(&found["zero_bytes"]),
             breaks: found["breaks"].as_u64(),
         })
+    }
+
+    fn ksm_was_switched(&self) -> Result<bool> {
+        let is_as_set = self.stopped.as_ref().map(KsmGuard::is_as_set).transpose()?;
+        Ok(is_as_set == Some(false))
     }
 }

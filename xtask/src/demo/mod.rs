@@ -62,7 +62,7 @@ pub(crate) struct DemoArgs {
 
 /// Runs the demo and prints its tables.
 pub(crate) fn run(arguments: &DemoArgs) -> Result<()> {
-    let kit = setup::run()?;
+    let kit = setup::for_demo()?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("catching Ctrl-C")?;
@@ -127,6 +127,7 @@ fn show(
         used_after: used_since(idle)?,
         guests: fleet.report(&pss_before, &engine)?,
         samples,
+        ksm_was_switched: engine.ksm_was_switched()?,
     };
     screen.done(&report);
     fleet.end();

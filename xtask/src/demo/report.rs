@@ -10,6 +10,10 @@ use super::engine::Merged;
 /// guests' own work.
 const DONE_SHARE: f64 = 0.98;
 
+/// The share of the guests' memory by which the saving on the host may differ from that of the guests: it
+/// has metadata and page tables in it, and what the machine does besides.
+const APART_MAX: f64 = 0.15;
+
 /// One look at the memory while it shrinks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
@@ -42,6 +46,8 @@ pub(super) struct EngineReport {
     pub(super) used_after: ByteCount,
     pub(super) guests: Vec<GuestReport>,
     pub(super) samples: Vec<Sample>,
+    /// Somebody else has switched KSM meanwhile.
+    pub(super) ksm_was_switched: bool,
 }
 
 impl EngineReport {
@@ -61,6 +67,30 @@ impl EngineReport {
     fn pss_before(&self) -> ByteCount {
         ByteCount(self.guests.iter().map(|guest| guest.pss_before.0).sum())
     }
+
+    /// Memory that the machine uses less than before merging, in bytes.
+    fn saved_on_host(&self) -> i64 {
+        self.used_before.0.cast_signed() - self.used_after.0.cast_signed()
+    }
+
+    /// What shows that something else on the machine disturbed the measurement, if anything does.
+    fn disturbance(&self) -> Option<String> {
+        if self.ksm_was_switched {
+            return Some("KSM was switched by somebody else".to_owned());
+        }
+        let guests = self.pss_before();
+        let after = self.pss_after().unwrap_or_default();
+        let by_guests = guests.0.cast_signed() - after.0.cast_signed();
+        let apart = self.saved_on_host().abs_diff(by_guests);
+        let is_believed = apart as f64 <= APART_MAX * guests.0 as f64;
+        (!is_believed).then(|| {
+            format!(
+                "the machine's used memory changed by {} while its guests' changed by {}",
+                signed(-self.saved_on_host()),
+                signed(-by_guests)
+            )
+        })
+    }
 }
 
 /// Prints what became of each guest, then the engines side by side.
@@ -77,8 +107,9 @@ pub(super) fn print(reports: &[EngineReport]) {
     print_row("used on the host, metadata and all", &mib(neither.used_before), reports, |report| {
         mib(report.used_after)
     });
-    print_row("net saving on the host", "", reports, |report| {
-        signed(neither.used_before.0.cast_signed() - report.used_after.0.cast_signed())
+    print_row("net saving on the host", "", reports, |report| match report.disturbance() {
+        None => signed(report.saved_on_host()),
+        Some(_) => "disturbed".to_owned(),
     });
     print_row("time until nearly all was saved", "", reports, |report| {
         seconds(report.converged().map(|sample| sample.time))
@@ -86,6 +117,14 @@ pub(super) fn print(reports: &[EngineReport]) {
     print_row("CPU time spent until then", "", reports, |report| {
         seconds(report.converged().map(|sample| sample.cpu))
     });
+    for report in reports {
+        if let Some(disturbance) = report.disturbance() {
+            println!(
+                "\nDisturbed under {}: {disturbance}. Run the demo again when the machine does nothing else.",
+                report.engine
+            );
+        }
+    }
 }
 
 fn print_guests(report: &EngineReport) {
@@ -153,7 +192,38 @@ mod tests {
             used_after: ByteCount(0),
             guests: Vec::new(),
             samples: samples.collect(),
+            ksm_was_switched: false,
         }
+    }
+
+    /// A run whose guests had 1000 MiB and have 400.
+    fn run_of(used_before_mib: u64, used_after_mib: u64) -> EngineReport {
+        let guest = GuestReport {
+            name: "zeros-1".to_owned(),
+            work: "has freed much memory",
+            ram: ByteCount::from_mib(1024),
+            pss_before: ByteCount::from_mib(1000),
+            pss_after: ByteCount::from_mib(400),
+            private: ByteCount::from_mib(400),
+            merged: Merged::default(),
+        };
+        EngineReport {
+            used_before: ByteCount::from_mib(used_before_mib),
+            used_after: ByteCount::from_mib(used_after_mib),
+            guests: vec![guest],
+            ..report(&[1000, 400])
+        }
+    }
+
+    #[test]
+    fn a_saving_that_is_not_the_guests_is_a_disturbance() {
+        assert_eq!(run_of(1200, 620).disturbance(), None);
+        for (before, after) in [(1700, 43), (1200, 1100), (1200, 1300)] {
+            let disturbance = run_of(before, after).disturbance();
+            assert!(disturbance.is_some_and(|said| said.contains("-600 MiB")), "{before} {after}");
+        }
+        let switched = EngineReport { ksm_was_switched: true, ..run_of(1200, 620) };
+        assert!(switched.disturbance().is_some_and(|said| said.contains("KSM")));
     }
 
     #[test]

@@ -37,6 +37,14 @@ pub(crate) fn run() -> Result<Kit> {
     Ok(kit)
 }
 
+/// Fetches what the demo's guests need, a quarter of the kit, and returns the kit.
+pub(crate) fn for_demo() -> Result<Kit> {
+    let kit = Kit::of_checkout();
+    fetch(&kit, &Part::of_demo())?;
+    GuestImage::of_kit(&kit, ImageKind::Server).context("writing the server's image")?;
+    Ok(kit)
+}
+
 /// Where libclang lies, which the tests do not need.
 pub(crate) fn libclang() -> Result<PathBuf> {
     let kit = Kit::of_checkout();

@@ -64,6 +64,12 @@ impl Part {
         parts
     }
 
+    /// What the demo's guests need.
+    pub(super) const fn of_demo() -> [Self; 4] {
+        let kernel = Self::Kernel(Kernel::Stable);
+        [Self::Busybox, kernel, Self::Qemu(Qemu::V7), Self::Userland(ImageKind::Server)]
+    }
+
     pub(super) const fn directory(self) -> &'static str {
         match self {
             Self::Busybox => "busybox",

@@ -3,6 +3,7 @@
 //! Concurrency: the settings are the whole machine's. A [`KsmGuard`] holds a lock on the `run` file
 //! while it lives, so that two test processes take turns instead of spoiling each other's figures.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -55,8 +56,10 @@ impl KsmSettings {
 #[derive(Debug)]
 pub struct KsmGuard {
     before: String,
+    /// What `run` was set to last.
+    run: Cell<&'static str>,
     // Dropped after `run` is put back, in this order.
-    _settings: Vec<SettingGuard>,
+    settings: Vec<SettingGuard>,
     _lock: File,
 }
 
@@ -66,9 +69,8 @@ impl KsmGuard {
     /// # Errors
     /// [`SettingError`] without root, or on a kernel without KSM or one of the settings.
     pub fn start(settings: KsmSettings) -> Result<Self, SettingError> {
-        let run = path(RUN);
         let guard = Self::prepare(settings)?;
-        write(&run, "1")?;
+        guard.resume()?;
         Ok(guard)
     }
 
@@ -78,7 +80,7 @@ impl KsmGuard {
     /// As [`Self::start`].
     pub fn stopped() -> Result<Self, SettingError> {
         let guard = Self::prepare(KsmSettings::default())?;
-        write(&path(RUN), "0")?;
+        guard.pause()?;
         Ok(guard)
     }
 
@@ -87,7 +89,7 @@ impl KsmGuard {
     /// # Errors
     /// [`SettingError`] when the kernel refuses.
     pub fn pause(&self) -> Result<(), SettingError> {
-        write(&path(RUN), "0")
+        self.set_run("0")
     }
 
     /// Goes on after [`Self::pause`].
@@ -95,7 +97,23 @@ impl KsmGuard {
     /// # Errors
     /// [`SettingError`] when the kernel refuses.
     pub fn resume(&self) -> Result<(), SettingError> {
-        write(&path(RUN), "1")
+        self.set_run("1")
+    }
+
+    /// Returns true if KSM is still set as this guard has set it: nobody else has switched it.
+    ///
+    /// # Errors
+    /// [`SettingError`] when a setting cannot be read any more.
+    pub fn is_as_set(&self) -> Result<bool, SettingError> {
+        let is_as_set = |setting: &SettingGuard| setting.is_as_set();
+        let settings = self.settings.iter().map(is_as_set).collect::<Result<Vec<_>, _>>()?;
+        Ok(read(&path(RUN))? == self.run.get() && settings.into_iter().all(|is| is))
+    }
+
+    fn set_run(&self, value: &'static str) -> Result<(), SettingError> {
+        write(&path(RUN), value)?;
+        self.run.set(value);
+        Ok(())
     }
 
     fn prepare(settings: KsmSettings) -> Result<Self, SettingError> {
@@ -111,7 +129,7 @@ impl KsmGuard {
             .values()
             .map(|(name, value)| SettingGuard::set(path(name), value))
             .collect::<Result<_, _>>()?;
-        Ok(Self { before, _settings: settings, _lock: lock })
+        Ok(Self { before, run: Cell::new(""), settings, _lock: lock })
     }
 }
 

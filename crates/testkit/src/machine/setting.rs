@@ -27,6 +27,7 @@ impl SettingError {
 pub struct SettingGuard {
     path: PathBuf,
     before: String,
+    set: String,
 }
 
 impl SettingGuard {
@@ -37,8 +38,17 @@ impl SettingGuard {
     pub fn set(path: impl AsRef<Path>, value: impl ToString) -> Result<Self, SettingError> {
         let path = path.as_ref();
         let before = read(path)?;
-        write(path, &value.to_string())?;
-        Ok(Self { path: path.to_path_buf(), before })
+        let set = value.to_string();
+        write(path, &set)?;
+        Ok(Self { path: path.to_path_buf(), before, set })
+    }
+
+    /// Returns true if the value is still the one that was set: nobody else has changed it.
+    ///
+    /// # Errors
+    /// [`SettingError`] when the file cannot be read any more.
+    pub fn is_as_set(&self) -> Result<bool, SettingError> {
+        Ok(read(&self.path)? == self.set)
     }
 
     /// The value that will be put back.

@@ -84,6 +84,7 @@ const OPERATIONS: &[(&str, u32, Operation)] = &[
 
 /// Operations whose results are not compared, only what they leave in memory, each with why that is no
 /// fault of Bindery's.
+/// One more is where it arises: what may be taken of pages that may not be read (`files::is_unreadable`).
 const LEGITIMATE: &[(&str, &str)] = &[
     ("offer", "the kernel refuses the advice where it has no KSM; Bindery takes it"),
     ("resident", "which pages are resident is the kernel's business; the vector is not compared"),
