@@ -11,7 +11,7 @@ pub enum Change {
     /// A block was never written.
     Zero { block: u16 },
     /// A block was written to the wrong place.
-    Stray { from: u16, to: u16 },
+    CowCopy { from: u16, to: u16 },
     /// A hostile hand puts up to 8 bytes into a superblock or a block of a log, and makes its checksum
     /// right.
     Forge { structure: u8, at: u16, value: u64, length: u8 },
@@ -25,7 +25,7 @@ impl Change {
     /// The block that becomes another; none where that depends on what there is.
     pub fn block(self, blocks: u64) -> Option<u64> {
         match self {
-            Self::Flip { block, .. } | Self::Zero { block } | Self::Stray { to: block, .. } => {
+            Self::Flip { block, .. } | Self::Zero { block } | Self::CowCopy { to: block, .. } => {
                 Some(u64::from(block) % blocks)
             }
             Self::Forge { .. } => None,
@@ -41,7 +41,7 @@ impl Change {
                 content[start(block) + usize::from(at) % BLOCK_BYTES] ^= by;
             }
             Self::Zero { block } => content[start(block)..][..BLOCK_BYTES].fill(0),
-            Self::Stray { from, to } => {
+            Self::CowCopy { from, to } => {
                 let from = start(from);
                 content.copy_within(from..from + BLOCK_BYTES, start(to));
             }

@@ -37,7 +37,7 @@ pub(crate) fn apply_zeros(
     let mut zeros = std::mem::take(&mut state.zeros);
     zeros.sort_unstable();
     let runs = cut_zeros(&zeros);
-    Applying { domain, member, workers, state, outcomes, presumed: Vec::new(), refused: false }
+    Applying { domain, member, workers, state, outcomes, inferred: Vec::new(), refused: false }
         .ask(&runs, |work, lane| work.request(lane, &runs));
 }
 
@@ -52,9 +52,9 @@ pub(crate) fn apply(
     let state = &mut *guard;
     // Sorted when they were given their places.
     let runs = cut(&std::mem::take(&mut state.merges));
-    let mut presumed = std::mem::take(&mut state.presumed);
-    presumed.sort_unstable();
-    Applying { domain, member, workers, state, outcomes, presumed, refused: false }
+    let mut inferred = std::mem::take(&mut state.inferred);
+    inferred.sort_unstable();
+    Applying { domain, member, workers, state, outcomes, inferred, refused: false }
         .ask(&runs, |work, lane| work.request_what_fits(lane, &runs));
 }
 
@@ -65,7 +65,7 @@ struct Applying<'a> {
     state: &'a mut State,
     outcomes: &'a mut Vec<PageOutcome>,
     /// Pages that were not digested, ascending (`between`).
-    presumed: Vec<u32>,
+    inferred: Vec<u32>,
     /// The guest has said that it has no room for mappings.
     refused: bool,
 }
@@ -173,7 +173,7 @@ impl Applying<'_> {
 
     /// Tells who watches of pages that may have been merged with what he has not seen: those that were told
     /// to be written since they were digested, and those that nobody has read (see
-    /// [`presume`](crate::examine)).
+    /// [`infer`](crate::examine)).
     fn tell_unread(&self, runs: &[Run]) {
         let written = self.member.connection.written();
         if !written.is_watched() {
@@ -181,7 +181,7 @@ impl Applying<'_> {
         }
         let told = self.state.written.as_ref();
         let is_unread = |page: &PageIndex| {
-            self.is_presumed(*page) || told.is_some_and(|told| told.is_marked(page.0))
+            self.is_inferred(*page) || told.is_some_and(|told| told.is_marked(page.0))
         };
         let pages = runs.iter().flat_map(merges_of).map(|merge| merge.page);
         pages.filter(is_unread).for_each(|page| written.note_changed(page));
@@ -211,8 +211,8 @@ impl Applying<'_> {
     }
 
     /// Whether a page was to be merged for its neighbours' sake.
-    fn is_presumed(&self, page: PageIndex) -> bool {
-        self.presumed.binary_search(&page.0).is_ok()
+    fn is_inferred(&self, page: PageIndex) -> bool {
+        self.inferred.binary_search(&page.0).is_ok()
     }
 
     /// Whether a page that was to move has another slot, which it keeps.
@@ -227,7 +227,7 @@ impl Applying<'_> {
             PageOutcome::Different => {
                 // Written since it was digested, or not like its neighbours: the next scan tells, as of
                 // all that was moved, and it counts as a break, so that a page that never turns out as
-                // digested is tried ever more rarely, and one that was presumed apart from its ends.
+                // digested is tried ever more rarely, and one that was inferred apart from its ends.
                 counts.digest_different += 1;
                 if self.domain.backs_off {
                     stable.note_break(page);
@@ -257,7 +257,7 @@ impl Applying<'_> {
     }
 
     /// Pages that were not asked for are told again, after `periods` more periods. Those that were only
-    /// presumed are told before, alone, to be digested: they may be zero, which takes no mapping.
+    /// inferred are told before, alone, to be digested: they may be zero, which takes no mapping.
     fn put_back(&mut self, runs: &[Run], periods: u8) {
         for run in runs {
             for merge in merges_of(run) {
@@ -265,7 +265,7 @@ impl Applying<'_> {
                     self.domain.give_back(merge.slot);
                 }
                 if !self.stays_merged(merge.page) {
-                    let periods = if self.is_presumed(merge.page) { 0 } else { periods };
+                    let periods = if self.is_inferred(merge.page) { 0 } else { periods };
                     self.state.stable.tell_again(merge.page, periods);
                 }
             }

@@ -2,7 +2,7 @@
 //!
 //! Guests that were started from one image hold the same contents in the same order. So of
 //! [`STRIDE`] + 1 stable pages in a row the ends are digested first. If both are known, and as far
-//! apart in another guest or in the store, each page between is *presumed* to hold what lies between
+//! apart in another guest or in the store, each page between is *inferred* to hold what lies between
 //! there, and joins it unread:
 //!
 //! ```text
@@ -59,7 +59,7 @@ pub(crate) fn stretches(pages: &[u32]) -> impl Iterator<Item = usize> + '_ {
     in_a_row.map(|(at, _)| at)
 }
 
-/// Where what lies between two ends is presumed to be: the place of the first end, if the other's is as
+/// Where what lies between two ends is inferred to be: the place of the first end, if the other's is as
 /// far from it as the ends are from each other. `places` are those of pages that were found, ascending.
 pub(crate) fn base(first: u32, places: &[(PageIndex, Place)]) -> Option<Place> {
     let at = places.binary_search_by_key(&first, |(page, _)| page.0).ok()?;

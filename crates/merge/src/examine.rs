@@ -44,7 +44,7 @@ struct Content {
     page: PageIndex,
     /// The first 64 bits of the digest.
     head: u64,
-    /// The others; none if it was not digested, but presumed.
+    /// The others; none if it was not digested, but inferred.
     tail: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ struct Outcome {
     found: Found,
     /// Where contents were found, by page.
     places: Vec<(PageIndex, Place)>,
-    presumed: Vec<u32>,
+    inferred: Vec<u32>,
     /// There was no room in the index.
     left_out: Vec<PageIndex>,
 }
@@ -76,7 +76,7 @@ impl Batch<'_> {
             return;
         }
         let places = self.digest(&without_between(self.pages, &stretches), scratch);
-        let left = self.presume(&stretches, &places);
+        let left = self.infer(&stretches, &places);
         self.digest(&left, scratch);
     }
 
@@ -120,8 +120,8 @@ impl Batch<'_> {
     /// Has pages between ends that were found side by side join what lies between there. Returns the
     /// others: all of them, if the guest is watched. A page that the guest writes in the instant between
     /// the question whether it was written and its move is merged with what it held before, if it was
-    /// digested, and nobody needs to hear of it; with anything, if it was presumed.
-    fn presume(&self, stretches: &[usize], places: &[(PageIndex, Place)]) -> Vec<u32> {
+    /// digested, and nobody needs to hear of it; with anything, if it was inferred.
+    fn infer(&self, stretches: &[usize], places: &[(PageIndex, Place)]) -> Vec<u32> {
         let (mut outcome, mut left) = (Outcome::default(), Vec::new());
         let watched = self.member.connection.written().is_watched();
         for at in stretches {
@@ -130,7 +130,7 @@ impl Batch<'_> {
                 let page = PageIndex(self.pages[*at + pages as usize]);
                 let place = base.map(|base| base.plus(pages));
                 if place.is_some_and(|place| self.join_at(page, place, &mut outcome)) {
-                    outcome.presumed.push(page.0);
+                    outcome.inferred.push(page.0);
                 } else {
                     left.push(page.0);
                 }
@@ -211,8 +211,8 @@ impl Batch<'_> {
                                 tail,
                                 origin: (member, page),
                             });
-                            let presumed = false;
-                            outcome.found.joins.push(Join { class, member, page, presumed });
+                            let inferred = false;
+                            outcome.found.joins.push(Join { class, member, page, inferred });
                             break (class, (member, page));
                         }
                         // Somebody else was second; the number stays unused.
@@ -221,13 +221,13 @@ impl Batch<'_> {
                 }
             }
         };
-        let (member, presumed) = (self.member.number, tail.is_none());
-        outcome.found.joins.push(Join { class, member, page, presumed });
+        let (member, inferred) = (self.member.number, tail.is_none());
+        outcome.found.joins.push(Join { class, member, page, inferred });
         Place::Page { member: origin.0, page: origin.1 }
     }
 
     fn record(&self, outcome: Outcome) {
-        let Outcome { zeros, merges, found, presumed, left_out, places: _ } = outcome;
+        let Outcome { zeros, merges, found, inferred, left_out, places: _ } = outcome;
         if !found.joins.is_empty() {
             let mut all = locked(&self.domain.found);
             all.seeds.extend(found.seeds);
@@ -239,7 +239,7 @@ impl Batch<'_> {
         let mut state = self.member.state();
         state.zeros.extend(zeros);
         state.merges.extend(merges);
-        state.presumed.extend(presumed);
+        state.inferred.extend(inferred);
         for page in left_out {
             state.stable.tell_again(page, BACK_OFF_MAX);
         }

@@ -26,7 +26,7 @@ use crate::workers::Workers;
 /// Guests that a content is asked of, one after the other, before it is given up.
 const SOURCES_MAX: usize = 3;
 
-/// Times that slots are passed on in one round: a guest whose pages are all unlike what they are presumed to be
+/// Times that slots are passed on in one round: a guest whose pages are all unlike what they are inferred to be
 /// could have it go on with few slots and many classes.
 const PASSES_MAX: usize = 8;
 
@@ -214,12 +214,12 @@ fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]
 }
 
 /// Pages that have no slot to be merged with are looked at again: later if there was no room, and ever later
-/// if nobody had what was digested. Those that were only presumed to have it are told alone, to be digested.
+/// if nobody had what was digested. Those that were only inferred to have it are told alone, to be digested.
 fn give_up<'a>(domain: &mut Domain, joins: impl Iterator<Item = &'a Join>, no_room: bool) {
     for join in joins {
         let Some(member) = domain.members.get_mut(&join.member) else { continue };
         let stable = &mut member.state_mut().stable;
-        if join.presumed {
+        if join.inferred {
             stable.tell_again(join.page, 0);
         } else if no_room {
             stable.tell_again(join.page, BACK_OFF_MAX);

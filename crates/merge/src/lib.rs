@@ -2,7 +2,7 @@
 //!
 //! An [`Engine`] works in periods. In each, every guest says which pages it wrote; pages that were
 //! not written for two periods are digested *in the guest's own process*, looked up in an index of
-//! all contents of the domain (or presumed to be what their neighbours' place says, `between`), and,
+//! all contents of the domain (or inferred to be what their neighbours' place says, `between`), and,
 //! when a content turns up again, copied to the domain's store
 //! and mapped from there by everybody who has it, after a comparison byte for byte under which
 //! nobody can write. Pages that stay unwritten are never read again.

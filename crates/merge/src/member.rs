@@ -72,8 +72,8 @@ pub(crate) struct State {
     /// Merges of this round, by page once they were given their places (`copies`). Each holds a
     /// reference of its slot.
     pub(crate) merges: Vec<Merge>,
-    /// Pages of this round that were presumed to hold what they are to be merged with (`between`).
-    pub(crate) presumed: Vec<u32>,
+    /// Pages of this round that were inferred to hold what they are to be merged with (`between`).
+    pub(crate) inferred: Vec<u32>,
     /// Merges of a request that was not answered. Each holds a reference of its slot until the
     /// guest has said what it maps.
     pub(crate) in_flight: Vec<Merge>,
@@ -100,7 +100,7 @@ pub(crate) struct State {
 impl State {
     /// Gives about `most` stable pages to `pages`. False once its turn is over.
     pub(crate) fn tell(&mut self, most: usize, pages: &mut Vec<u32>) -> bool {
-        self.presumed.clear();
+        self.inferred.clear();
         let goes_on = self.stable.tell(most, pages);
         // Pages may be told again that were put back before.
         self.ready = if goes_on { self.ready.saturating_sub(pages.len() as u64) } else { 0 };
@@ -317,7 +317,7 @@ impl Member {
     /// Memory held for it, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let state = self.state();
-        let lists = (state.zeros.capacity() + state.presumed.capacity()) * size_of::<u32>()
+        let lists = (state.zeros.capacity() + state.inferred.capacity()) * size_of::<u32>()
             + (state.merges.capacity() + state.in_flight.capacity()) * size_of::<Merge>()
             // A B-tree's nodes are at least half full.
             + state.foreign.len() * 2 * size_of::<u32>()

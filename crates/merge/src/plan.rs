@@ -1,6 +1,6 @@
 //! Where newly shared contents go in the store: in the order in which guests hold them.
 //!
-//! A *class* is a content that was seen twice in this period, or seen once and presumed to be in another
+//! A *class* is a content that was seen twice in this period, or seen once and inferred to be in another
 //! page ([`between`](crate::between)). All pages of it are known by
 //! now; the first of them, by guest and page, is its *home*. Laid out in order of their homes,
 //! contents that lie side by side in the first guest lie side by side in the store, and so in every
@@ -21,7 +21,7 @@ pub(crate) struct Seed {
     pub(crate) leaf: u32,
     /// The first 64 bits of its digest, as in the index.
     pub(crate) head: u64,
-    /// The others, unless its second page is presumed to have it.
+    /// The others, unless its second page is inferred to have it.
     pub(crate) tail: Option<u64>,
     /// The member and the page that it was seen in first.
     pub(crate) origin: (u32, PageIndex),
@@ -34,7 +34,7 @@ pub(crate) struct Join {
     pub(crate) member: u32,
     pub(crate) page: PageIndex,
     /// It was not digested.
-    pub(crate) presumed: bool,
+    pub(crate) inferred: bool,
 }
 
 /// A class with its home.
@@ -49,8 +49,8 @@ pub(crate) struct Class {
     first_source: (u32, PageIndex),
     /// Where its pages begin and end in the sorted joins.
     pub(crate) joins: (u32, u32),
-    /// All but the page that it was seen in first are presumed to have it.
-    pub(crate) presumed: bool,
+    /// All but the page that it was seen in first are inferred to have it.
+    pub(crate) inferred: bool,
 }
 
 impl Class {
@@ -68,7 +68,7 @@ impl Class {
     /// Another page that its content may be copied from, after so many were tried: one that was digested,
     /// if there is any. One of each guest.
     pub(crate) fn next_source(&self, all: &[Join], tried: usize) -> Option<(u32, PageIndex)> {
-        let of_kind = self.later(all).filter(|join| join.presumed == self.presumed);
+        let of_kind = self.later(all).filter(|join| join.inferred == self.inferred);
         let mut sources: Vec<_> = of_kind.map(|join| (join.member, join.page)).collect();
         sources.dedup_by_key(|(member, _)| *member);
         sources.into_iter().filter(|source| *source != self.first_source).nth(tried - 1)
@@ -89,9 +89,9 @@ pub(crate) fn classes(seeds: &mut [Seed], joins: &mut Vec<Join>) -> Vec<Class> {
         assert!(group[0].class == seed.class, "every class has pages, every page a class");
         let end = start + group.len() as u32;
         let home = (group[0].member, group[0].page);
-        let presumed = group.iter().filter(|join| !join.presumed).nth(1).is_none();
+        let inferred = group.iter().filter(|join| !join.inferred).nth(1).is_none();
         let (seed, joins) = (*seed, (start, end));
-        classes.push(Class { seed, home, source: home, first_source: home, joins, presumed });
+        classes.push(Class { seed, home, source: home, first_source: home, joins, inferred });
         start = end;
     }
     let complete = classes.len() == seeds.len() && start as usize == joins.len();
@@ -148,7 +148,7 @@ mod tests {
                 class,
                 member: *member,
                 page: PageIndex(*page),
-                presumed: false,
+                inferred: false,
             };
             joins.extend(pages.iter().rev().map(join));
         }
@@ -165,15 +165,15 @@ mod tests {
         merges
     }
 
-    /// Joins of one class, which was seen first in page 0 of guest 1, each with whether it is presumed.
+    /// Joins of one class, which was seen first in page 0 of guest 1, each with whether it is inferred.
     fn class(pages: &[(u32, u32, bool)]) -> (Class, Vec<Join>) {
         let origin = (1, PageIndex(0));
         let mut seeds = [Seed { class: 0, leaf: 0, head: 0, tail: None, origin }];
-        let join = |(member, page, presumed): &(u32, u32, bool)| Join {
+        let join = |(member, page, inferred): &(u32, u32, bool)| Join {
             class: 0,
             member: *member,
             page: PageIndex(*page),
-            presumed: *presumed,
+            inferred: *inferred,
         };
         let mut joins: Vec<Join> = [(1, 0, false)].iter().chain(pages).map(join).collect();
         (classes(&mut seeds, &mut joins)[0], joins)

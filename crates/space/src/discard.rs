@@ -85,7 +85,7 @@ impl Core {
             };
             // No scan finds zeros: whoever has seen something else there is to hear of it. A part may
             // be done where not all could be.
-            region.add_untold(run);
+            region.add_pending(run);
             done?;
             at = run.end();
         }
@@ -107,10 +107,10 @@ impl Core {
         let watched = self.watch_again(region, address, bytes);
         for page in run.pages() {
             let before = region.change_entry(page, |entry| match (entry.kind(), watched) {
-                (Kind::Stray, true) => Entry::PRIVATE,
-                (Kind::Stray, false) => Entry::STRAY,
+                (Kind::CowCopy, true) => Entry::PRIVATE,
+                (Kind::CowCopy, false) => Entry::COW_COPY,
                 (_, true) => entry.with_kind(Kind::Discarded),
-                (_, false) => entry.with_kind(Kind::StrayLost),
+                (_, false) => entry.with_kind(Kind::CowCopyLost),
             });
             self.leave_store(before);
         }
@@ -118,7 +118,7 @@ impl Core {
     }
 
     /// Has memory that is all zeros, and new in its place, watched like the rest of its region.
-    /// Whether it could be; pages that nobody watches are as good as strays.
+    /// Whether it could be; pages that nobody watches are as good as CoW copies.
     fn watch_again(&self, region: &Region, address: HostAddress, bytes: usize) -> bool {
         // SAFETY: absent pages of the range are zero ones, which is what the handler makes them.
         // The advice keeps content; without it a child of fork gets a copy, or a huge page is made.
@@ -130,7 +130,7 @@ impl Core {
         }
     }
 
-    /// The same without a mapping to spare: the pages become strays full of zeros.
+    /// The same without a mapping to spare: the pages become CoW copies full of zeros.
     fn discard_in_place(&self, region: &Region, run: PageRange) -> io::Result<()> {
         for page in run.pages() {
             let address = region.address(page);
@@ -162,7 +162,7 @@ impl Core {
             }
             for page in pages.pages() {
                 let entry = region.entry(page);
-                if matches!(entry.kind(), Kind::Merged | Kind::Bound) {
+                if matches!(entry.kind(), Kind::Merged | Kind::Unprotected) {
                     region.set_entry(page, Entry::PRIVATE);
                     self.leave_store(entry);
                 }

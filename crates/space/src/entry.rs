@@ -13,12 +13,12 @@
 //!
 //! | kind | backing | the daemon believes | becomes |
 //! |---|---|---|---|
-//! | `Private` | absent, zero page or anonymous | private | `Merged`, `Stray`, `Bound` |
-//! | `Merged` | the store's page, write-protected | merged | `Broken`, `Discarded`, `Unmerged`, `StrayLost`, `Merged` (another slot) |
+//! | `Private` | absent, zero page or anonymous | private | `Merged`, `CowCopy`, `Unprotected` |
+//! | `Merged` | the store's page, write-protected | merged | `Broken`, `Discarded`, `Unmerged`, `CowCopyLost`, `Merged` (another slot) |
 //! | `Broken`, `Discarded`, `Unmerged` | as `Private` | merged, until it asks what was lost | `Private` |
-//! | `StrayLost` | a private copy inside a mapping of the store | merged, until it asks | `Stray` |
-//! | `Stray` | the same | never to be merged | `Private` by a discard |
-//! | `Bound` | the store's page or a copy, protected or not | merged | `Discarded` by a discard, `StrayLost` |
+//! | `CowCopyLost` | a private copy inside a mapping of the store | merged, until it asks | `CowCopy` |
+//! | `CowCopy` | the same | never to be merged | `Private` by a discard |
+//! | `Unprotected` | the store's page or a copy, protected or not | merged | `Discarded` by a discard, `CowCopyLost` |
 //!
 //! Only the holder of a page (`held`) changes its entry, but for one step: whoever
 //! reports a loss takes the `…Lost` marks away by compare-and-swap.
@@ -42,17 +42,17 @@ pub enum Kind {
     /// Private since an unmerge.
     Unmerged = 4,
     /// Copied by the kernel inside the store's mapping; not reported yet.
-    StrayLost = 5,
+    CowCopyLost = 5,
     /// Copied by the kernel inside the store's mapping.
-    Stray = 6,
+    CowCopy = 6,
     /// In a mapping of the store, and it cannot be told whether it was written, or will be.
-    Bound = 7,
+    Unprotected = 7,
 }
 
 impl Kind {
     /// Whether its page may be written without any scan finding that: it lies in a mapping of the store.
     pub(crate) const fn is_untracked(self) -> bool {
-        matches!(self, Self::StrayLost | Self::Stray | Self::Bound)
+        matches!(self, Self::CowCopyLost | Self::CowCopy | Self::Unprotected)
     }
 }
 
@@ -66,7 +66,7 @@ impl Entry {
 
     /// A page that the kernel copied inside a mapping of a store, and that the daemon takes for its
     /// guest's own.
-    pub const STRAY: Self = Self((Kind::Stray as u32) << 29);
+    pub const COW_COPY: Self = Self((Kind::CowCopy as u32) << 29);
 
     /// An entry of `kind` for a slot.
     #[must_use]
@@ -90,9 +90,9 @@ impl Entry {
             2 => Kind::Broken,
             3 => Kind::Discarded,
             4 => Kind::Unmerged,
-            5 => Kind::StrayLost,
-            6 => Kind::Stray,
-            _ => Kind::Bound,
+            5 => Kind::CowCopyLost,
+            6 => Kind::CowCopy,
+            _ => Kind::Unprotected,
         }
     }
 
@@ -117,7 +117,7 @@ impl Entry {
     /// Whether the daemon has yet to hear that the page left its slot.
     #[must_use]
     pub const fn is_lost(self) -> bool {
-        matches!(self.kind(), Kind::Broken | Kind::Discarded | Kind::Unmerged | Kind::StrayLost)
+        matches!(self.kind(), Kind::Broken | Kind::Discarded | Kind::Unmerged | Kind::CowCopyLost)
     }
 
     /// The entry once the daemon has heard of the loss.
@@ -125,7 +125,7 @@ impl Entry {
     pub const fn reported(self) -> Self {
         match self.kind() {
             Kind::Broken | Kind::Discarded | Kind::Unmerged => Self::PRIVATE,
-            Kind::StrayLost => Self::STRAY,
+            Kind::CowCopyLost => Self::COW_COPY,
             _ => self,
         }
     }
@@ -157,9 +157,9 @@ mod tests {
         Kind::Broken,
         Kind::Discarded,
         Kind::Unmerged,
-        Kind::StrayLost,
-        Kind::Stray,
-        Kind::Bound,
+        Kind::CowCopyLost,
+        Kind::CowCopy,
+        Kind::Unprotected,
     ];
 
     proptest! {

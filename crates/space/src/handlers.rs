@@ -27,8 +27,8 @@ use bindery_sys::{table, thread::CpuClock, userfault::Fault};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
-    Core, descriptors::Userfault, entry::Kind, held::Tried, marches::Marches, region::Region,
-    restore::Cause, spare::Spare, transfer::PageSet,
+    Core, descriptors::Userfault, entry::Kind, held::Tried, region::Region, restore::Cause,
+    spare::Spare, transfer::PageSet, write_streams::WriteStreams,
 };
 
 /// Pages filled with zeros for one fault: the next ones are mostly touched soon after.
@@ -117,17 +117,17 @@ impl Core {
     }
 
     fn serve_breaks(&self, mut spare: Spare) {
-        let mut marches = Marches::new();
+        let mut streams = WriteStreams::new();
         serve(&self.store_faults, |faults| {
             for fault in faults {
-                self.break_page(fault.address, &mut marches, &mut spare);
+                self.break_page(fault.address, &mut streams, &mut spare);
             }
             spare.populate();
         });
     }
 
-    /// Brings a written page back, and with it what lies ahead of a march.
-    fn break_page(&self, address: HostAddress, marches: &mut Marches, spare: &mut Spare) {
+    /// Brings a written page back, and with it what lies ahead of a write stream.
+    fn break_page(&self, address: HostAddress, streams: &mut WriteStreams, spare: &mut Spare) {
         let regions = self.regions.read();
         let region = regions.at(address);
         let Some(region) = region else {
@@ -136,7 +136,7 @@ impl Core {
             return;
         };
         let written = region.page(address);
-        let step = marches.step(address, |start, end| has_no_merged_page(region, start, end));
+        let step = streams.step(address, |start, end| has_no_merged_page(region, start, end));
         let wanted = region.pages_between(step.start, step.end);
         let run = self.merged_around(region, written, wanted);
         let run = if run.is_empty() { PageRange::new(written, 1) } else { run };
@@ -154,12 +154,12 @@ impl Core {
         let run =
             self.merged_around(region, written, region.pages_between(hold.start(), hold.end()));
         if run.is_empty() {
-            // It came back while the fault was on its way to us, or it is a stray.
+            // It came back while the fault was on its way to us, or it is a CoW copy.
             self.let_write(address);
         } else {
             let back = self.break_run(region, written, run, spare);
             let start = region.address(back.first);
-            marches.take(step, start, start.plus_pages(back.count));
+            streams.take(step, start, start.plus_pages(back.count));
         }
     }
 

@@ -37,10 +37,10 @@ mod extents;
 mod handlers;
 mod held;
 mod manage;
-mod marches;
 mod mend;
 mod merge;
 mod offers;
+mod pending_reports;
 mod readable;
 mod refuge;
 mod region;
@@ -51,10 +51,10 @@ mod return_pages;
 mod spare;
 mod store;
 mod transfer;
-mod untold;
 #[cfg(feature = "vm-memory")]
 pub mod vm_memory;
 mod worker;
+mod write_streams;
 
 use std::{
     io,
@@ -281,7 +281,7 @@ impl Space {
     }
 
     /// Leaves a range to its owner that was [forgotten](Self::forget) and stays mapped, for the call that was
-    /// to unmap or replace it has failed. What was merged there stays so, as strays that nobody watches.
+    /// to unmap or replace it has failed. What was merged there stays so, as CoW copies that nobody watches.
     ///
     /// # Errors
     /// As read(2) of `/proc/self/maps`; `ENOMEM` if there are too many regions. Then discarded pages may show

@@ -237,7 +237,7 @@ impl Core {
         let count = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| ManageError::PagesExhausted)?;
         let pages = self.regions.number(count).ok_or(ManageError::PagesExhausted)?;
         let region = Region::new(Announced { pages, address }, advised).map_err(kernel)?;
-        // Strays of earlier times that are no more: their owner mapped other memory here.
+        // CoW copies of earlier times that are no more: their owner mapped other memory here.
         self.forget(address, end);
         self.watch(address, bytes)?;
         // Not while the process forks: a child reads the list as it was.

@@ -17,7 +17,7 @@ use crate::{
     agent::log,
     region::Region,
     restore::put_in_place,
-    return_pages::{give_back, stray},
+    return_pages::{cow_copy, give_back},
     spare::Spare,
     transfer::{
         HERE, MADV_DONTNEED_LOCKED, PageSet, WINDOW_PAGES, errno_of, find_pages, may_pass, take,
@@ -88,7 +88,7 @@ impl Core {
         }
     }
 
-    /// Registers a run that was put in place. If that cannot be done its pages are strays: private
+    /// Registers a run that was put in place. If that cannot be done its pages are CoW copies: private
     /// memory that nobody watches.
     fn watch_mended(&self, region: &Region, run: PageRange) {
         let (start, bytes) = (region.address(run.first), run.count as usize * PAGE_BYTES);
@@ -112,7 +112,7 @@ impl Core {
             }
         }
         for page in run.pages() {
-            region.change_entry(page, stray);
+            region.change_entry(page, cow_copy);
         }
     }
 }

@@ -9,7 +9,7 @@
 //! zero: the kernel's zero page       in place, no mapping cut
 //! equal: map the slots in place      one mapping for each run of slots; the guest reads what it wrote
 //!        populate, register, protect all of them together; from here a write waits for the handler
-//!        which were written before?  copied by the kernel: strays, never touched again
+//!        which were written before?  copied by the kernel: CoW copies, never touched again
 //! let go, wake
 //! ```
 //!
@@ -130,7 +130,7 @@ impl Window<'_> {
                         merged.insert(page);
                     }
                 }
-                (Kind::Stray | Kind::StrayLost | Kind::Bound, _) => {
+                (Kind::CowCopy | Kind::CowCopyLost | Kind::Unprotected, _) => {
                     self.outcomes[page as usize] = PageOutcome::Never;
                 }
                 // Lost and not yet reported, or merged and now asked to be zero: later.
@@ -163,7 +163,7 @@ impl Window<'_> {
         };
         // Whoever watches the guest has not heard of it, and no scan will find it any more.
         for (first, count) in placed.and(written).spans() {
-            self.region.add_untold(PageRange::new(self.page(first), count));
+            self.region.add_pending(PageRange::new(self.page(first), count));
         }
         let back = staged.without(placed);
         // SAFETY: the window is held, these pages are staged and their places are absent.
@@ -313,8 +313,8 @@ impl Window<'_> {
         let registered = unsafe {
             self.core.guest_faults.register(address, PAGE_BYTES, mode::MISSING | mode::WP)
         };
-        // Private memory that cannot be watched is as good as a stray.
-        let kind = if registered.is_ok() { Kind::Unmerged } else { Kind::StrayLost };
+        // Private memory that cannot be watched is as good as a CoW copy.
+        let kind = if registered.is_ok() { Kind::Unmerged } else { Kind::CowCopyLost };
         self.region.set_entry(self.page(page), entry.with_kind(kind));
         self.core.leave_store(entry);
     }
@@ -358,31 +358,31 @@ impl Window<'_> {
         let (address, bytes) = (self.address(first), count as usize * PAGE_BYTES);
         let protected = self.make_writes_wait(address, bytes);
         let copies = if protected {
-            self.find_strays(address, count)
+            self.find_cow_copies(address, count)
         } else {
             self.copy_all(address, count)
         };
         for (offset, page) in (0..count).zip(first..) {
             if copies.copied.contains(offset) {
-                self.settle_stray(page);
+                self.settle_cow_copy(page);
                 continue;
             }
             let waits = protected && !copies.unknown.contains(offset);
-            let kind = if waits { Kind::Merged } else { Kind::Bound };
+            let kind = if waits { Kind::Merged } else { Kind::Unprotected };
             self.settle(page, store, Entry::new(kind, store.id, slot(page)));
         }
     }
 
     /// Pages of a protected span that were written between mapping and protection. They may be written
     /// freely from now on.
-    fn find_strays(&self, start: HostAddress, count: u32) -> Copies {
-        let strays = find_copies(&self.core.pagemap, start, count);
-        for (first, pages) in strays.copied.spans() {
+    fn find_cow_copies(&self, start: HostAddress, count: u32) -> Copies {
+        let cow_copies = find_copies(&self.core.pagemap, start, count);
+        for (first, pages) in cow_copies.copied.spans() {
             let bytes = pages as usize * PAGE_BYTES;
             // If this fails, the handler does it for whoever writes.
             let _ = self.core.store_faults.write_protect(start.plus_pages(first), bytes, false);
         }
-        strays
+        cow_copies
     }
 
     /// For a span that could not be protected: the kernel makes a copy of every page now, as it would
@@ -405,12 +405,12 @@ impl Window<'_> {
         self.outcomes[page as usize] = PageOutcome::Merged;
     }
 
-    fn settle_stray(&mut self, page: u32) {
+    fn settle_cow_copy(&mut self, page: u32) {
         let before = self.region.entry(self.page(page));
         // A page that had another slot has left that one.
         let entry = match before.kind() {
-            Kind::Merged => before.with_kind(Kind::StrayLost),
-            _ => Entry::STRAY,
+            Kind::Merged => before.with_kind(Kind::CowCopyLost),
+            _ => Entry::COW_COPY,
         };
         self.region.set_entry(self.page(page), entry);
         self.core.leave_store(before);

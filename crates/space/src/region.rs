@@ -20,7 +20,7 @@ use bindery_wire::control::Region as Announced;
 use crate::{
     advice::{Advice, LastingAdvice},
     entry::Entry,
-    untold::Untold,
+    pending_reports::PendingReports,
 };
 
 /// Pages that share one bit of the summary of losses.
@@ -32,13 +32,13 @@ pub(crate) const GROUP_PAGES: usize = 64;
 struct Table {
     entries: Mapping,
     lost: Mapping,
-    untold: Untold,
+    pending_reports: PendingReports,
     advice: Advice,
 }
 
 /// Consecutive pages that a scan has to tell of whatever the kernel says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct UntoldRun {
+pub(crate) struct PendingRun {
     pub(crate) pages: PageRange,
     /// They may be written without any scan finding that. If not, they have changed once, and what is
     /// there now may not be the guest's own.
@@ -56,7 +56,7 @@ pub(crate) struct Region {
     /// before pages are held, never after.
     pub(crate) mapped: RwLock<()>,
     /// Whether faults of its pages come to us. If not, the region was given back, and is here for
-    /// strays whose discards are still ours.
+    /// CoW copies whose discards are still ours.
     pub(crate) watched: bool,
 }
 
@@ -76,7 +76,7 @@ impl Region {
         let table = Table {
             entries: Mapping::anonymous(pages * size_of::<AtomicU32>())?,
             lost: Mapping::anonymous(groups * size_of::<AtomicU64>())?,
-            untold: Untold::new(pages)?,
+            pending_reports: PendingReports::new(pages)?,
             advice: Advice::new(announced.pages.first, advised),
         };
         Ok(Self {
@@ -197,7 +197,7 @@ impl Region {
 
     fn note_change(&self, page: PageIndex, before: Entry, entry: Entry) {
         if entry.kind().is_untracked() && !before.kind().is_untracked() {
-            self.add_untold(PageRange::new(page, 1));
+            self.add_pending(PageRange::new(page, 1));
         }
         if entry.is_lost() {
             let (word, bit) = self.lost_bit(page);
@@ -207,37 +207,37 @@ impl Region {
     }
 
     /// Has the next scan tell of pages that the caller holds.
-    pub(crate) fn add_untold(&self, pages: PageRange) {
-        self.table.untold.add(self.places(pages));
+    pub(crate) fn add_pending(&self, pages: PageRange) {
+        self.table.pending_reports.add(self.places(pages));
     }
 
     /// The first of `pages`, one after the other, that a scan has to tell of whatever the kernel says:
     /// all of them untracked, or none. Those that are stay so; the others are told now, and no more.
-    pub(crate) fn untold_run(&self, pages: PageRange) -> Option<UntoldRun> {
-        let found = self.table.untold.run(self.places(pages))?;
+    pub(crate) fn pending_run(&self, pages: PageRange) -> Option<PendingRun> {
+        let found = self.table.pending_reports.run(self.places(pages))?;
         let first = self.table_base.plus(found.start as u32);
         let is_untracked = |page: PageIndex| self.entry(page).kind().is_untracked();
         let untracked = is_untracked(first);
         let rest = PageRange::new(first, found.len() as u32);
         let count = rest.pages().take_while(|page| is_untracked(*page) == untracked).count();
-        Some(UntoldRun { pages: PageRange::new(first, count as u32), untracked })
+        Some(PendingRun { pages: PageRange::new(first, count as u32), untracked })
     }
 
     /// The caller tells of `run`.
-    pub(crate) fn note_told(&self, run: UntoldRun) {
+    pub(crate) fn note_told(&self, run: PendingRun) {
         if run.untracked {
             return;
         }
-        self.table.untold.remove(self.places(run.pages));
+        self.table.pending_reports.remove(self.places(run.pages));
         // Whoever makes a page untracked adds it afterwards: either that is seen here or stays.
         for page in run.pages.pages().filter(|page| self.entry(*page).kind().is_untracked()) {
-            self.add_untold(PageRange::new(page, 1));
+            self.add_pending(PageRange::new(page, 1));
         }
     }
 
     /// Stops the next scan from reporting pages that are the region's no more.
-    pub(crate) fn forget_untold(&self, pages: PageRange) {
-        self.table.untold.remove(self.places(pages));
+    pub(crate) fn forget_pending(&self, pages: PageRange) {
+        self.table.pending_reports.remove(self.places(pages));
     }
 
     /// Where `pages` are in the table.
@@ -341,48 +341,48 @@ mod tests {
     #[test]
     fn untracked_pages_are_told_by_the_part_that_holds_them_until_they_are_no_more() {
         let whole = region(0, 300);
-        assert_eq!(whole.untold_run(whole.pages()), None);
-        let bound = Entry::new(Kind::Bound, StoreId(1), Slot(9));
-        let lost = bound.with_kind(Kind::StrayLost);
-        let kinds = [(7, Entry::STRAY), (8, bound), (9, lost), (290, Entry::STRAY)];
+        assert_eq!(whole.pending_run(whole.pages()), None);
+        let bound = Entry::new(Kind::Unprotected, StoreId(1), Slot(9));
+        let lost = bound.with_kind(Kind::CowCopyLost);
+        let kinds = [(7, Entry::COW_COPY), (8, bound), (9, lost), (290, Entry::COW_COPY)];
         kinds.iter().for_each(|(page, entry)| whole.set_entry(PageIndex(*page), *entry));
         assert!(whole.report_loss(PageIndex(9), lost));
         let range = |first, count| PageRange::new(PageIndex(first), count);
         let run =
-            |first, count, untracked| Some(UntoldRun { pages: range(first, count), untracked });
-        let part = |first, count| whole.part(range(first, count)).untold_run(range(first, count));
+            |first, count, untracked| Some(PendingRun { pages: range(first, count), untracked });
+        let part = |first, count| whole.part(range(first, count)).pending_run(range(first, count));
         for _ in 0..2 {
-            assert_eq!(whole.untold_run(range(0, 300)), run(7, 3, true));
+            assert_eq!(whole.pending_run(range(0, 300)), run(7, 3, true));
             whole.note_told(run(7, 3, true).unwrap());
         }
-        assert_eq!(whole.untold_run(range(8, 1)), run(8, 1, true));
+        assert_eq!(whole.pending_run(range(8, 1)), run(8, 1, true));
         assert_eq!((part(100, 100), part(280, 20)), (None, run(290, 1, true)));
         for (page, _) in kinds {
             whole.change_entry(PageIndex(page), |_| Entry::PRIVATE);
         }
         // How they got rid of their copies nobody has told.
-        assert_eq!(whole.untold_run(range(0, 300)), run(7, 3, false));
+        assert_eq!(whole.pending_run(range(0, 300)), run(7, 3, false));
         whole.note_told(run(7, 3, false).unwrap());
-        assert_eq!(whole.untold_run(range(0, 300)), run(290, 1, false));
-        whole.forget_untold(range(256, 44));
-        assert_eq!(whole.untold_run(range(0, 300)), None);
+        assert_eq!(whole.pending_run(range(0, 300)), run(290, 1, false));
+        whole.forget_pending(range(256, 44));
+        assert_eq!(whole.pending_run(range(0, 300)), None);
     }
 
     #[test]
     fn pages_that_changed_are_told_once_and_apart_from_untracked_ones() {
         let region = region(512, 300);
         let range = |first, count| PageRange::new(PageIndex(first), count);
-        region.add_untold(range(600, 10));
-        region.set_entry(PageIndex(604), Entry::STRAY);
+        region.add_pending(range(600, 10));
+        region.set_entry(PageIndex(604), Entry::COW_COPY);
         let mut told = Vec::new();
         let mut at = 512;
-        while let Some(run) = region.untold_run(range(at, 812 - at)) {
+        while let Some(run) = region.pending_run(range(at, 812 - at)) {
             region.note_told(run);
             told.push((run.pages.first.0, run.pages.count, run.untracked));
             at = run.pages.end().0;
         }
         assert_eq!(told, [(600, 4, false), (604, 1, true), (605, 5, false)]);
-        let stays = UntoldRun { pages: range(604, 1), untracked: true };
-        assert_eq!(region.untold_run(range(512, 300)), Some(stays));
+        let stays = PendingRun { pages: range(604, 1), untracked: true };
+        assert_eq!(region.pending_run(range(512, 300)), Some(stays));
     }
 }

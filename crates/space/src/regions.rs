@@ -143,7 +143,7 @@ impl Regions {
         let rest = [before, after].into_iter().filter(|rest| !rest.is_empty());
         self.exchange(region, rest.map(|rest| region.part(rest)).collect());
         // Nobody asks for them any more, and the parts share the table.
-        region.forget_untold(pages);
+        region.forget_pending(pages);
     }
 
     /// Puts `parts` of a region in its place.

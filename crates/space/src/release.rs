@@ -2,9 +2,9 @@
 //!
 //! Pages come back in short holds while guest and lanes go on; only the last step keeps lanes out.
 //!
-//! Strays stay where they are: a private copy in a mapping of the store cannot be moved, and if it
+//! CoW copies stay where they are: a private copy in a mapping of the store cannot be moved, and if it
 //! is pinned not be copied. Nothing tells it from other memory but a discard, which would show the
-//! store's page. So strays remain with us as regions of their own, unwatched, until they are
+//! store's page. So CoW copies remain with us as regions of their own, unwatched, until they are
 //! discarded or unmapped.
 
 use std::{
@@ -68,14 +68,14 @@ impl<'a> Release<'a> {
         // What lanes merged since.
         self.bring_back(region, pages)?;
         let _hold = self.core.hold(region.start(), region.end());
-        let strays = self.unwatch(region).inspect_err(|_| self.watch(region))?;
-        self.core.regions.exchange(region, strays);
+        let cow_copies = self.unwatch(region).inspect_err(|_| self.watch(region))?;
+        self.core.regions.exchange(region, cow_copies);
         Ok(pages)
     }
 
-    /// Ends the registrations of a region of which no page is merged. Returns its strays.
+    /// Ends the registrations of a region of which no page is merged. Returns its CoW copies.
     fn unwatch(&self, region: &Region) -> Result<Vec<Region>, ReleaseError> {
-        let mut strays = Vec::new();
+        let mut cow_copies = Vec::new();
         for (run, anonymous) in runs(region) {
             // Each part by the context that it is registered with: the kernel refuses the other.
             let faults = if anonymous { &self.core.guest_faults } else { &self.core.store_faults };
@@ -83,10 +83,10 @@ impl<'a> Release<'a> {
             unsafe { faults.unregister(region.address(run.first), bytes_of(run)) }
                 .map_err(ReleaseError::Memory)?;
             if !anonymous {
-                strays.push(region.unwatched_part(run));
+                cow_copies.push(region.unwatched_part(run));
             }
         }
-        Ok(strays)
+        Ok(cow_copies)
     }
 
     /// Has a region watched again of which a part may not be any more.
@@ -115,7 +115,7 @@ impl<'a> Release<'a> {
 
 impl Core {
     /// Leaves memory that was [forgotten](Self::forget) to its owner, whose call about it failed: nobody
-    /// watches it any more, and what lies in mappings of a store is strays.
+    /// watches it any more, and what lies in mappings of a store is CoW copies.
     pub(crate) fn leave(&self, start: HostAddress, end: HostAddress) -> io::Result<()> {
         for area in maps::between(start, end)? {
             let is_merged = is_store(&area.name) && !area.is_shared();
@@ -128,33 +128,33 @@ impl Core {
             let unwatched = unsafe { faults.unregister(start, bytes) };
             if is_merged {
                 unwatched?;
-                self.add_strays(start, bytes)?;
+                self.add_cow_copies(start, bytes)?;
             }
             // Other memory of the VMM's may be watched by somebody else.
         }
         Ok(())
     }
 
-    /// Makes a region of strays, which are unwatched.
-    fn add_strays(&self, address: HostAddress, bytes: usize) -> io::Result<()> {
+    /// Makes a region of CoW copies, which are unwatched.
+    fn add_cow_copies(&self, address: HostAddress, bytes: usize) -> io::Result<()> {
         let count = (bytes / PAGE_BYTES) as u32;
         let numbered = self.regions.number(count).filter(|_| !self.regions.is_full());
         let pages = numbered.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let region = Region::new(Announced { pages, address }, [])?.unwatched_part(pages);
-        pages.pages().for_each(|page| region.set_entry(page, Entry::STRAY));
+        pages.pages().for_each(|page| region.set_entry(page, Entry::COW_COPY));
         self.regions.add(region);
         Ok(())
     }
 
     /// Has the kernel copy a page that could not be protected. Whether it needs no slot any more.
     fn unbind(&self, region: &Region, page: PageIndex) -> bool {
-        if region.entry(page).kind() != Kind::Bound {
+        if region.entry(page).kind() != Kind::Unprotected {
             return true;
         }
         let address = region.address(page);
         let _hold = self.hold(address, address.plus_pages(1));
         let entry = region.entry(page);
-        if entry.kind() != Kind::Bound {
+        if entry.kind() != Kind::Unprotected {
             return true;
         }
         // SAFETY: making a private copy of a page changes no content.
@@ -162,7 +162,7 @@ impl Core {
         if !find_copies(&self.pagemap, address, 1).copied.contains(0) {
             return false;
         }
-        region.set_entry(page, entry.with_kind(Kind::StrayLost));
+        region.set_entry(page, entry.with_kind(Kind::CowCopyLost));
         self.leave_store(entry);
         true
     }

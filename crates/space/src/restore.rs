@@ -5,7 +5,7 @@
 //! because the spare page is not registered until it is in place and present.
 //!
 //! If there is no mapping left to be had, a written page is left to the kernel's copy-on-write
-//! inside the store's mapping. That needs nothing but the page. Such a page is a *stray* from then
+//! inside the store's mapping. That needs nothing but the page. Such a page is a *CoW copy* from then
 //! on: a pin cannot be told there, so it is never moved or copied again until its guest discards it.
 
 use std::{io, thread, time::Duration};
@@ -87,8 +87,8 @@ impl Core {
             unsafe { self.guest_faults.register(address, bytes, mode::MISSING | mode::WP) };
         let kind = match registered {
             Ok(()) => cause.kind(),
-            // Private memory that cannot be watched: as good as a stray.
-            Err(_) => Kind::StrayLost,
+            // Private memory that cannot be watched: as good as a CoW copy.
+            Err(_) => Kind::CowCopyLost,
         };
         store.remove_mapped(entry.slot(), pages.count);
         for (offset, page) in (0..).zip(pages.pages()) {
@@ -115,22 +115,22 @@ impl Core {
         // SAFETY: making a private copy of a page changes no content.
         let _ = unsafe { mapping::advise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
         let kind = if let (true, _) = look() {
-            Kind::StrayLost
+            Kind::CowCopyLost
         } else {
             let protected = self.store_faults.write_protect(address, PAGE_BYTES, true);
             match (look(), protected) {
                 ((false, false), Ok(())) => return false,
                 // Nobody will tell us when it is written, or whether it was: the slot stays its own.
-                ((false, _), _) => Kind::Bound,
+                ((false, _), _) => Kind::Unprotected,
                 // The writer was quicker. If this fails, the handler does it.
                 ((true, _), _) => {
                     let _ = self.store_faults.write_protect(address, PAGE_BYTES, false);
-                    Kind::StrayLost
+                    Kind::CowCopyLost
                 }
             }
         };
         region.set_entry(page, entry.with_kind(kind));
-        if kind == Kind::StrayLost {
+        if kind == Kind::CowCopyLost {
             self.leave_store(entry);
         }
         true

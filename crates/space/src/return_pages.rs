@@ -10,7 +10,7 @@
 //! | `UFFDIO_COPY` | memory for the page, and that it can be read | without memory; with a memory error |
 //! | `mremap` of the page over its place | a mapping | without a mapping to be had |
 //!
-//! After the last the page is in a mapping of its own. If it cannot be watched there it is a stray from
+//! After the last the page is in a mapping of its own. If it cannot be watched there it is a CoW copy from
 //! then on. If that fails too, for want of a mapping, the page stays held until one is to be had: what
 //! its guest reads is never wrong, only late. The log says so.
 
@@ -187,7 +187,7 @@ fn is_own(place: HostAddress) -> Option<bool> {
     Some(areas.first().is_some_and(|area| !area.is_shared() && area.inode == 0))
 }
 
-/// Makes of a page that was moved with a mapping of ours what it was, or else a stray.
+/// Makes of a page that was moved with a mapping of ours what it was, or else a CoW copy.
 fn settle(core: &Core, region: &Region, place: HostAddress) {
     // Children and core dumps have none of our areas.
     let ours = [libc::MADV_DOFORK, libc::MADV_DODUMP];
@@ -197,11 +197,11 @@ fn settle(core: &Core, region: &Region, place: HostAddress) {
     // SAFETY: the page is held.
     let advised = advised.and_then(|()| unsafe { region.advise_mapping(place, PAGE_BYTES) });
     if advised.is_err() || watch(core, place).is_err() {
-        region.change_entry(region.page(place), stray);
+        region.change_entry(region.page(place), cow_copy);
     }
 }
 
 /// Returns the entry of an anonymous page that cannot be watched any more.
-pub(crate) fn stray(entry: Entry) -> Entry {
-    if entry.kind() == Kind::Private { Entry::STRAY } else { entry.with_kind(Kind::StrayLost) }
+pub(crate) fn cow_copy(entry: Entry) -> Entry {
+    if entry.kind() == Kind::Private { Entry::COW_COPY } else { entry.with_kind(Kind::CowCopyLost) }
 }

@@ -27,7 +27,7 @@ const POPULATED_PAGES: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Spare {
     chunk: HostAddress,
-    /// Pages taken, from the first on: pages that come back one after the other, as a march of writes
+    /// Pages taken, from the first on: pages that come back one after the other, as a stream of writes
     /// brings them, then lie as they did in the chunk, and the kernel joins their mappings.
     taken: usize,
     /// How many of the next pages have memory.

@@ -56,7 +56,7 @@ pub(crate) struct StoreView {
     was_read: AtomicBool,
     /// Whether there are page tables of what was read before that.
     has_tables: AtomicBool,
-    /// Pages of this process whose entry is `Merged` or `Bound` with this store.
+    /// Pages of this process whose entry is `Merged` or `Unprotected` with this store.
     pages_mapped: AtomicU32,
     /// The same for each segment: untouched memory where no page ever was.
     pages_of: Vec<AtomicU32>,
@@ -444,7 +444,7 @@ impl Core {
 
     /// Counts a page out of the store that its entry, which was just replaced, had it merged with.
     pub(crate) fn leave_store(&self, before: Entry) {
-        if matches!(before.kind(), Kind::Merged | Kind::Bound) {
+        if matches!(before.kind(), Kind::Merged | Kind::Unprotected) {
             self.store_of(before).remove_mapped(before.slot(), 1);
         }
     }

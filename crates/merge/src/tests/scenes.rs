@@ -101,7 +101,7 @@ fn stretches_in_common_are_digested_at_their_ends() {
 }
 
 #[test]
-fn nothing_is_presumed_of_a_guest_that_is_watched() {
+fn nothing_is_inferred_of_a_guest_that_is_watched() {
     let mut scene = Scene::new(Settings::default());
     let (one, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
     let (two, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
@@ -167,7 +167,7 @@ fn what_differs_within_a_stretch_in_common_is_found_when_it_is_compared() {
 }
 
 #[test]
-fn a_store_is_filled_though_some_of_what_was_presumed_is_wrong() {
+fn a_store_is_filled_though_some_of_what_was_inferred_is_wrong() {
     let mut scene = Scene::new(Settings { store_slots: 100, ..Settings::default() });
     scene.guest("a", 512, |page| u64::from(1 + page));
     scene.guest("a", 512, |page| u64::from(if page % 4 == 3 { 5000 + page } else { 1 + page }));
@@ -181,7 +181,7 @@ fn zero_pages_within_a_stretch_are_found_though_mappings_are_short() {
     let mut scene = Scene::new(Settings::default());
     let (_one, _) = scene.guest("a", 512, |page| u64::from(1 + page));
     let (two, _) = scene.guest("a", 512, odd);
-    // So that there is a slot for what the second is presumed to hold.
+    // So that there is a slot for what the second is inferred to hold.
     let (_three, _) = scene.guest("a", 512, |page| u64::from(1 + page));
     let mappings = two.process().mappings;
     two.process().mappings_max = mappings;

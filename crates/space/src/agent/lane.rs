@@ -159,21 +159,26 @@ impl Lane {
         arrived: Arrived,
         fds: Vec<OwnedFd>,
     ) -> io::Result<Outcome> {
-        let is_whole = arrived.bytes == size_of::<Request>();
-        let request = Request::try_read_from_bytes(bytes);
-        let Ok(request) = request else {
+        let came = fds.len();
+        let nonsense = || {
+            let what = format!("a request of {} bytes and {came} descriptors", arrived.bytes);
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        };
+        if arrived.bytes != size_of::<Request>() {
+            return Err(nonsense());
+        }
+        let Ok(request) = Request::try_read_from_bytes(bytes) else {
             return Ok(Outcome::Refused);
         };
-        let (named, came) = (request.segments as usize, fds.len());
-        if is_whole && arrived.lost_descriptors && came < named && named <= SEGMENTS_MAX {
+        let named = request.segments as usize;
+        if arrived.lost_descriptors && came < named && named <= SEGMENTS_MAX {
             // Not the daemon's fault: this process has no room for them.
             return Ok(Outcome::Failed(io::Error::from_raw_os_error(libc::EMFILE)));
         }
-        if is_whole && came == named && !arrived.lost_descriptors {
+        if came == named && !arrived.lost_descriptors {
             return Ok(self.perform(&request, fds));
         }
-        let what = format!("a request of {} bytes and {came} descriptors", arrived.bytes);
-        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+        Err(nonsense())
     }
 
     fn perform(&mut self, request: &Request, fds: Vec<OwnedFd>) -> Outcome {

@@ -86,13 +86,13 @@ impl Worker {
             let region = &part.region;
             let (mut at, end) = (region.address(part.pages.first), part.end_address());
             self.core.settle(at, end);
-            let mut untold = region.untold_run(part.pages);
+            let mut pending_reports = region.pending_run(part.pages);
             while at < end {
                 if found.len() >= max {
                     return Ok(Some(region.page(at)));
                 }
-                let limit = untold.map_or(end, |run| region.address(run.pages.first));
-                if let Some(run) = untold.filter(|_| at == limit) {
+                let limit = pending_reports.map_or(end, |run| region.address(run.pages.first));
+                if let Some(run) = pending_reports.filter(|_| at == limit) {
                     region.note_told(run);
                     let PageRange { first, count } = run.pages;
                     found.push(PageSpan {
@@ -103,8 +103,8 @@ impl Worker {
                     let behind = run.pages.end();
                     // What is gone may be back, and is looked at like all others.
                     at = if run.untracked { at.plus_pages(count) } else { at };
-                    untold =
-                        region.untold_run(PageRange::new(behind, part.pages.end().0 - behind.0));
+                    pending_reports =
+                        region.pending_run(PageRange::new(behind, part.pages.end().0 - behind.0));
                     continue;
                 }
                 let room = (max - found.len()).min(EXTENTS_PER_CALL_MAX);

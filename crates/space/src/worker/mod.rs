@@ -194,7 +194,7 @@ impl Worker {
         for part in self.core.parts(range) {
             for page in part.pages.pages() {
                 let entry = part.region.entry(page);
-                if !matches!(entry.kind(), Kind::Merged | Kind::Bound) {
+                if !matches!(entry.kind(), Kind::Merged | Kind::Unprotected) {
                     continue;
                 }
                 let (store, slot) = (u32::from(entry.store().0), entry.slot().0);

@@ -95,7 +95,7 @@ fn what_lies_beside_slots_that_cannot_be_read_comes_back() {
         |bench, mut worker| {
             assert_eq!(bench.merge(&mut worker, 0, 8, Slot(0)), merged(8));
             spoil(&bench);
-            // A march, which would bring back more than can be read.
+            // A write stream, which would bring back more than can be read.
             (0..4).for_each(|page| bench.fill(page, 8));
             assert!((0..4).all(|page| bench.holds(page, 8)));
             let unmerged = worker.unmerge(bench.all(), u32::MAX);

@@ -60,8 +60,12 @@ fn live(guest: &mut Guest) -> Lived {
     // However they came back, and whatever they lie in now.
     let is_told =
         |page| written.iter().any(|span| (span.first..span.first + span.count).contains(&page));
-    let untold: Vec<u32> = again().filter(|page| !is_told(guest.bench.page(*page).0)).collect();
-    assert!(untold.is_empty(), "{untold:?} were written, and not found by {written:?}");
+    let pending_reports: Vec<u32> =
+        again().filter(|page| !is_told(guest.bench.page(*page).0)).collect();
+    assert!(
+        pending_reports.is_empty(),
+        "{pending_reports:?} were written, and not found by {written:?}"
+    );
     let thrown_away = guest.bench.address(40);
     space.discard(thrown_away, 30 * PAGE_BYTES, libc::MADV_DONTNEED).inspect_err(|_| {
         // Some of the pages are zeros, the others are what they were.
@@ -101,7 +105,7 @@ fn live_through(guest: &mut Guest, plan: &Plan, nth: u64, times: u64) -> bool {
     guest.bench.space.release().unwrap_or_else(|error| panic!("{error}, after {lived:?}"));
     guest.believes_nothing();
     guest.verify("given back");
-    // Strays stay with us: their owner maps other memory there.
+    // CoW copies stay with us: their owner maps other memory there.
     let memory = &guest.bench.memory;
     guest.bench.space.forget(memory.address(), memory.bytes());
     // SAFETY: the memory is this test's.

@@ -15,13 +15,13 @@ use bindery_sys::mapping::Mapping;
 
 /// A bit for each page of a table, set for those to tell of.
 #[derive(Debug)]
-pub(crate) struct Untold {
+pub(crate) struct PendingReports {
     words: Mapping,
     /// At least as many as bits are set; as many when nobody is at work on them.
     count: AtomicU32,
 }
 
-impl Untold {
+impl PendingReports {
     /// Nothing to tell of `pages` pages. Takes memory where pages are added.
     ///
     /// # Errors
@@ -110,22 +110,22 @@ mod tests {
             steps in prop::collection::vec((any::<bool>(), 0..PAGES, 0..PAGES), 0..20),
             (from, to) in (0..PAGES, 0..=PAGES),
         ) {
-            let (untold, mut model) = (Untold::new(PAGES).unwrap(), BTreeSet::new());
+            let (pending_reports, mut model) = (PendingReports::new(PAGES).unwrap(), BTreeSet::new());
             for (add, first, count) in steps {
                 let pages = first..(first + count).min(PAGES);
                 if add {
-                    untold.add(pages.clone());
+                    pending_reports.add(pages.clone());
                     model.extend(pages);
                 } else {
-                    untold.remove(pages.clone());
+                    pending_reports.remove(pages.clone());
                     model.retain(|page| !pages.contains(page));
                 }
             }
-            prop_assert_eq!(untold.count.load(Ordering::Relaxed) as usize, model.len());
+            prop_assert_eq!(pending_reports.count.load(Ordering::Relaxed) as usize, model.len());
             let expected = (from..to).find(|page| model.contains(page)).map(|first| {
                 first..(first..to).find(|page| !model.contains(page)).unwrap_or(to)
             });
-            prop_assert_eq!(untold.run(from..to), expected);
+            prop_assert_eq!(pending_reports.run(from..to), expected);
         }
     }
 }
