@@ -14,6 +14,7 @@ use bindery_sys::handover;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, ValueHint};
 use serde::{Deserialize, Serialize};
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{Arguments, DaemonArgs, Global};
 use crate::config::{self, ConfigFile, Start};
@@ -91,7 +92,7 @@ fn serve(
     json: bool,
 ) -> Result<(), Failure> {
     bindery_sys::heap::give_back_from(LARGE_BYTES);
-    logging::start(arguments.log.as_deref().or(file.start.log.as_deref()), "info")?;
+    logging::start(arguments.log.as_deref().or(file.start.log.as_deref()), LevelFilter::INFO)?;
     let flags = flags(arguments)?;
     let usage = |refused: Refused| Failure::new(Reason::Usage, refused.message);
     let settings = settings_of(file, &flags).map_err(usage)?;

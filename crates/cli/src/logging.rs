@@ -6,7 +6,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rustix::fs::OFlags;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::exit::Failure;
 use crate::screen::takes_escapes;
@@ -20,15 +23,17 @@ const LEVEL_VARIABLE: &str = "BINDERY_LOG";
 ///
 /// # Errors
 /// If the file cannot be opened.
-pub(crate) fn start(path: Option<&Path>, level: &str) -> Result<(), Failure> {
-    let filter = EnvFilter::try_from_env(LEVEL_VARIABLE).unwrap_or_else(|_| level.into());
+pub(crate) fn start(path: Option<&Path>, level: LevelFilter) -> Result<(), Failure> {
+    let named = std::env::var(LEVEL_VARIABLE).ok().and_then(|text| text.parse::<Targets>().ok());
+    let filter = named.unwrap_or_else(|| Targets::new().with_default(level));
+    let (writer, ansi) = match path {
+        Some(path) => (BoxMakeWriter::new(open(path)?), false),
+        None => (BoxMakeWriter::new(io::stderr), takes_escapes(&io::stderr())),
+    };
     // Without the last, a failed write is reported on standard error, and if that fails by a panic.
-    let builder = tracing_subscriber::fmt().with_target(false).log_internal_errors(false);
-    let builder = builder.with_env_filter(filter);
-    match path {
-        Some(path) => builder.with_ansi(false).with_writer(open(path)?).init(),
-        None => builder.with_ansi(takes_escapes(&io::stderr())).with_writer(io::stderr).init(),
-    }
+    let lines = tracing_subscriber::fmt::layer().with_target(false).log_internal_errors(false);
+    let lines = lines.with_ansi(ansi).with_writer(writer);
+    tracing_subscriber::registry().with(filter).with(lines).init();
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use bindery_ksm::{Event, Options, Pilot, Timing, Totals};
 use bindery_sys::process::ignores_signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::low_level::pipe;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::args::RunArgs;
 use super::teller::{Line, Teller};
@@ -18,7 +19,7 @@ use crate::logging;
 
 pub(crate) fn run(arguments: &RunArgs, json: bool) -> Result<(), Failure> {
     // What a run says goes to stdout; warnings and traces to stderr for those who ask.
-    logging::start(None, "error")?;
+    logging::start(None, LevelFilter::ERROR)?;
     let settings = arguments.settings();
     settings.check().map_err(|error| {
         let hint = "see --target-scan-time, --max-cpu, --min-pages and --max-pages";
