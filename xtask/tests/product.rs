@@ -11,7 +11,7 @@ use cargo_metadata::{DependencyKind, MetadataCommand, PackageId};
 const PRODUCT: [&str; 2] = ["bindery-cli", "bindery-shim"];
 
 /// What must not be linked into it: benchmarks, their contenders, and the tests' harness.
-const BESIDE: [&str; 17] = [
+const BESIDE: [&str; 16] = [
     "aegis",
     "bindery-bench",
     "bindery-example-tables",
