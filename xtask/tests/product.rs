@@ -12,7 +12,6 @@ const PRODUCT: [&str; 2] = ["bindery-cli", "bindery-shim"];
 
 /// What must not be linked into it: benchmarks, their contenders, and the tests' harness.
 const BESIDE: [&str; 16] = [
-    "aegis",
     "bindery-bench",
     "bindery-example-tables",
     "bindery-testkit",
