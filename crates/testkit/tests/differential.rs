@@ -30,8 +30,11 @@ const OPERATIONS: u32 = 2 * RUN;
 /// Operations that one run of the program does: a new one, with another seed, goes on.
 const RUN: u32 = 1000;
 
-/// Runs at once: most of each is waiting until memory is merged.
+/// Runs at once in the short form: most of each is waiting until memory is merged.
 const AT_ONCE: usize = 4;
+
+/// Runs at once in a longer form: it has the machine for itself.
+const AT_ONCE_LONG: usize = 16;
 
 /// How often a sequence that may be wrong only sometimes is run before it is believed to be right.
 const TRIES: u32 = 3;
@@ -199,7 +202,8 @@ fn memory_is_the_same_with_bindery() {
     let arguments = ["--period", "20ms", "--set", "advisor_mode=none"];
     let daemon = bindery.daemon(&arguments).unwrap_or_else(|error| panic!("{error}"));
     let seed = variable(SEED_VARIABLE).unwrap_or(1);
-    let at_once = variable(AT_ONCE_VARIABLE).unwrap_or(AT_ONCE);
+    let usual = if operations > OPERATIONS { AT_ONCE_LONG } else { AT_ONCE };
+    let at_once = variable(AT_ONCE_VARIABLE).unwrap_or(usual);
     if let Ok(text) = sequence {
         let numbers = parse_sequence(&text);
         if let Some(difference) = find(&daemon, seed, &numbers) {

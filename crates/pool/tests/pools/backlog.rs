@@ -10,6 +10,7 @@ use bindery_pool::device::{Device, DeviceAccess, DeviceOptions, FileDevice, IoEn
 use bindery_pool::write::Writer;
 use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use bindery_sys::direct::{Buffer, Source};
+use bindery_testkit::skipped;
 
 use crate::rig::{MIB, Rig};
 
@@ -123,9 +124,7 @@ fn small_objects_that_wait_for_a_sync_have_no_ring_each() {
     let path = directory.path().join("disk");
     let device = FileDevice::create(&path, 32 * MIB, &options).unwrap();
     if device.engine() != IoEngine::Uring {
-        return eprintln!(
-            "SKIPPED: small_objects_that_wait_for_a_sync_have_no_ring_each: io_uring"
-        );
+        return skipped!("objects that wait for a sync have no ring each: no io_uring here");
     }
     let (pool, gated) = gated_pool(Arc::new(device));
     let (before, committer) = (rings(), pool.committer().unwrap());

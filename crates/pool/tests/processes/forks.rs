@@ -19,6 +19,7 @@ use bindery_pool::{
 };
 use bindery_sys::direct::Buffer;
 use bindery_testkit::fork::{Child, in_child};
+use bindery_testkit::skipped;
 use tempfile::TempDir;
 
 use crate::child::{Other, open, say};
@@ -96,11 +97,11 @@ impl Taken {
                 ..map::MapOptions::default()
             };
             let mapped = maps.map(&[Arc::clone(&dynamic)], Temperature::Warm, &options);
-            mapped.inspect_err(|error| eprintln!("SKIPPED: a map of {kind:?}: {error}")).ok()
+            mapped.inspect_err(|error| skipped!("a map of {kind:?}: {error}")).ok()
         });
         let map = map.collect();
         let reaper = Reaper::start(&maps, ReaperSettings::default());
-        let reaper = reaper.inspect_err(|error| eprintln!("SKIPPED: the reaper: {error}")).ok();
+        let reaper = reaper.inspect_err(|error| skipped!("the reaper: {error}")).ok();
         let reader = PoolReader::open(&[rig.path()], None).unwrap();
         let read = reader.get(object.id()).unwrap();
         let directory = rig.0.path().join("archive");
