@@ -9,13 +9,11 @@ use std::{
     cell::RefCell,
     ffi::OsString,
     fmt,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
+    path::{Path, PathBuf},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use bindery_advisor::Mode;
 use bindery_host::{
     PERIODS,
@@ -25,6 +23,7 @@ use bindery_host::{
     status::{AdvisorStatus, GuestStatus, HostStatus},
 };
 use bindery_sys::thread::CpuClock;
+use bindery_testkit::bindery::{self, Bindery};
 use bindery_testkit::machine::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
 
 pub(crate) use self::metadata::Metadata;
@@ -117,16 +116,13 @@ pub(crate) enum Merger {
 
 /// A daemon on a socket of its own.
 pub(crate) struct Daemon {
-    process: Child,
-    program: PathBuf,
-    socket: PathBuf,
+    daemon: bindery::Daemon,
     period: Duration,
     pace: Change,
     /// Kept from one question to the next: asking how far it is would otherwise cost the daemon a
     /// thread each time, which is charged to it as merging.
     connection: RefCell<Option<Client>>,
     _stopped: KsmGuard,
-    _directory: tempfile::TempDir,
 }
 
 pub(crate) fn process_cpu_time(pid: u32) -> Result<Duration> {
@@ -153,11 +149,11 @@ impl Merger {
             Engine::Bindery { workers, period, program } => {
                 // As fast as it goes, as KSM is set.
                 let pace = Change { advisor_mode: Some(Mode::None), ..Change::default() };
-                let daemon = Daemon::start(*workers, *period, pace, program.clone())?;
+                let daemon = Daemon::start(*workers, *period, pace, program)?;
                 Ok(Self::Bindery(Box::new(daemon)))
             }
             Engine::Paced { workers, period, pace, program } => {
-                let daemon = Daemon::start(*workers, *period, *pace, program.clone())?;
+                let daemon = Daemon::start(*workers, *period, *pace, program)?;
                 Ok(Self::Bindery(Box::new(daemon)))
             }
         }
@@ -178,11 +174,7 @@ impl Merger {
     /// Words before a command that have its memory merged.
     pub(crate) fn launcher(&self, name: &str) -> Vec<OsString> {
         let Self::Bindery(daemon) = self else { return Vec::new() };
-        let mut words = vec![daemon.program.clone().into_os_string()];
-        words.extend(["run", "--socket"].map(OsString::from));
-        words.push(daemon.socket.clone().into_os_string());
-        words.extend(["--name", name, "--"].map(OsString::from));
-        words
+        daemon.daemon.launcher(name)
     }
 
     /// CPU time of ksmd's thread or of the daemon's process so far.
@@ -190,7 +182,7 @@ impl Merger {
         match self {
             Self::Neither { .. } => Ok(Duration::ZERO),
             Self::Ksm(_) => Ok(ksmd_cpu_time()?),
-            Self::Bindery(daemon) => Ok(process_cpu_time(daemon.process.id())?),
+            Self::Bindery(daemon) => process_cpu_time(daemon.pid()?),
         }
     }
 
@@ -282,48 +274,27 @@ impl Merger {
 
     /// Ends the daemon, or leaves KSM as it was.
     pub(crate) fn stop(self) -> Result<()> {
-        if let Self::Bindery(mut daemon) = self {
-            daemon.ask(&Request::Stop { unmerge: false })?;
-            daemon.process.wait()?;
+        match self {
+            // It has ended when it is dropped.
+            Self::Bindery(daemon) => daemon.ask(&Request::Stop { unmerge: false }).map(drop),
+            Self::Neither { .. } | Self::Ksm(_) => Ok(()),
         }
-        Ok(())
     }
 }
 
 impl Daemon {
-    fn start(workers: u32, period: Duration, pace: Change, program: PathBuf) -> Result<Self> {
+    fn start(workers: u32, period: Duration, pace: Change, program: &Path) -> Result<Self> {
         let stopped = KsmGuard::stopped()?;
-        let directory = tempfile::tempdir()?;
-        let socket = directory.path().join("bindery.sock");
         // No guest is merged before the first period that it is there for: the longest of all ends
         // when the real one is set.
-        let process = Command::new(&program)
-            .args(["daemon", "--workers", &workers.to_string(), "--period"])
-            .arg(format!("{}ms", PERIODS.end().as_millis()))
-            .arg("--socket")
-            .arg(&socket)
-            .env("BINDERY_LOG", "warn")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        let mut daemon = Self {
-            process,
-            program,
-            socket,
-            period,
-            pace,
-            connection: RefCell::default(),
-            _stopped: stopped,
-            _directory: directory,
-        };
-        let started = Instant::now();
-        while Client::connect(&daemon.socket).is_err() {
-            ensure!(daemon.process.try_wait()?.is_none(), "the daemon has ended by itself");
-            ensure!(started.elapsed() < Duration::from_secs(10), "the daemon does not listen");
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(daemon)
+        let (workers, longest) = (workers.to_string(), format!("{}ms", PERIODS.end().as_millis()));
+        let bindery = Bindery::at(program).with_log_level("warn");
+        let daemon = bindery.daemon(&["--workers", &workers, "--period", &longest])?;
+        Ok(Self { daemon, period, pace, connection: RefCell::default(), _stopped: stopped })
+    }
+
+    fn pid(&self) -> Result<u32> {
+        self.daemon.pid().context("the daemon has ended")
     }
 
     fn ask(&self, request: &Request) -> Result<Answer> {
@@ -334,9 +305,9 @@ impl Daemon {
         match kept {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(ClientError::Failed(failure))) => Err(failure.into()),
-            Some(Err(_)) | None => {
-                Ok(connection.insert(Client::connect(&self.socket)?).ask(request, patience)?)
-            }
+            Some(Err(_)) | None => Ok(connection
+                .insert(Client::connect(&self.daemon.socket())?)
+                .ask(request, patience)?),
         }
     }
 
@@ -352,13 +323,5 @@ impl Daemon {
             Answer::Guests { guests } => Ok(guests),
             answer => bail!("the daemon answered {answer:?}"),
         }
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // It is ours; after `stop` it has ended, and this does nothing.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }

@@ -63,9 +63,23 @@ pub enum BinderyError {
 #[derive(Debug, Clone)]
 pub struct Bindery {
     program: PathBuf,
+    /// What daemons log (`BINDERY_LOG`), if not what they do by themselves.
+    log_level: Option<&'static str>,
 }
 
 impl Bindery {
+    /// Names a built program, with the shim beside it.
+    #[must_use]
+    pub fn at(program: impl Into<PathBuf>) -> Self {
+        Self { program: program.into(), log_level: None }
+    }
+
+    /// Has daemons log no more than `level`, as in `BINDERY_LOG`: what they log costs CPU time.
+    #[must_use]
+    pub fn with_log_level(self, level: &'static str) -> Self {
+        Self { log_level: Some(level), ..self }
+    }
+
     /// What [`PROGRAM_VARIABLE`] names, or the release build beside the running program.
     ///
     /// # Errors
@@ -83,7 +97,7 @@ impl Bindery {
         named
             .filter(|path| path.exists())
             .or_else(beside)
-            .map(|program| Self { program })
+            .map(Self::at)
             .ok_or(BinderyError::NotBuilt)
     }
 
@@ -140,6 +154,7 @@ impl Daemon {
             .args(["daemon", "--socket"])
             .arg(self.socket())
             .args(&self.arguments)
+            .envs(self.bindery.log_level.map(|level| ("BINDERY_LOG", level)))
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(second)
