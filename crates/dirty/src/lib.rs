@@ -97,3 +97,8 @@ pub use lane::{LaneMarker, LaneReader, lane};
 pub use ring::{Drained, RingMarker, RingReader, ring};
 pub use tree::Tree;
 pub use window::Window;
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -61,3 +61,8 @@ pub use audit::Audit;
 pub use epoch::{Guard, pin};
 pub use index::{Full, Handle, Index, Inserted};
 pub use key::{HEAD_BITS, Heads, Keys, TAIL_BITS_MAX, first_difference};
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

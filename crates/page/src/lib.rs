@@ -110,3 +110,8 @@ pub unsafe fn examine_at(page: *const u8, next: *const u8, key: &DigestKey) -> E
     // SAFETY: the caller promises what `Form::examine_at` asks for.
     unsafe { Form::active().examine_at(page, next, key) }
 }
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -50,3 +50,8 @@ pub use pool::{
 };
 pub use process::OtherProcess;
 pub use session::{AllocateError, ChangeError, FindError, LeftBehind, ObjectAmount};
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

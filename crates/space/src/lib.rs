@@ -439,3 +439,8 @@ fn start_error(error: io::Error) -> StartError {
         _ => StartError::Resources(error),
     }
 }
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
