@@ -4,7 +4,7 @@ use std::fs;
 
 use serde::Serialize;
 
-/// What a reader has to know about a machine to compare figures.
+/// Description of a machine: enough of it to compare figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The processor's model, as the kernel names it.

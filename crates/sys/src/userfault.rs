@@ -33,11 +33,11 @@ pub mod feature {
     /// `UFFDIO_MOVE`.
     pub const MOVE: u64 = 1 << 16;
 
-    /// What a context for a guest's anonymous memory takes: writes are tracked by the kernel, and pages
+    /// Features of a context for a guest's anonymous memory: writes are tracked by the kernel, and pages
     /// are moved away.
     pub const GUEST_MEMORY: u64 = PAGEFAULT_FLAG_WP | WP_UNPOPULATED | WP_ASYNC | MOVE;
 
-    /// What a context for mappings of a canonical store takes: writers wait.
+    /// Features of a context for mappings of a canonical store: writers wait.
     pub const STORE_MAPPINGS: u64 = PAGEFAULT_FLAG_WP | WP_HUGETLBFS_SHMEM;
 }
 

@@ -63,7 +63,7 @@ pub enum BinderyError {
 #[derive(Debug, Clone)]
 pub struct Bindery {
     program: PathBuf,
-    /// What daemons log (`BINDERY_LOG`), if not what they do by themselves.
+    /// Log level of daemons (`BINDERY_LOG`), if not their default.
     log_level: Option<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! Variables of the environment by which `bindery run` tells the library what to say of its guest.
+//! Variables of the environment with which `bindery run` tells the library what to say of its guest.
 
 /// The daemon's socket, if it is not the user's default one.
 pub const SOCKET_VARIABLE: &str = "BINDERY_SOCKET";

@@ -38,7 +38,7 @@ pub const SEGMENTS_MAX: usize = 200;
 /// The longest single run: bounds how long a guest's thread can wait for a page in transit.
 pub const RUN_PAGES_MAX: u32 = 64;
 
-/// What a [`Request`] asks for.
+/// Operation that a [`Request`] asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(u32)]
 pub enum Op {
@@ -74,7 +74,7 @@ pub enum Op {
     Survey = 9,
 }
 
-/// How an [`Answer`] ended.
+/// Status of an [`Answer`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
 )]
@@ -89,7 +89,7 @@ pub enum Status {
     Failed = 2,
 }
 
-/// What became of one page of an [`Op::Merge`].
+/// Outcome of one page of an [`Op::Merge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(u8)]
 pub enum PageOutcome {
@@ -108,7 +108,7 @@ pub enum PageOutcome {
     Never = 6,
 }
 
-/// Where the pages of a [`PageSpan`] are.
+/// Presence of the pages of a [`PageSpan`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
 )]
@@ -122,7 +122,7 @@ pub enum Presence {
     Gone = 1,
 }
 
-/// Why a page is no longer merged.
+/// Cause for which a page is no longer merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(u32)]
 pub enum LossCause {
@@ -130,11 +130,11 @@ pub enum LossCause {
     Write = 1,
     /// The guest discarded it (`MADV_DONTNEED`).
     Discard = 2,
-    /// It was unmerged on request.
+    /// An unmerge was requested.
     Unmerge = 3,
 }
 
-/// What kind of content a page has.
+/// Kind of a page's content.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
 )]
@@ -149,7 +149,7 @@ pub enum DigestKind {
     Content = 2,
 }
 
-/// What the pages of a [`Run`] are to be merged with.
+/// Target that the pages of a [`Run`] are merged with.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
 )]
@@ -166,7 +166,7 @@ pub enum RunTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Request {
-    /// What is asked for.
+    /// Operation asked for.
     pub op: Op,
     /// For [`Op::Merge`]: which store.
     pub store: u32,
@@ -194,7 +194,7 @@ impl Request {
 )]
 #[repr(C)]
 pub struct Answer {
-    /// How it ended.
+    /// Status of the operation.
     pub status: Status,
     /// The kernel's error number, for [`Status::Failed`].
     pub errno: u32,
@@ -231,7 +231,7 @@ pub struct PageSpan {
     pub first: u32,
     /// How many.
     pub count: u32,
-    /// Where they are.
+    /// Presence of all of them.
     pub presence: Presence,
 }
 
@@ -255,7 +255,7 @@ pub struct Lost {
 )]
 #[repr(C)]
 pub struct PageDigest {
-    /// What kind of content it has.
+    /// Kind of its content.
     pub kind: DigestKind,
     /// The 128-bit digest of [`DigestKind::Content`].
     pub digest: [u64; 2],
@@ -273,7 +273,7 @@ pub struct Run {
     pub count: u32,
     /// The slot of the first page.
     pub slot: u32,
-    /// What they are merged with. All are expected to be equal to it.
+    /// Target of all of them; each is expected to be equal to it.
     pub target: RunTarget,
 }
 

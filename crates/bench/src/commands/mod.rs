@@ -67,7 +67,7 @@ impl Arguments {
     }
 }
 
-/// What to measure.
+/// Measurements, each a command.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// The kernels over one page: zero, equal, digest
@@ -150,7 +150,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   bindery-bench all
-  bindery-bench all --only merge,index --directory /tmp/figures
+  bindery-bench all --only merge,index --directory figures
 
 Writes DIRECTORY/MACHINE/DATE.json. Takes hours with everything: run it as root, on a machine that does
 nothing else. A measurement that fails is recorded with its reason, and the rest goes on.")]

@@ -1,4 +1,4 @@
-//! What a measurement came to, for people and for programs.
+//! Outcome of a measurement, for people and for programs.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(crate) struct Outcome {
     /// Tables for people.
     pub(super) text: String,
-    /// The same figures for programs, sample by sample.
+    /// Figures for programs, sample by sample.
     pub(super) json: Value,
 }
 

@@ -1,4 +1,4 @@
-//! What was measured so far, kept until the measurement has its report: a failure or Ctrl-C must not
+//! Finished rounds, kept until the measurement has its report: a failure or Ctrl-C must not
 //! take an hour's finished rounds along.
 //!
 //! Each thread has a ledger of its own; a measurement runs on one thread.

@@ -56,7 +56,7 @@ impl KsmSettings {
 #[derive(Debug)]
 pub struct KsmGuard {
     before: String,
-    /// What `run` was set to last.
+    /// Value that `run` was set to last.
     run: Cell<&'static str>,
     // Dropped after `run` is put back, in this order.
     settings: Vec<SettingGuard>,
