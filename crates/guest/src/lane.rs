@@ -20,7 +20,7 @@ pub type Resume = Option<PageIndex>;
 /// on.
 pub trait Lane: Send {
     /// Which present pages of `range` were written since they were last scanned, and which are
-    /// [`gone`](PageSpan::gone) that were written before, or discarded.
+    /// [gone](bindery_wire::lane::Presence::Gone) that were written before, or discarded.
     ///
     /// # Errors
     /// [`GuestError`].
