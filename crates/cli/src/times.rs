@@ -22,7 +22,7 @@ pub(crate) fn time(text: &str) -> Option<Duration> {
 /// Returns a time from a thousandth of a second to a day.
 ///
 /// # Errors
-/// What a time is, or how long it may be.
+/// Reason for which a text is no time, or one out of bounds.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let time = time(text).ok_or("a time is a number and a unit: 500ms, 1s, 2m")?;
     TIMES.contains(&time).then_some(time).ok_or_else(|| too_far(&TIMES))
@@ -45,7 +45,7 @@ fn too_far(range: &RangeInclusive<Duration>) -> String {
 
 #[cfg(test)]
 mod tests {
-    /// What the command line is made of, which must not need it in turn. Their own tests may.
+    /// Modules that the command line is built from: none imports it, but in its own tests.
     const BENEATH_ARGS: [(&str, &str); 6] = [
         ("times.rs", include_str!("times.rs")),
         ("settings.rs", include_str!("settings.rs")),

@@ -1,4 +1,4 @@
-//! What a lane does: one method for each request of [`wire::lane`](bindery_wire::lane).
+//! Work of a lane: one method for each request of [`wire::lane`](bindery_wire::lane).
 
 use std::os::fd::BorrowedFd;
 

@@ -3,7 +3,7 @@
 /// Returns `text` with U+FFFD for every character that could change how what stands beside it is
 /// shown, or could not be seen.
 ///
-/// Those are all but letters, digits, punctuation, symbols and the plain space: control characters
+/// Replaces all characters but letters, digits, punctuation, symbols and the plain space: control characters
 /// (terminals obey them), format characters (marks, embeddings and isolates of direction, joiners,
 /// tags), marks that combine with the character before, other spaces and line ends, and what is not
 /// assigned.

@@ -1,4 +1,4 @@
-//! Which guests there are. Names are unique, and so are numbers, which come round after 2^32 guests.
+//! Registry of the guests. Names are unique, and so are numbers, which come round after 2^32 guests.
 //!
 //! A guest is entered when it is welcomed and taken out when its connection ends. A process whose
 //! connection broke comes back under its own name, even if the end of the old connection was not

@@ -49,7 +49,7 @@ pub(crate) struct AdvisorArgs {
     /// How long each phase is, in target scan times
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1000))]
     phase_scans: u32,
-    /// Have KSM pass over pages that did not merge before (smart_scan)
+    /// Let KSM skip pages that did not merge before (smart_scan)
     #[arg(long)]
     smart_scan: bool,
     /// Who takes part

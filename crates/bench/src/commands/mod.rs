@@ -117,7 +117,7 @@ Examples:
 Boots QEMU guests from the kit that `cargo xtask setup` fetches, once for each contender and round.
 Sets and restores KSM's settings: run it as root, on a machine that does nothing else.")]
     Guests(GuestsArgs),
-    /// What guests lose while they are merged, beside kernel KSM and neither
+    /// Measure a guest while it is merged, beside kernel KSM and neither
     #[command(after_help = "\
 Examples:
   bindery-bench overhead --rounds 1 --parts accesses

@@ -26,7 +26,7 @@ impl From<PartName> for overhead::Part {
 
 #[derive(Debug, Args)]
 pub(crate) struct OverheadArgs {
-    /// What to measure
+    /// Parts to measure
     #[arg(long, value_delimiter = ',', default_value = "guests,accesses")]
     parts: Vec<PartName>,
     /// Interleaved rounds; medians are shown
