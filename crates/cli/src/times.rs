@@ -22,7 +22,7 @@ pub(crate) fn time(text: &str) -> Option<Duration> {
 /// Returns a time from a thousandth of a second to a day.
 ///
 /// # Errors
-/// Reason for which a text is no time, or one out of bounds.
+/// Says how a time is written, or what its bounds are.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let time = time(text).ok_or("a time is a number and a unit: 500ms, 1s, 2m")?;
     TIMES.contains(&time).then_some(time).ok_or_else(|| too_far(&TIMES))
