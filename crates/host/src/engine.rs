@@ -65,7 +65,7 @@ struct Guests {
 
 impl Engine {
     pub(crate) fn new(settings: Settings, store_bytes_max: Option<u64>) -> Self {
-        let merge = bindery_merge::Engine::new(bindery_merge::Settings {
+        let merge = bindery_merge::Engine::new(bindery_merge::MergeSettings {
             workers: settings.workers as usize,
             period: settings.period(),
             store_slots: store_bytes_max.map_or(STORE_SLOTS, store_slots),

@@ -16,8 +16,8 @@ use bindery_units::{PageIndex, Slot};
 use bindery_wire::lane::{PageOutcome, Run, RunTarget, SEGMENTS_MAX};
 
 use crate::domain::Domain;
+use crate::guest::{Guest, Inferred, State};
 use crate::links::Link;
-use crate::member::{Member, State};
 use crate::patience::TimedLane;
 use crate::runs::{Merge, cut, cut_zeros, fit, mappings, merges_of};
 use crate::settings::MERGE_PAGES;
@@ -28,44 +28,41 @@ use crate::workers::Workers;
 /// Gives one guest the zero page for each page that a round has found to be zero.
 pub(crate) fn apply_zeros(
     domain: &Domain,
-    member: &Member,
+    guest: &Guest,
     workers: &Workers,
     outcomes: &mut Vec<PageOutcome>,
 ) {
-    let mut guard = member.state();
+    let mut guard = guest.state();
     let state = &mut *guard;
-    let mut zeros = std::mem::take(&mut state.zeros);
-    zeros.sort_unstable();
-    let runs = cut_zeros(&zeros);
-    Applying { domain, member, workers, state, outcomes, inferred: Vec::new(), refused: false }
+    let runs = cut_zeros(&state.round.take_zeros());
+    let inferred = Inferred::default();
+    Applying { domain, guest, workers, state, outcomes, inferred, refused: false }
         .ask(&runs, |work, lane| work.request(lane, &runs));
 }
 
 /// Merges what a round has planned for one guest.
 pub(crate) fn apply(
     domain: &Domain,
-    member: &Member,
+    guest: &Guest,
     workers: &Workers,
     outcomes: &mut Vec<PageOutcome>,
 ) {
-    let mut guard = member.state();
+    let mut guard = guest.state();
     let state = &mut *guard;
     // Sorted when they were given their places.
-    let runs = cut(&std::mem::take(&mut state.merges));
-    let mut inferred = std::mem::take(&mut state.inferred);
-    inferred.sort_unstable();
-    Applying { domain, member, workers, state, outcomes, inferred, refused: false }
+    let runs = cut(&state.round.take_merges());
+    let inferred = state.round.take_inferred();
+    Applying { domain, guest, workers, state, outcomes, inferred, refused: false }
         .ask(&runs, |work, lane| work.request_what_fits(lane, &runs));
 }
 
 struct Applying<'a> {
     domain: &'a Domain,
-    member: &'a Member,
+    guest: &'a Guest,
     workers: &'a Workers,
     state: &'a mut State,
     outcomes: &'a mut Vec<PageOutcome>,
-    /// Pages that were not digested, ascending (`between`).
-    inferred: Vec<u32>,
+    inferred: Inferred,
     /// The guest has said that it has no room for mappings.
     refused: bool,
 }
@@ -77,11 +74,11 @@ impl Applying<'_> {
         runs: &[Run],
         request: impl FnOnce(&mut Self, &mut TimedLane<'_>) -> Result<(), GuestError>,
     ) {
-        let Some(mut lane) = self.member.lane() else { return self.put_back(runs, 0) };
+        let Some(mut lane) = self.guest.lane() else { return self.put_back(runs, 0) };
         if let Err(error) = request(&mut self, &mut lane) {
-            self.member.note(&error);
+            self.guest.note(&error);
         }
-        self.member.take_gauges(&mut lane, self.state);
+        self.guest.take_gauges(&mut lane, &mut self.state.usage);
     }
 
     /// Sends those of `runs` that there is room for mappings for.
@@ -92,16 +89,16 @@ impl Applying<'_> {
     ) -> Result<(), GuestError> {
         let mut runs = runs.to_vec();
         // Answers in this period have said how many mappings there are.
-        self.member.take_gauges(lane, self.state);
-        let room = self.state.mappings_max.saturating_sub(self.state.mappings);
-        let slot_at = |page| match self.member.links.get(page) {
+        self.guest.take_gauges(lane, &mut self.state.usage);
+        let room = self.state.usage.mappings_left();
+        let slot_at = |page| match self.guest.links.get(page) {
             Link::Merged(slot) => Some(slot),
             _ => None,
         };
         let rest = fit(&mut runs, room, |run| mappings(run, slot_at));
         self.put_back(&rest, BACK_OFF_MAX);
         let result = self.request(lane, &runs);
-        self.state.mappings_short = self.refused || !rest.is_empty();
+        self.state.usage.is_short_of_mappings = self.refused || !rest.is_empty();
         result
     }
 
@@ -110,7 +107,7 @@ impl Applying<'_> {
         let mut rest = runs;
         while !rest.is_empty() {
             // What was not asked for is in no doubt.
-            self.member.lateness.check("to merge").inspect_err(|_| self.put_back(rest, 0))?;
+            self.guest.lateness.check("to merge").inspect_err(|_| self.put_back(rest, 0))?;
             let (some, later) = rest.split_at(batch(rest, &self.domain.grant.store));
             let shared = match share(some, &self.domain.grant.store) {
                 Ok(shared) => shared,
@@ -122,20 +119,20 @@ impl Applying<'_> {
             };
             let segments: Vec<Segment<'_>> =
                 shared.iter().map(|(number, file)| (*number, file.as_fd())).collect();
-            self.state.doubt.merged = true;
-            let silence = self.member.connection.written().silence();
-            let store = self.member.store();
+            self.state.doubt.raise();
+            let silence = self.guest.connection.written().silence();
+            let store = self.guest.store();
             if let Err(error) = lane.merge(store, &segments, some, self.outcomes) {
                 drop(silence);
                 self.unanswered(some, &error);
                 self.put_back(later, 0);
                 return Err(error);
             }
-            self.state.doubt.merged = false;
-            self.tell_unread(some);
+            self.state.doubt.lower();
+            self.report_unread(some);
             drop(silence);
             self.take_outcomes(some);
-            self.member.take_gauges(lane, self.state);
+            self.guest.take_gauges(lane, &mut self.state.usage);
             self.workers.breathe();
             rest = later;
             if self.refused {
@@ -150,12 +147,12 @@ impl Applying<'_> {
     /// any of its pages.
     fn unanswered(&mut self, runs: &[Run], error: &GuestError) {
         if matches!(error, GuestError::Refused { .. } | GuestError::Failed { .. }) {
-            self.state.doubt.merged = false;
+            self.state.doubt.lower();
             return self.put_back(runs, BACK_OFF_MAX);
         }
         let (zeros, slots): (Vec<Run>, Vec<Run>) =
             runs.iter().partition(|run| run.target == RunTarget::Zeros);
-        self.state.in_flight.extend(slots.iter().flat_map(merges_of));
+        self.state.doubt.add_in_flight(slots.iter().flat_map(merges_of));
         self.put_back(&zeros, 0);
     }
 
@@ -171,17 +168,16 @@ impl Applying<'_> {
         *self.outcomes = outcomes;
     }
 
-    /// Tells who watches of pages that may have been merged with what he has not seen: those that were told
-    /// to be written since they were digested, and those that nobody has read (see
+    /// Reports pages to who watches writes that may have been merged with what he has not seen: those
+    /// known to be written since they were digested, and those that nobody has read (see
     /// [`infer`](crate::examine)).
-    fn tell_unread(&self, runs: &[Run]) {
-        let written = self.member.connection.written();
+    fn report_unread(&self, runs: &[Run]) {
+        let written = self.guest.connection.written();
         if !written.is_watched() {
             return;
         }
-        let told = self.state.written.as_ref();
         let is_unread = |page: &PageIndex| {
-            self.is_inferred(*page) || told.is_some_and(|told| told.is_marked(page.0))
+            self.inferred.contains(*page) || self.state.tracking.is_written(*page)
         };
         let pages = runs.iter().flat_map(merges_of).map(|merge| merge.page);
         pages.filter(is_unread).for_each(|page| written.note_changed(page));
@@ -190,9 +186,9 @@ impl Applying<'_> {
     fn take_outcome(&mut self, merge: Merge, zero: bool, outcome: PageOutcome) {
         let Merge { page, slot } = merge;
         if matches!(outcome, PageOutcome::Merged | PageOutcome::Already) {
-            self.state.foreign.remove(&page.0);
+            self.state.foreign.remove(page);
             let link = if zero { Link::Zero } else { Link::Merged(slot) };
-            match self.member.link(page, link) {
+            match self.guest.link(page, link) {
                 Link::None => {}
                 // It has moved to another slot: see `compact`.
                 Link::Merged(old) if !zero => self.domain.give_back(old),
@@ -210,31 +206,27 @@ impl Applying<'_> {
         }
     }
 
-    /// Whether a page was to be merged for its neighbours' sake.
-    fn is_inferred(&self, page: PageIndex) -> bool {
-        self.inferred.binary_search(&page.0).is_ok()
-    }
-
     /// Whether a page that was to move has another slot, which it keeps.
     fn stays_merged(&self, page: PageIndex) -> bool {
-        matches!(self.member.links.get(page), Link::Merged(_))
+        matches!(self.guest.links.get(page), Link::Merged(_))
     }
 
     /// A page was not merged: when is it to be looked at again?
     fn left_private(&mut self, page: PageIndex, outcome: PageOutcome) {
-        let State { stable, counts, foreign, .. } = &mut *self.state;
+        let State { tracking, counts, foreign, .. } = &mut *self.state;
+        let stable = tracking.stable();
         match outcome {
             PageOutcome::Different => {
-                // Written since it was digested, or not like its neighbours: the next scan tells, as of
-                // all that was moved, and it counts as a break, so that a page that never turns out as
+                // Written since it was digested, or not like its neighbours: the next scan reports it,
+                // as all that was moved, and it counts as a break, so that a page that never turns out as
                 // digested is tried ever more rarely, and one that was inferred apart from its ends.
                 counts.digest_different += 1;
                 if self.domain.backs_off {
                     stable.note_break(page);
                 }
-                // What another daemon's store holds is compared where it is, and no scan tells of it.
-                if foreign.contains(&page.0) {
-                    stable.tell_after_back_off(page);
+                // What another daemon's store holds is compared where it is, and no scan reports it.
+                if foreign.contains(page) {
+                    stable.put_back_later(page);
                 }
             }
             PageOutcome::Busy => {
@@ -242,22 +234,22 @@ impl Applying<'_> {
                 if self.domain.backs_off {
                     stable.note_break(page);
                 }
-                stable.tell_after_back_off(page);
+                stable.put_back_later(page);
             }
             PageOutcome::NoMappings => {
                 self.refused = true;
-                stable.tell_again(page, BACK_OFF_MAX);
+                stable.put_back(page, BACK_OFF_MAX);
             }
             PageOutcome::Never => {
                 counts.pages_never += 1;
-                stable.never_tell(page);
+                stable.exclude(page);
             }
             PageOutcome::Merged | PageOutcome::Already => unreachable!("a page that is merged"),
         }
     }
 
-    /// Pages that were not asked for are told again, after `periods` more periods. Those that were only
-    /// inferred are told before, alone, to be digested: they may be zero, which takes no mapping.
+    /// Puts pages back that were not asked for: they are looked at after `periods` more periods. Those
+    /// that were only inferred come before, alone, to be digested: they may be zero, which takes no mapping.
     fn put_back(&mut self, runs: &[Run], periods: u8) {
         for run in runs {
             for merge in merges_of(run) {
@@ -265,8 +257,8 @@ impl Applying<'_> {
                     self.domain.give_back(merge.slot);
                 }
                 if !self.stays_merged(merge.page) {
-                    let periods = if self.is_inferred(merge.page) { 0 } else { periods };
-                    self.state.stable.tell_again(merge.page, periods);
+                    let periods = if self.inferred.contains(merge.page) { 0 } else { periods };
+                    self.state.tracking.stable().put_back(merge.page, periods);
                 }
             }
         }

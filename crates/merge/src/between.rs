@@ -23,7 +23,7 @@ pub(crate) const STRIDE: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In a page of a guest, which was seen with it first.
-    Page { member: u32, page: PageIndex },
+    Page { guest: u32, page: PageIndex },
     /// In the store.
     Slot(Slot),
 }
@@ -32,7 +32,7 @@ impl Place {
     /// So many pages further.
     pub(crate) const fn plus(self, pages: u32) -> Self {
         match self {
-            Self::Page { member, page } => Self::Page { member, page: page.plus(pages) },
+            Self::Page { guest, page } => Self::Page { guest, page: page.plus(pages) },
             Self::Slot(slot) => Self::Slot(slot.plus(pages)),
         }
     }
@@ -40,7 +40,7 @@ impl Place {
     /// Whether `other` is `pages` further.
     fn is_before(self, other: Self, pages: u32) -> bool {
         let distance = match (self, other) {
-            (Self::Page { member: a, page }, Self::Page { member: b, page: end }) if a == b => {
+            (Self::Page { guest: a, page }, Self::Page { guest: b, page: end }) if a == b => {
                 end.0.checked_sub(page.0)
             }
             (Self::Slot(slot), Self::Slot(end)) => end.0.checked_sub(slot.0),
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn ends_must_be_as_far_apart_there() {
-        let page = |member, page| Place::Page { member, page: PageIndex(page) };
+        let page = |guest, page| Place::Page { guest, page: PageIndex(page) };
         let slot = |slot| Place::Slot(Slot(slot));
         let found =
             |start, end| [(PageIndex(3), slot(9)), (PageIndex(8), start), (PageIndex(16), end)];

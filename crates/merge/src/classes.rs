@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bindery_units::PageIndex;
 
-use crate::entry::Entry;
+use crate::index_entry::IndexEntry;
 
 /// Numbers for the classes of one round. Eight bytes for each page of the round, until it is planned.
 #[derive(Debug, Default)]
@@ -38,8 +38,8 @@ impl Classes {
     /// If the round has no such class.
     pub(crate) fn origin(&self, class: u32) -> (u32, PageIndex) {
         // Relaxed: see `number`.
-        match Entry::from_bits(self.origins[class as usize].load(Ordering::Relaxed)) {
-            Entry::Candidate { member, page } => (member, page),
+        match IndexEntry::from_bits(self.origins[class as usize].load(Ordering::Relaxed)) {
+            IndexEntry::Candidate { guest, page } => (guest, page),
             other => unreachable!("class {class} was made of a candidate, not of {other:?}"),
         }
     }
@@ -57,9 +57,10 @@ mod tests {
     #[test]
     fn classes_know_where_they_were_seen_first() {
         let classes = Classes::of_round(3);
-        let candidate = |member, page| Entry::Candidate { member, page: PageIndex(page) }.to_bits();
+        let candidate =
+            |guest, page| IndexEntry::Candidate { guest, page: PageIndex(page) }.to_bits();
         let numbers =
-            [(7, 0), (0, 9), (7, 1)].map(|(member, page)| classes.number(candidate(member, page)));
+            [(7, 0), (0, 9), (7, 1)].map(|(guest, page)| classes.number(candidate(guest, page)));
         assert_eq!(numbers, [0, 1, 2]);
         assert_eq!(classes.origin(1), (0, PageIndex(9)));
         assert_eq!(classes.origin(2), (7, PageIndex(1)));

@@ -14,10 +14,10 @@ use bindery_units::{PAGE_BYTES, PageIndex, Slot};
 use bindery_wire::lane::RUN_PAGES_MAX;
 
 use crate::domain::Domain;
-use crate::entry::Entry;
+use crate::guest::Guest;
 use crate::headroom::pages_to_spare;
+use crate::index_entry::IndexEntry;
 use crate::links::Link;
-use crate::member::Member;
 use crate::plan::slots_in;
 use crate::pressure::DomainState;
 use crate::runs::Merge;
@@ -38,32 +38,6 @@ const PAGES_MAX: u64 = 1 << 16;
 /// finds none keeps its slot, and the content is there twice.
 const MAPPINGS_SHARE: u32 = 4;
 
-/// Periods between two tries, at most, where moving gave little back.
-const PAUSE_MAX: u32 = 64;
-
-/// How long a domain waits before it tries again.
-#[derive(Debug, Default)]
-pub(crate) struct Patience {
-    /// Periods left to wait.
-    left: u32,
-    /// How many there were to wait the last time.
-    pause: u32,
-}
-
-impl Patience {
-    /// A period begins: whether there may be a try in it.
-    fn has_waited(&mut self) -> bool {
-        self.left = self.left.saturating_sub(1);
-        self.left == 0
-    }
-
-    /// Takes in whether a try gave back what it was to.
-    fn note(&mut self, was_worth_it: bool) {
-        self.pause = if was_worth_it { 0 } else { (2 * self.pause).clamp(2, PAUSE_MAX) };
-        self.left = self.pause;
-    }
-}
-
 /// Slots on the move, each with its new one, in order of the old.
 pub(crate) struct Moves {
     moves: Vec<(Slot, Slot)>,
@@ -77,19 +51,19 @@ impl Moves {
     /// phases only; `None` if nothing moves in this period.
     pub(crate) fn plan(domain: &mut Domain) -> Option<Self> {
         let vacant = domain.slots.vacant();
-        if !is_wanted(domain, vacant) || !domain.patience.has_waited() {
+        if !is_wanted(domain, vacant) || !domain.compaction.is_due() {
             return None;
         }
         let segments = choose(domain, movable(domain));
         let moves = copy(domain, &segments);
         if moves.is_empty() {
-            domain.patience.note(false);
+            domain.compaction.note(false);
             return None;
         }
         for (number, merge) in mappers(domain, &moves) {
-            let member = domain.members.get_mut(&number).expect("it was asked what it maps");
+            let guest = domain.guests.get_mut(&number).expect("it was asked what it maps");
             domain.slots.take(merge.slot);
-            member.state_mut().merges.push(merge);
+            guest.state_mut().round.add_merge(merge);
         }
         let gain = segments.iter().map(|segment| segment.vacant).sum();
         Some(Self { moves, vacant, gain })
@@ -102,7 +76,8 @@ impl Moves {
             if domain.slots.references(new) > 0
                 && let Some(leaf) = domain.slots.leaf(old)
             {
-                let (from, to) = (Entry::Canonical { slot: old }, Entry::Canonical { slot: new });
+                let (from, to) =
+                    (IndexEntry::Canonical { slot: old }, IndexEntry::Canonical { slot: new });
                 let handle = Handle::from_bits(leaf);
                 let exchanged = domain.index.exchange_value(handle, from.to_bits(), to.to_bits());
                 assert!(exchanged.is_ok(), "a slot's leaf leads to it between phases");
@@ -112,7 +87,7 @@ impl Moves {
         }
         domain.sweep();
         let given_back = self.vacant.saturating_sub(domain.slots.vacant());
-        domain.patience.note(given_back >= self.gain / 2);
+        domain.compaction.note(given_back >= self.gain / 2);
     }
 }
 
@@ -138,29 +113,29 @@ fn is_short(domain: &Domain) -> bool {
 fn movable(domain: &Domain) -> Vec<Sparse> {
     let mut asked = vec![0; domain.slots.segments()];
     let number = |slot| domain.grant.store.segment_of(slot) as usize;
-    for member in domain.members.values().filter(|member| can_be_asked(member)) {
-        for (_, slot) in merged_pages(member) {
+    for guest in domain.guests.values().filter(|guest| can_be_asked(guest)) {
+        for (_, slot) in merged_pages(guest) {
             asked[number(slot)] += 1;
         }
     }
     let can_move = |sparse: &Sparse| {
         // Each page that maps a slot has one reference of it: none is missing if so many are there.
         let all = sparse.references == asked[number(sparse.range.first)];
-        all && !domain.copies.touch(sparse.range)
+        all && !domain.rows.touch(sparse.range)
     };
     domain.slots.sparse().filter(can_move).collect()
 }
 
-fn can_be_asked(member: &Member) -> bool {
-    let state = member.state();
-    let room = state.mappings_max.saturating_sub(state.mappings);
-    let is_settled = !state.unmerged && !state.doubt.merged && state.in_flight.is_empty();
-    member.is_well() && is_settled && room >= state.mappings_max / MAPPINGS_SHARE
+fn can_be_asked(guest: &Guest) -> bool {
+    let state = guest.state();
+    let is_settled = !state.is_unmerged && state.doubt.is_settled();
+    let has_room = state.usage.mappings_left() >= state.usage.mappings_max() / MAPPINGS_SHARE;
+    guest.is_well() && is_settled && has_room
 }
 
-/// The pages of `member` that map slots of the domain's store.
-fn merged_pages(member: &Member) -> impl Iterator<Item = (PageIndex, Slot)> + '_ {
-    member.links.linked(member.links.range()).filter_map(|(page, link)| match link {
+/// The pages of `guest` that map slots of the domain's store.
+fn merged_pages(guest: &Guest) -> impl Iterator<Item = (PageIndex, Slot)> + '_ {
+    guest.links.linked(guest.links.range()).filter_map(|(page, link)| match link {
         Link::Merged(slot) => Some((page, slot)),
         _ => None,
     })
@@ -234,17 +209,17 @@ fn copy_run(store: &Store, moves: &[(Slot, Slot)]) -> Result<(), StoreError> {
     store.write_moved(moves[0].1, &pages)
 }
 
-/// Whose pages map what moves: members, each with the page and its new slot, in order of pages.
+/// Whose pages map what moves: guests, each with the page and its new slot, in order of pages.
 fn mappers(domain: &Domain, moves: &[(Slot, Slot)]) -> Vec<(u32, Merge)> {
     let new_slot = |slot: Slot| {
         let at = moves.binary_search_by_key(&slot, |(old, _)| *old).ok()?;
         Some(moves[at].1)
     };
-    let askable = domain.members.values().filter(|member| can_be_asked(member));
-    let merges = askable.flat_map(|member| {
-        let moving = merged_pages(member)
+    let askable = domain.guests.values().filter(|guest| can_be_asked(guest));
+    let merges = askable.flat_map(|guest| {
+        let moving = merged_pages(guest)
             .filter_map(move |(page, slot)| Some(Merge { page, slot: new_slot(slot)? }));
-        moving.map(|merge| (member.number, merge))
+        moving.map(|merge| (guest.number, merge))
     });
     merges.collect()
 }

@@ -3,7 +3,7 @@
 //! Each domain has its own secret, its own index and its own store. Nothing here reaches from one
 //! to another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
 
@@ -11,72 +11,25 @@ use bindery_index::{Guard, Handle, Heads, Index, pin};
 use bindery_page::DigestKey;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot, SlotRange};
 
+use crate::backoff::Backoff;
 use crate::classes::Classes;
-use crate::compact::Patience;
-use crate::copies::{Copies, free_rows};
-use crate::entry::MEMBERS_MAX;
+use crate::grant::Grant;
+use crate::guest::Guest;
+use crate::index_entry::GUESTS_MAX;
 use crate::links::Link;
-use crate::member::Member;
+use crate::lock::{locked, locked_mut};
 use crate::meter::Meter;
 use crate::plan::{Join, Seed};
 use crate::pressure::{Pressure, Shortage};
-use crate::settings::Settings;
+use crate::rows::Rows;
 use crate::slots::{Slots, runs_of};
 use crate::status::{Counts, DomainStatus};
-use crate::store::{Store, StoreError};
+use crate::store::StoreError;
 use crate::troubles::Troubles;
 use crate::{Connected, MAPPING_BYTES};
 
-/// Why there is no new domain.
-#[derive(Debug, thiserror::Error)]
-pub enum DomainError {
-    /// No secret could be drawn.
-    #[error("cannot draw a domain's secret from the kernel's random source: {0}")]
-    Secret(getrandom::Error),
-}
-
-/// What a domain's guests are given: the secret, and what they must know of the store.
-#[derive(Debug)]
-pub struct Grant {
-    name: String,
-    secret: [u8; 32],
-    pub(crate) slots: u32,
-    pub(crate) index_keys: u32,
-    pub(crate) store: Store,
-}
-
-impl Grant {
-    pub(crate) fn new(name: &str, settings: &Settings) -> Result<Self, DomainError> {
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(DomainError::Secret)?;
-        let (slots, index_keys) = (settings.store_slots, settings.index_keys);
-        Ok(Self { name: name.to_owned(), secret, slots, index_keys, store: Store::create(slots) })
-    }
-
-    /// The domain's name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The secret under which pages of the domain are digested.
-    #[must_use]
-    pub fn digest_key(&self) -> [u8; 32] {
-        self.secret
-    }
-
-    /// Number of slots that the store can ever have.
-    #[must_use]
-    pub fn slots(&self) -> u32 {
-        self.slots
-    }
-
-    /// Number of slots of each segment of the store.
-    #[must_use]
-    pub fn segment_slots(&self) -> u32 {
-        self.store.segment_slots()
-    }
-}
+/// All domains of an engine, by name.
+pub(crate) type Domains = BTreeMap<String, Domain>;
 
 /// What a round finds.
 #[derive(Debug, Default)]
@@ -91,13 +44,13 @@ pub(crate) struct Domain {
     pub(crate) key: DigestKey,
     pub(crate) index: Index<Heads>,
     pub(crate) slots: Slots,
-    pub(crate) copies: Copies,
-    pub(crate) members: BTreeMap<u32, Member>,
+    pub(crate) rows: Rows,
+    pub(crate) guests: BTreeMap<u32, Guest>,
     /// Guests whose connection failed. What they map is counted until their processes end, or come back and
     /// map nothing of it any more.
-    pub(crate) departed: Vec<Member>,
+    pub(crate) departed: Vec<Guest>,
     /// Number that the next guest gets, if no guest has it.
-    pub(crate) next_member: u32,
+    pub(crate) next_guest: u32,
     /// Classes made in this round.
     pub(crate) classes: Classes,
     pub(crate) found: Mutex<Found>,
@@ -105,7 +58,8 @@ pub(crate) struct Domain {
     unmapped: Mutex<Vec<Slot>>,
     pub(crate) shortage: Mutex<Option<Shortage>>,
     pub(crate) pressure: Pressure,
-    pub(crate) patience: Patience,
+    /// When compaction is tried again.
+    pub(crate) compaction: Backoff,
     pub(crate) backs_off: bool,
     meter: Arc<Meter>,
     pub(crate) troubles: Arc<Troubles>,
@@ -126,17 +80,17 @@ impl Domain {
             key: DigestKey::from_secret(&grant.secret),
             index: Index::with_capacity(0, grant.index_keys, Heads),
             slots: Slots::new(grant.slots, grant.store.segment_slots()),
-            copies: Copies::default(),
+            rows: Rows::default(),
             grant,
-            members: BTreeMap::new(),
+            guests: BTreeMap::new(),
             departed: Vec::new(),
-            next_member: 0,
+            next_guest: 0,
             classes: Classes::default(),
             found: Mutex::default(),
             unmapped: Mutex::default(),
             shortage: Mutex::default(),
             pressure: Pressure::default(),
-            patience: Patience::default(),
+            compaction: Backoff::default(),
             backs_off,
             meter,
             troubles,
@@ -147,12 +101,12 @@ impl Domain {
 
     pub(crate) fn add(&mut self, connection: Connected) {
         let number = self.free_number();
-        self.next_member = (number + 1) % MEMBERS_MAX;
+        self.next_guest = (number + 1) % GUESTS_MAX;
         let (meter, troubles) = (Arc::clone(&self.meter), Arc::clone(&self.troubles));
         // What the last connection is linked to is given back by what this one reports.
-        let mut all = self.members.values().chain(&self.departed);
-        let returns = all.any(|member| member.is_of_process(connection.identity()));
-        self.members.insert(number, Member::new(number, connection, returns, meter, troubles));
+        let mut all = self.guests.values().chain(&self.departed);
+        let returns = all.any(|guest| guest.is_of_process(connection.identity()));
+        self.guests.insert(number, Guest::new(number, connection, returns, meter, troubles));
     }
 
     /// Returns the next number that no guest has, departed ones included. They come round: a domain
@@ -160,10 +114,10 @@ impl Domain {
     /// again each time.
     fn free_number(&self) -> u32 {
         let is_free = |number: &u32| {
-            let has_it = |member: &Member| member.number == *number;
-            !self.members.contains_key(number) && !self.departed.iter().any(has_it)
+            let has_it = |guest: &Guest| guest.number == *number;
+            !self.guests.contains_key(number) && !self.departed.iter().any(has_it)
         };
-        let mut numbers = (self.next_member..MEMBERS_MAX).chain(0..self.next_member);
+        let mut numbers = (self.next_guest..GUESTS_MAX).chain(0..self.next_guest);
         numbers.find(is_free).expect("no machine has as many guests as there are numbers")
     }
 
@@ -175,8 +129,8 @@ impl Domain {
     }
 
     /// Links `page` to nothing, and gives back what it was linked to.
-    pub(crate) fn unlink(&self, member: &Member, page: PageIndex, guard: &Guard) {
-        match member.link(page, Link::None) {
+    pub(crate) fn unlink(&self, guest: &Guest, page: PageIndex, guard: &Guard) {
+        match guest.link(page, Link::None) {
             Link::Candidate(leaf) => self.delete(leaf, guard),
             Link::Merged(slot) => self.give_back(slot),
             Link::None | Link::Zero => {}
@@ -184,10 +138,10 @@ impl Domain {
     }
 
     /// Unlinks all pages of `range`.
-    pub(crate) fn unlink_range(&self, member: &Member, range: PageRange) {
+    pub(crate) fn unlink_range(&self, guest: &Guest, range: PageRange) {
         let guard = pin();
-        for (page, _) in member.links.linked(range) {
-            self.unlink(member, page, &guard);
+        for (page, _) in guest.links.linked(range) {
+            self.unlink(guest, page, &guard);
         }
     }
 
@@ -209,7 +163,7 @@ impl Domain {
 
     /// The subject of troubles with writing to the store.
     pub(crate) fn writes(&self) -> impl Display {
-        std::fmt::from_fn(|f| write!(f, "store of domain {}", self.grant.name))
+        std::fmt::from_fn(|f| write!(f, "store of domain {}", self.grant.name()))
     }
 
     /// Frees the slots that no guest maps any more, and closes segments of which none is left. Between phases
@@ -220,7 +174,7 @@ impl Domain {
         slots.dedup();
         // A reference may have been taken again, and the slot be given back twice.
         slots.retain(|slot| self.slots.references(*slot) == 0);
-        let slots = free_rows(self, slots);
+        let slots = self.free_rows(slots);
         let guard = pin();
         for leaf in slots.iter().filter_map(|slot| self.slots.leaf(*slot)) {
             self.delete(leaf, &guard);
@@ -229,6 +183,27 @@ impl Domain {
             self.release(run);
         }
         self.index.flush(&guard);
+    }
+
+    /// Frees the rows that no page maps any more, of `unmapped` slots. Returns the slots that can be
+    /// freed with their leaves.
+    fn free_rows(&mut self, unmapped: Vec<Slot>) -> Vec<Slot> {
+        let (mut rows, mut heads) = (BTreeMap::new(), BTreeSet::new());
+        for slot in unmapped {
+            match self.rows.row_of(slot) {
+                Some((row, head)) => drop(rows.insert(row.first, (row, head))),
+                None => drop(heads.insert(slot)),
+            }
+        }
+        for (row, head) in rows.into_values() {
+            if !row.slots().any(|slot| self.slots.references(slot) > 0) {
+                self.rows.remove(row);
+                self.release(row);
+                heads.insert(head);
+            }
+        }
+        heads.retain(|head| self.slots.references(*head) == 0 && !self.rows.has_rows(*head));
+        heads.into_iter().collect()
     }
 
     /// Frees slots that have no leaf (any more), and closes the segments that are empty then.
@@ -248,7 +223,7 @@ impl Domain {
     /// Notes that nothing could be written to the store. The log has one line for it until merging goes on.
     pub(crate) fn note_store_error(&self, error: &StoreError) {
         if self.troubles.note(self.writes(), error) {
-            tracing::warn!(domain = self.grant.name, %error, "merging pauses");
+            tracing::warn!(domain = self.grant.name(), %error, "merging pauses");
         }
         self.note_shortage(error.shortage());
     }
@@ -268,8 +243,8 @@ impl Domain {
         }
     }
 
-    /// Takes a member out: its pages are all private, or its process has ended.
-    pub(crate) fn forget(&mut self, mut member: Member) {
+    /// Takes a guest out: its pages are all private, or its process has ended.
+    pub(crate) fn forget(&mut self, mut guest: Guest) {
         self.left += Counts {
             pages_managed: 0,
             pages_merged: 0,
@@ -278,46 +253,46 @@ impl Domain {
             pages_volatile: 0,
             pages_pending: 0,
             pages_foreign: 0,
-            ..member.counts()
+            ..guest.counts()
         };
-        let range = member.links.range();
-        self.unlink_range(&member, range);
-        let state = member.state_mut();
-        for merge in state.in_flight.drain(..).chain(state.merges.drain(..)) {
+        let range = guest.links.range();
+        self.unlink_range(&guest, range);
+        let state = guest.state_mut();
+        for merge in state.doubt.take_in_flight().into_iter().chain(state.round.take_merges()) {
             self.give_back(merge.slot);
         }
     }
 
     /// Merged pages that map the store, of all guests.
     pub(crate) fn merged(&self) -> u64 {
-        self.members.values().chain(&self.departed).map(Member::merged).sum()
+        self.guests.values().chain(&self.departed).map(Guest::merged).sum()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.members.is_empty() && self.departed.is_empty()
+        self.guests.is_empty() && self.departed.is_empty()
     }
 
     /// The sums over all guests, those that left included.
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = self.left;
-        for member in self.members.values().chain(&self.departed) {
-            counts += member.counts();
+        for guest in self.guests.values().chain(&self.departed) {
+            counts += guest.counts();
         }
         counts
     }
 
     pub(crate) fn status(&self) -> DomainStatus {
-        let all = || self.members.values().chain(&self.departed);
+        let all = || self.guests.values().chain(&self.departed);
         let counts = self.counts();
         let found = locked(&self.found);
         let lists = found.seeds.capacity() * size_of::<Seed>()
             + found.joins.capacity() * size_of::<Join>()
             + self.classes.memory_bytes()
             + size_of::<Self>();
-        let mappings_bytes = all().map(Member::merge_mappings).sum::<u64>() * MAPPING_BYTES;
+        let mappings_bytes = all().map(Guest::merge_mappings).sum::<u64>() * MAPPING_BYTES;
         let metadata_bytes = self.index.memory().0
-            + (self.slots.memory_bytes() + self.copies.memory_bytes() + lists) as u64
-            + all().map(Member::memory_bytes).sum::<u64>();
+            + (self.slots.memory_bytes() + self.rows.memory_bytes() + lists) as u64
+            + all().map(Guest::memory_bytes).sum::<u64>();
         let pages_shared = u64::from(self.slots.used());
         let pages_sharing = counts.pages_merged.saturating_sub(pages_shared);
         let store_bytes = self.grant.store.allocated_bytes();
@@ -325,7 +300,7 @@ impl Domain {
         // Copies may outnumber the pages that map them.
         let saved_bytes = shown_bytes.cast_signed() - store_bytes.cast_signed();
         DomainStatus {
-            name: self.grant.name.clone(),
+            name: self.grant.name().to_owned(),
             state: self.pressure.state(),
             pages_shared,
             pages_sharing,
@@ -336,17 +311,7 @@ impl Domain {
             store_slots_max: u64::from(self.grant.slots),
             index_keys: self.index.len(),
             counts,
-            guests: all().map(Member::status).collect(),
+            guests: all().map(Guest::status).collect(),
         }
     }
-}
-
-/// Locks what workers fill together. Short, and never while a guest is asked anything.
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().expect("no worker panicked while it held a domain's list")
-}
-
-/// [`locked`], where nobody else can hold it.
-pub(crate) fn locked_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
-    mutex.get_mut().expect("no worker panicked while it held a domain's list")
 }

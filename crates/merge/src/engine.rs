@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use bindery_advisor::Mode;
 
 use crate::Connected;
-use crate::domain::{Domain, DomainError, Grant};
-use crate::member::{Health, Member};
+use crate::domain::{Domain, Domains};
+use crate::grant::{DomainError, Grant};
+use crate::guest::{Guest, Health};
 use crate::meter::Meter;
 use crate::pace::Pacer;
-use crate::period::{Domains, Means, Turn, admit, run_period};
+use crate::period::{Means, Turn, admit, run_period};
 use crate::queue::Queue;
-use crate::settings::Settings;
+use crate::settings::MergeSettings;
 use crate::status::EngineStatus;
 use crate::stop::Stop;
 use crate::tally::PageMap;
@@ -28,7 +29,7 @@ use crate::workers::Workers;
 /// All other methods may be called from any thread at any time; only [`unmerge`](Self::unmerge) and
 /// [`merge`](Self::merge) wait for the period at work.
 pub struct Engine {
-    settings: Mutex<Settings>,
+    settings: Mutex<MergeSettings>,
     workers: Workers,
     grants: Mutex<BTreeMap<String, Weak<Grant>>>,
     inbox: Mutex<Vec<Change>>,
@@ -63,14 +64,14 @@ struct Core {
     turn: Turn,
     pacer: Pacer,
     /// What the pacer was made for.
-    paced: Settings,
+    paced: MergeSettings,
     periods: u64,
 }
 
 impl Engine {
     /// An engine without guests.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: MergeSettings) -> Self {
         let (meter, stop) = (Arc::<Meter>::default(), Arc::<Stop>::default());
         let troubles = Arc::<Troubles>::default();
         let workers = Workers::new(
@@ -171,7 +172,7 @@ impl Engine {
 
     /// How the engine works now.
     #[must_use]
-    pub fn settings(&self) -> Settings {
+    pub fn settings(&self) -> MergeSettings {
         *guard(&self.settings)
     }
 
@@ -248,7 +249,7 @@ impl Engine {
     /// # Errors
     /// [`UnmergeError`]; nothing was done if there is no memory for it.
     pub fn unmerge(&self, id: u32) -> Result<Unmerging, UnmergeError> {
-        self.with_member(id, unmerge).and_then(|result| result)
+        self.with_guest(id, unmerge).and_then(|result| result)
     }
 
     /// Merges a guest again that was unmerged. Waits for the period at work.
@@ -256,26 +257,26 @@ impl Engine {
     /// # Errors
     /// [`UnmergeError::Unknown`].
     pub fn merge(&self, id: u32) -> Result<(), UnmergeError> {
-        self.with_member(id, merge_again)
+        self.with_guest(id, merge_again)
     }
 
-    fn with_member<T>(
+    fn with_guest<T>(
         &self,
         id: u32,
-        work: impl FnOnce(&Domain, &Member) -> T,
+        work: impl FnOnce(&Domain, &Guest) -> T,
     ) -> Result<T, UnmergeError> {
         let _place = self.queue.enter();
         let mut core = guard(&self.core);
         self.take_changes(&mut core);
         // Who came since the last period has regions already, and may have merged pages.
         core.domains.values_mut().for_each(admit);
-        let mut members = core
+        let mut guests = core
             .domains
             .values()
-            .flat_map(|domain| domain.members.values().map(move |member| (domain, member)));
-        let found = members.find(|(_, member)| member.connection.identity().id == id);
-        let (domain, member) = found.ok_or(UnmergeError::Unknown(id))?;
-        let result = work(domain, member);
+            .flat_map(|domain| domain.guests.values().map(move |guest| (domain, guest)));
+        let found = guests.find(|(_, guest)| guest.connection.identity().id == id);
+        let (domain, guest) = found.ok_or(UnmergeError::Unknown(id))?;
+        let result = work(domain, guest);
         core.domains.values_mut().for_each(Domain::sweep);
         // Whoever asked for it looks at the figures next.
         let last = Duration::from_micros(self.status().period_time_us);
@@ -315,12 +316,10 @@ impl Engine {
                     domain.or_insert_with(new).add(guest);
                 }
                 Change::Remove(id) => {
-                    let mut members =
-                        core.domains.values().flat_map(|domain| domain.members.values());
-                    if let Some(member) =
-                        members.find(|member| member.connection.identity().id == id)
-                    {
-                        member.set_health(Health::Lost);
+                    let mut guests =
+                        core.domains.values().flat_map(|domain| domain.guests.values());
+                    if let Some(guest) = guests.find(|guest| guest.connection.identity().id == id) {
+                        guest.set_health(Health::Lost);
                     }
                 }
             }
@@ -341,15 +340,15 @@ impl Engine {
             domains: domains.values().map(Domain::status).collect(),
         };
         *guard(&self.status) = Arc::new(status);
-        let members = domains.values().flat_map(|domain| domain.members.values());
-        *guard(&self.maps) = members
-            .map(|member| (member.connection.identity().id, Arc::clone(member.tally.shown())))
+        let guests = domains.values().flat_map(|domain| domain.guests.values());
+        *guard(&self.maps) = guests
+            .map(|guest| (guest.connection.identity().id, Arc::clone(guest.tally.shown())))
             .collect();
     }
 }
 
 /// The ceiling on CPU time, in percent of one CPU, where there is one.
-fn ceiling(settings: &Settings) -> Option<u64> {
+fn ceiling(settings: &MergeSettings) -> Option<u64> {
     (settings.advisor.mode != Mode::None).then_some(settings.advisor.max_cpu_percent)
 }
 

@@ -11,14 +11,15 @@ use std::borrow::Borrow;
 
 use bindery_guest::Lane;
 use bindery_index::{Full, Handle, Inserted, pin};
-use bindery_units::PageIndex;
+use bindery_units::{PageIndex, Slot};
 use bindery_wire::lane::{DigestKind, PageDigest};
 
 use crate::between::{self, Place, STRIDE};
-use crate::domain::{Domain, Found, locked};
-use crate::entry::Entry;
+use crate::domain::{Domain, Found};
+use crate::guest::Guest;
+use crate::index_entry::IndexEntry;
 use crate::links::Link;
-use crate::member::Member;
+use crate::lock::locked;
 use crate::plan::{Join, Seed};
 use crate::pressure::Shortage;
 use crate::runs::Merge;
@@ -27,7 +28,7 @@ use crate::stable::BACK_OFF_MAX;
 /// Stable pages of one guest that are digested with one request, or two.
 pub(crate) struct Batch<'a> {
     pub(crate) domain: &'a Domain,
-    pub(crate) member: &'a Member,
+    pub(crate) guest: &'a Guest,
     pub(crate) pages: &'a [u32],
 }
 
@@ -67,8 +68,18 @@ struct Outcome {
     left_out: Vec<PageIndex>,
 }
 
+impl Found {
+    /// Adds a class that a page makes with the one that its content was seen in first.
+    fn add_class(&mut self, class: u32, leaf: Handle, content: &Content, origin: (u32, PageIndex)) {
+        let Content { head, tail, .. } = *content;
+        self.seeds.push(Seed { class, leaf: leaf.to_bits(), head, tail, origin });
+        let (guest, page) = origin;
+        self.joins.push(Join { class, guest, page, inferred: false });
+    }
+}
+
 impl Batch<'_> {
-    /// Finds out what the pages hold. If the guest fails, they are told again.
+    /// Finds out what the pages hold. If the guest fails, they are put back.
     pub(crate) fn examine(&self, scratch: &mut Scratch) {
         let stretches: Vec<usize> = between::stretches(self.pages).collect();
         if stretches.is_empty() {
@@ -85,21 +96,20 @@ impl Batch<'_> {
         if pages.is_empty() {
             return Vec::new();
         }
-        let Some(mut lane) = self.member.lane() else { return self.put_back(pages) };
+        let Some(mut lane) = self.guest.lane() else { return self.put_back(pages) };
         let result = lane.digest(pages, &mut scratch.digests);
-        let mut state = self.member.state();
-        self.member.take_gauges(&mut lane, &mut state);
-        drop((lane, state));
+        self.guest.take_gauges(&mut lane, &mut self.guest.state().usage);
+        drop(lane);
         if let Err(error) = result {
-            self.member.note(&error);
+            self.guest.note(&error);
             return self.put_back(pages);
         }
-        self.member.count_digested(pages.len());
+        self.guest.count_digested(pages.len());
         let mut outcome = Outcome::default();
         scratch.contents.clear();
         for (page, digest) in pages.iter().zip(&scratch.digests) {
-            // Linked since it was told: it is known already.
-            if self.member.links.get(PageIndex(*page)) != Link::None {
+            // Linked since it was taken: it is known already.
+            if self.guest.links.get(PageIndex(*page)) != Link::None {
                 continue;
             }
             match digest.kind {
@@ -123,7 +133,7 @@ impl Batch<'_> {
     /// digested, and nobody needs to hear of it; with anything, if it was inferred.
     fn infer(&self, stretches: &[usize], places: &[(PageIndex, Place)]) -> Vec<u32> {
         let (mut outcome, mut left) = (Outcome::default(), Vec::new());
-        let watched = self.member.connection.written().is_watched();
+        let watched = self.guest.connection.written().is_watched();
         for at in stretches {
             let base = between::base(self.pages[*at], places).filter(|_| !watched);
             for pages in 1..STRIDE {
@@ -142,7 +152,7 @@ impl Batch<'_> {
 
     /// Joins a page to what is at `place`. False if nothing is known of that, or the page is known itself.
     fn join_at(&self, page: PageIndex, place: Place, outcome: &mut Outcome) -> bool {
-        if self.member.links.get(page) != Link::None {
+        if self.guest.links.get(page) != Link::None {
             return false;
         }
         match place {
@@ -151,9 +161,9 @@ impl Batch<'_> {
                 outcome.merges.extend(taken.then_some(Merge { page, slot }));
                 taken
             }
-            Place::Page { member, page: origin } => {
-                let members = &self.domain.members;
-                let link = members.get(&member).map(|member| member.links.get(origin));
+            Place::Page { guest, page: origin } => {
+                let guests = &self.domain.guests;
+                let link = guests.get(&guest).map(|guest| guest.links.get(origin));
                 let Some(Link::Candidate(leaf)) = link else { return false };
                 let leaf = Handle::from_bits(leaf);
                 let index = &self.domain.index;
@@ -166,15 +176,15 @@ impl Batch<'_> {
 
     fn look_up(&self, contents: &[Content], outcome: &mut Outcome) {
         let guard = pin();
-        let member = self.member.number;
-        let candidate = |content: &Content| Entry::Candidate { member, page: content.page };
+        let guest = self.guest.number;
+        let candidate = |content: &Content| IndexEntry::Candidate { guest, page: content.page };
         self.domain.index.insert_many(
             contents,
             &guard,
             |content| candidate(content).to_bits(),
             |content, inserted| match inserted {
                 Ok(Inserted::New(leaf)) => {
-                    self.member.link(content.page, Link::Candidate(leaf.to_bits()));
+                    self.guest.link(content.page, Link::Candidate(leaf.to_bits()));
                 }
                 Ok(Inserted::Found(leaf, value)) => {
                     let place = self.join(*content, leaf, value, outcome);
@@ -187,43 +197,50 @@ impl Batch<'_> {
 
     /// Joins a page to what has its content. Returns where that was found.
     fn join(&self, content: Content, leaf: Handle, mut value: u64, outcome: &mut Outcome) -> Place {
-        let Content { page, head, tail } = content;
-        let (class, origin) = loop {
-            match Entry::from_bits(value) {
-                Entry::Canonical { slot } => {
-                    // Mapped by somebody, or one of its copies is: it cannot go away before the
-                    // reference is taken.
-                    self.domain.slots.take(slot);
-                    outcome.merges.push(Merge { page, slot });
-                    return Place::Slot(slot);
+        loop {
+            match IndexEntry::from_bits(value) {
+                IndexEntry::Canonical { slot } => {
+                    return self.join_slot(content.page, slot, outcome);
                 }
-                Entry::Planned { class } => break (class, self.domain.classes.origin(class)),
-                Entry::Candidate { member, page } => {
-                    let class = self.domain.classes.number(value);
-                    let planned = Entry::Planned { class }.to_bits();
-                    match self.domain.index.exchange_value(leaf, value, planned) {
-                        Ok(()) => {
-                            let leaf = leaf.to_bits();
-                            outcome.found.seeds.push(Seed {
-                                class,
-                                leaf,
-                                head,
-                                tail,
-                                origin: (member, page),
-                            });
-                            let inferred = false;
-                            outcome.found.joins.push(Join { class, member, page, inferred });
-                            break (class, (member, page));
-                        }
-                        // Somebody else was second; the number stays unused.
-                        Err(now) => value = now,
+                IndexEntry::Planned { class } => return self.join_class(content, class, outcome),
+                IndexEntry::Candidate { .. } => match self.plan_class(leaf, value) {
+                    Ok(class) => {
+                        outcome.found.add_class(
+                            class,
+                            leaf,
+                            &content,
+                            self.domain.classes.origin(class),
+                        );
+                        return self.join_class(content, class, outcome);
                     }
-                }
+                    // Somebody else was second; the number stays unused.
+                    Err(now) => value = now,
+                },
             }
-        };
-        let (member, inferred) = (self.member.number, tail.is_none());
-        outcome.found.joins.push(Join { class, member, page, inferred });
-        Place::Page { member: origin.0, page: origin.1 }
+        }
+    }
+
+    fn join_slot(&self, page: PageIndex, slot: Slot, outcome: &mut Outcome) -> Place {
+        // Mapped by somebody, or one of its copies is: it cannot go away before the reference is
+        // taken.
+        self.domain.slots.take(slot);
+        outcome.merges.push(Merge { page, slot });
+        Place::Slot(slot)
+    }
+
+    fn join_class(&self, content: Content, class: u32, outcome: &mut Outcome) -> Place {
+        let (guest, inferred) = (self.guest.number, content.tail.is_none());
+        outcome.found.joins.push(Join { class, guest, page: content.page, inferred });
+        let (guest, page) = self.domain.classes.origin(class);
+        Place::Page { guest, page }
+    }
+
+    /// Makes a class of the candidate that `value` says, by the one exchange that decides who is
+    /// second. Returns its number, or what the leaf says instead.
+    fn plan_class(&self, leaf: Handle, value: u64) -> Result<u32, u64> {
+        let class = self.domain.classes.number(value);
+        let planned = IndexEntry::Planned { class }.to_bits();
+        self.domain.index.exchange_value(leaf, value, planned).map(|()| class)
     }
 
     fn record(&self, outcome: Outcome) {
@@ -236,25 +253,23 @@ impl Batch<'_> {
         if !left_out.is_empty() {
             self.domain.note_shortage(Shortage::Index);
         }
-        let mut state = self.member.state();
-        state.zeros.extend(zeros);
-        state.merges.extend(merges);
-        state.inferred.extend(inferred);
+        let mut state = self.guest.state();
+        state.round.add(&zeros, &merges, &inferred);
         for page in left_out {
-            state.stable.tell_again(page, BACK_OFF_MAX);
+            state.tracking.stable().put_back(page, BACK_OFF_MAX);
         }
     }
 
-    /// Nothing was found: pages are told again when their guest is well.
+    /// Puts pages back of which nothing was found: they are looked at when their guest is well.
     fn put_back(&self, pages: &[u32]) -> Vec<(PageIndex, Place)> {
-        let mut state = self.member.state();
+        let mut state = self.guest.state();
         for page in pages {
-            state.stable.tell_again(PageIndex(*page), 0);
+            state.tracking.stable().put_back(PageIndex(*page), 0);
         }
         Vec::new()
     }
 
-    /// The batch has to wait: its pages are told again.
+    /// Puts the batch back: it has to wait.
     pub(crate) fn postpone(&self) {
         self.put_back(self.pages);
     }

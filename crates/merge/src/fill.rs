@@ -12,10 +12,11 @@ use bindery_units::Slot;
 use bindery_wire::lane::FETCH_PAGES_MAX;
 
 use crate::classes::Classes;
-use crate::domain::{Domain, locked_mut};
-use crate::entry::Entry;
+use crate::domain::Domain;
 use crate::headroom::pages_to_spare;
+use crate::index_entry::IndexEntry;
 use crate::links::Link;
+use crate::lock::locked_mut;
 use crate::plan::{self, Class, Join};
 use crate::pressure::Shortage;
 use crate::runs::Merge;
@@ -111,17 +112,17 @@ impl Plan {
 
     /// Fetches the contents of classes with sources in one guest, and writes those that are as digested.
     fn fill_some(&self, domain: &Domain, classes: &[usize], fetched: &mut Fetched) {
-        let Some(member) = domain.members.get(&self.source_of(classes[0])) else { return };
+        let Some(guest) = domain.guests.get(&self.source_of(classes[0])) else { return };
         if is_short(domain) {
             return;
         }
-        let Some(mut lane) = member.lane() else { return };
+        let Some(mut lane) = guest.lane() else { return };
         let pages: Vec<u32> = classes.iter().map(|class| self.classes[*class].source.1.0).collect();
         let result = lane.fetch(&pages, fetched);
-        member.take_gauges(&mut lane, &mut member.state());
+        guest.take_gauges(&mut lane, &mut guest.state().usage);
         drop(lane);
         if let Err(error) = result {
-            return member.note(&error);
+            return guest.note(&error);
         }
         let good: Vec<usize> = (0..classes.len())
             .filter(|at| {
@@ -179,9 +180,9 @@ fn is_short(domain: &Domain) -> bool {
 
 /// The link of the page that was seen first leads to the leaf as a candidate's, which it is no more.
 fn unlink_origin(domain: &Domain, class: &Class) {
-    let (member, page) = class.seed.origin;
-    if let Some(member) = domain.members.get(&member) {
-        let old = member.link(page, Link::None);
+    let (guest, page) = class.seed.origin;
+    if let Some(guest) = domain.guests.get(&guest) {
+        let old = guest.link(page, Link::None);
         assert!(old == Link::Candidate(class.seed.leaf), "a class is made of a candidate: {old:?}");
     }
 }
@@ -189,45 +190,45 @@ fn unlink_origin(domain: &Domain, class: &Class) {
 /// No other page has it, or there is no room: the page that was seen first is a candidate still, as its link
 /// says.
 fn make_candidate(domain: &Domain, class: &Class) {
-    let (member, page) = class.seed.origin;
-    exchange(domain, class, Entry::Candidate { member, page });
+    let (guest, page) = class.seed.origin;
+    exchange(domain, class, IndexEntry::Candidate { guest, page });
 }
 
 /// Has the leaf of a class say something else.
-fn exchange(domain: &Domain, class: &Class, entry: Entry) {
-    let planned = Entry::Planned { class: class.seed.class }.to_bits();
+fn exchange(domain: &Domain, class: &Class, entry: IndexEntry) {
+    let planned = IndexEntry::Planned { class: class.seed.class }.to_bits();
     let leaf = Handle::from_bits(class.seed.leaf);
     let exchanged = domain.index.exchange_value(leaf, planned, entry.to_bits());
     assert!(exchanged.is_ok(), "a planned leaf is changed by its planner alone");
 }
 
 fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]) {
-    exchange(domain, class, Entry::Canonical { slot });
+    exchange(domain, class, IndexEntry::Canonical { slot });
     domain.slots.set_leaf(slot, Some(class.seed.leaf));
     // As for any slot: a reference for each page that is to map it, before it is asked to.
     for join in joins {
-        if let Some(member) = domain.members.get_mut(&join.member) {
+        if let Some(guest) = domain.guests.get_mut(&join.guest) {
             domain.slots.take(slot);
-            member.state_mut().merges.push(Merge { page: join.page, slot });
+            guest.state_mut().round.add_merge(Merge { page: join.page, slot });
         }
     }
 }
 
 /// Pages that have no slot to be merged with are looked at again: later if there was no room, and ever later
-/// if nobody had what was digested. Those that were only inferred to have it are told alone, to be digested.
+/// if nobody had what was digested. Those that were only inferred to have it come alone, to be digested.
 fn give_up<'a>(domain: &mut Domain, joins: impl Iterator<Item = &'a Join>, no_room: bool) {
     for join in joins {
-        let Some(member) = domain.members.get_mut(&join.member) else { continue };
-        let stable = &mut member.state_mut().stable;
+        let Some(guest) = domain.guests.get_mut(&join.guest) else { continue };
+        let stable = guest.state_mut().tracking.stable();
         if join.inferred {
-            stable.tell_again(join.page, 0);
+            stable.put_back(join.page, 0);
         } else if no_room {
-            stable.tell_again(join.page, BACK_OFF_MAX);
+            stable.put_back(join.page, BACK_OFF_MAX);
         } else {
             if domain.backs_off {
                 stable.note_break(join.page);
             }
-            stable.tell_after_back_off(join.page);
+            stable.put_back_later(join.page);
         }
     }
 }

@@ -27,19 +27,22 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod backoff;
 mod between;
 mod classes;
 mod compact;
-mod copies;
 mod domain;
 mod engine;
-mod entry;
 mod examine;
 mod extents;
 mod fill;
+mod grant;
+mod guest;
 mod headroom;
+mod index_entry;
 mod links;
-mod member;
+mod lock;
+mod losses;
 mod meter;
 mod observe;
 mod pace;
@@ -51,9 +54,12 @@ mod queue;
 mod rehome;
 mod resync;
 mod rhythm;
+mod rows;
 mod runs;
+mod scan;
 mod settings;
 mod slots;
+mod spread;
 mod stable;
 pub mod status;
 mod stop;
@@ -63,18 +69,19 @@ mod tally;
 mod tests;
 mod troubles;
 mod unmerge;
+mod visit;
 mod workers;
 
 use std::sync::Arc;
 
 use bindery_guest::Connection;
-pub use domain::{DomainError, Grant};
 pub use engine::Engine;
+pub use grant::{DomainError, Grant};
 pub use pressure::{
     DomainState, FULL_PAUSE, STORM_BREAKS_MIN, STORM_PAUSE_MAX, STORM_SHARE, Shortage,
 };
 pub use settings::{
-    INDEX_KEYS, INDEX_KEYS_MAX, MAPPING_BYTES, PERIOD, REST, STORE_SLOTS, Settings,
+    INDEX_KEYS, INDEX_KEYS_MAX, MAPPING_BYTES, MergeSettings, PERIOD, REST, STORE_SLOTS,
 };
 pub use tally::{LinkCounts, PageMap, TALLY_PAGES};
 pub use troubles::{Troubles, guest_of};

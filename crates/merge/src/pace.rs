@@ -2,7 +2,7 @@
 //!
 //! A *scan* looks at as many pages as were stable when it began, in the rounds of one period or of
 //! several; guests are asked what they wrote in every period all the same. After each round there is a
-//! rest, as long as KSM would rest in so many pages ([`Settings::rest`] a batch), and after each scan the
+//! rest, as long as KSM would rest in so many pages ([`MergeSettings::rest`] a batch), and after each scan the
 //! [`Advisor`] says how large batches are in the next one. Whatever it says, workers rest while they are
 //! above the ceiling (`workers`).
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bindery_advisor::{Advisor, Mode, Scan};
 
-use crate::settings::{ROUND_PAGES, Settings};
+use crate::settings::{MergeSettings, ROUND_PAGES};
 use crate::status::AdvisorStatus;
 
 /// The smallest round: what every round costs, whatever its size, is little beside it.
@@ -60,7 +60,7 @@ pub(crate) struct Pacer {
 
 impl Pacer {
     /// Paces as `settings` say.
-    pub(crate) fn new(settings: &Settings) -> Self {
+    pub(crate) fn new(settings: &MergeSettings) -> Self {
         let advisor = match (settings.advisor.mode, settings.pages_to_scan) {
             (Mode::None, None) => None,
             (_, pages) => {
@@ -80,7 +80,7 @@ impl Pacer {
 
     /// Takes up other settings. A scan under way goes on at the new pace; what was to be rested at the
     /// old one is let go.
-    pub(crate) fn set(&mut self, settings: &Settings) {
+    pub(crate) fn set(&mut self, settings: &MergeSettings) {
         let before = self.advisor.take();
         self.advisor = Self::new(settings).advisor;
         match (before, &mut self.advisor) {
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use bindery_advisor::Settings as AdvisorSettings;
 
-    fn settings(mode: Mode, pages_to_scan: Option<u64>) -> Settings {
+    fn settings(mode: Mode, pages_to_scan: Option<u64>) -> MergeSettings {
         let advisor = AdvisorSettings {
             mode,
             target_scan_time_s: 10,
@@ -209,7 +209,7 @@ mod tests {
             min_pages_to_scan: 500,
             max_pages_to_scan: 100_000,
         };
-        Settings { advisor, pages_to_scan, ..Settings::default() }
+        MergeSettings { advisor, pages_to_scan, ..MergeSettings::default() }
     }
 
     /// Scans `pages` pages that cost 2 µs each; returns how long that took.

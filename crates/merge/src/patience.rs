@@ -1,7 +1,7 @@
 //! How long a guest may keep the engine waiting in one period.
 //!
 //! Each answer is waited for at most [`ANSWER_PATIENCE`], but it is the guest that decides how many
-//! answers a question takes: it may tell of one page at a time. And a phase ends only when the last of
+//! answers a question takes: it may report one page at a time. And a phase ends only when the last of
 //! its tasks does. So what answers take is counted, less what they may take for as much work, and a guest
 //! that has taken too much more is left alone for the rest of the period, like one that does not answer.
 
@@ -15,8 +15,6 @@ use bindery_units::PageRange;
 use bindery_wire::control::StoreId;
 use bindery_wire::lane::{Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Run};
 
-use crate::member::Member;
-
 /// How much later than they may be all answers of a period may come together: so much, and one part in so
 /// many of the time that the period has lasted, for guests that are starved of CPU in a long one.
 const LATENESS_MAX: Duration = ANSWER_PATIENCE.saturating_mul(3);
@@ -26,9 +24,9 @@ const LATENESS_SHARE: u32 = 10;
 /// time: a guest could make any number of them.
 const ANSWER: Duration = Duration::from_micros(200);
 
-/// What any answer may take for each page that it tells of, joined, read or remapped: several times what
+/// What any answer may take for each page that it covers, joined, read or remapped: several times what
 /// that takes where the guest has a CPU.
-const TOLD: Duration = Duration::from_nanos(100);
+const COVERED: Duration = Duration::from_nanos(100);
 const MENDED: Duration = Duration::from_micros(1);
 const READ: Duration = Duration::from_micros(10);
 const REMAPPED: Duration = Duration::from_micros(50);
@@ -65,15 +63,15 @@ impl Lateness {
     }
 }
 
-/// A lane of a member, whose answers are timed.
+/// A lane of a guest, whose answers are timed.
 pub(crate) struct TimedLane<'a> {
     lane: LaneLease<'a>,
-    member: &'a Member,
+    lateness: &'a Lateness,
 }
 
 impl<'a> TimedLane<'a> {
-    pub(crate) fn new(lane: LaneLease<'a>, member: &'a Member) -> Self {
-        Self { lane, member }
+    pub(crate) fn new(lane: LaneLease<'a>, lateness: &'a Lateness) -> Self {
+        Self { lane, lateness }
     }
 
     /// Asks, unless the guest has taken too long already.
@@ -83,10 +81,10 @@ impl<'a> TimedLane<'a> {
         ask: impl FnOnce(&mut dyn Lane) -> Result<T, GuestError>,
         may_take: impl FnOnce(&T) -> Duration,
     ) -> Result<T, GuestError> {
-        self.member.lateness.check(request)?;
+        self.lateness.check(request)?;
         let start = Instant::now();
         let answer = ask(&mut *self.lane)?;
-        self.member.lateness.add(start.elapsed().saturating_sub(may_take(&answer)));
+        self.lateness.add(start.elapsed().saturating_sub(may_take(&answer)));
         Ok(answer)
     }
 
@@ -104,8 +102,8 @@ impl<'a> TimedLane<'a> {
 /// What an answer about `range` may take.
 fn for_range(range: PageRange, resume: Resume) -> Duration {
     match resume {
-        Some(at) => TOLD * (at.0 - range.first.0),
-        None => ANSWER + TOLD * range.count,
+        Some(at) => COVERED * (at.0 - range.first.0),
+        None => ANSWER + COVERED * range.count,
     }
 }
 
@@ -203,8 +201,8 @@ mod tests {
     #[test]
     fn answers_that_are_no_end_get_time_for_what_they_cover_only() {
         let range = PageRange::new(PageIndex(100), 1 << 20);
-        assert_eq!(for_range(range, Some(PageIndex(101))), TOLD);
-        assert_eq!(for_range(range, None), ANSWER + TOLD * (1 << 20));
+        assert_eq!(for_range(range, Some(PageIndex(101))), COVERED);
+        assert_eq!(for_range(range, None), ANSWER + COVERED * (1 << 20));
     }
 
     #[test]

@@ -20,22 +20,22 @@
 //! given back only in `observe`, `compact`, `spread` and `apply`, slots are found only in `examine`, and are
 //! allocated and freed only between phases.
 
-use bindery_wire::lane::PageOutcome;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use bindery_guest::{GuestError, RegionChange};
 use bindery_units::{PageIndex, PageRange};
+use bindery_wire::lane::PageOutcome;
 
 use crate::apply::{apply, apply_zeros};
 use crate::classes::Classes;
 use crate::compact::Moves;
-use crate::copies::spread;
-use crate::domain::{Domain, locked_mut};
+use crate::domain::{Domain, Domains};
 use crate::examine::{self, Batch};
 use crate::fill::Plan;
-use crate::member::{Health, Member, State};
+use crate::guest::{Guest, Health, State};
+use crate::lock::locked_mut;
 use crate::meter::Meter;
 use crate::observe::{self, observe};
 use crate::pace::{Moment, Pacer};
@@ -44,23 +44,21 @@ use crate::pressure::Shortage;
 use crate::queue::Queue;
 use crate::rehome::rehome_all;
 use crate::settings::DIGEST_PAGES;
+use crate::spread::spread;
 use crate::stop::Stop;
 use crate::workers::Workers;
 
 /// How often a rest looks whether it is to end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// All domains of an engine, by name.
-pub(crate) type Domains = BTreeMap<String, Domain>;
-
 /// Runs one period. It ends when all stable pages were looked at, or at `deadline`, but not before the
-/// first round. `told` is called whenever figures have changed.
+/// first round. `publish` is called whenever figures have changed.
 pub(crate) fn run_period(
     domains: &mut Domains,
     turn: &mut Turn,
     means: &mut Means<'_>,
     deadline: Instant,
-    mut told: impl FnMut(&Domains, &Pacer),
+    mut publish: impl FnMut(&Domains, &Pacer),
 ) {
     domains.values_mut().for_each(admit);
     observe_all(domains, means.workers);
@@ -80,7 +78,7 @@ pub(crate) fn run_period(
             break;
         }
         means.take_round(domains, &round, &agenda);
-        told(domains, means.pacer);
+        publish(domains, means.pacer);
         // Not before the first round: observing alone may take a period.
         if Instant::now() >= deadline || means.is_awaited() {
             break;
@@ -90,7 +88,7 @@ pub(crate) fn run_period(
     domains.values_mut().for_each(end_period);
     domains.retain(|_, domain| !domain.is_empty());
     means.workers.lap();
-    told(domains, means.pacer);
+    publish(domains, means.pacer);
 }
 
 /// What a period works with.
@@ -140,9 +138,9 @@ impl Means<'_> {
 }
 
 fn end_period(domain: &mut Domain) {
-    for member in domain.members.values() {
-        member.connection.rest();
-        member.end_period();
+    for guest in domain.guests.values() {
+        guest.connection.rest();
+        guest.end_period();
     }
     let breaks = domain.counts().breaks;
     let merged = domain.merged() + (breaks - domain.breaks_seen);
@@ -162,94 +160,97 @@ fn end_period(domain: &mut Domain) {
 /// Takes in what happened between periods: regions, late answers, closed connections, processes
 /// that ended. Between phases only.
 pub(crate) fn admit(domain: &mut Domain) {
-    let numbers: Vec<u32> = domain.members.keys().copied().collect();
+    let numbers: Vec<u32> = domain.guests.keys().copied().collect();
     for number in numbers {
-        let mut member = domain.members.remove(&number).expect("the number was just listed");
-        if let Err(error) = admit_one(domain, &mut member) {
-            member.note(&error);
+        let mut guest = domain.guests.remove(&number).expect("the number was just listed");
+        if let Err(error) = admit_one(domain, &mut guest) {
+            guest.note(&error);
         }
-        if member.connection.has_released() {
-            domain.forget(member);
-        } else if member.health() == Health::Lost {
-            depart(domain, member);
+        if guest.connection.has_released() {
+            domain.forget(guest);
+        } else if guest.health() == Health::Lost {
+            depart(domain, guest);
         } else {
-            domain.members.insert(number, member);
+            domain.guests.insert(number, guest);
         }
     }
-    for member in std::mem::take(&mut domain.departed) {
-        release_returned(domain, &member);
+    for guest in std::mem::take(&mut domain.departed) {
+        release_returned(domain, &guest);
         // A guest that steps aside ends its lanes first, and may be taken for lost meanwhile.
-        let is_released = member.connection.has_released();
-        let maps = member.merged() > 0 || !member.state().in_flight.is_empty();
-        if maps && !is_released && !member.connection.has_ended() {
-            domain.departed.push(member);
+        let is_released = guest.connection.has_released();
+        let maps = guest.merged() > 0 || !guest.state().doubt.in_flight().is_empty();
+        if maps && !is_released && !guest.connection.has_ended() {
+            domain.departed.push(guest);
         } else {
-            domain.forget(member);
+            domain.forget(guest);
         }
     }
     domain.sweep();
 }
 
-fn admit_one(domain: &Domain, member: &mut Member) -> Result<(), GuestError> {
-    member.lateness = Lateness::none();
-    match member.health() {
+fn admit_one(domain: &Domain, guest: &mut Guest) -> Result<(), GuestError> {
+    guest.lateness = Lateness::none();
+    match guest.health() {
         Health::Lost => return Ok(()),
-        Health::Stalled if !member.connection.settle()? => {}
-        Health::Stalled | Health::Failing | Health::Well => member.set_health(Health::Well),
+        Health::Stalled if !guest.connection.settle()? => {}
+        Health::Stalled | Health::Failing | Health::Well => guest.set_health(Health::Well),
     }
     // Shims never use a page index again: what was removed is gone for good.
-    for change in member.connection.changes()? {
+    for change in guest.connection.changes()? {
         match change {
             RegionChange::Removed(range) => {
-                domain.unlink_range(member, range);
-                member.links.trim(range);
-                let state = member.state_mut();
-                state.stable.forget(range);
-                state.foreign.retain(|page| !range.contains(PageIndex(*page)));
+                domain.unlink_range(guest, range);
+                guest.links.trim(range);
+                let state = guest.state_mut();
+                state.tracking.stable().forget(range);
+                state.foreign.remove_range(range);
             }
             // A guest that was here before, or at a daemon that ended: its pages may be merged, or
-            // watched since, and may be told of only after it was asked for the first time.
+            // watched since, and may be reported only after it was asked for the first time.
             RegionChange::Added(_) => {
-                let merged = member.has_past;
-                let doubt = &mut member.state_mut().doubt;
-                doubt.present = true;
-                doubt.merged |= merged;
+                let has_past = guest.has_past;
+                let state = guest.state_mut();
+                state.tracking.doubt();
+                if has_past {
+                    state.doubt.raise();
+                }
             }
         }
     }
     let managed: Vec<PageRange> =
-        member.connection.regions().iter().map(|region| region.pages).collect();
+        guest.connection.regions().iter().map(|region| region.pages).collect();
     if let Some(last) = managed.last() {
-        member.links.grow(last.end());
-        member.tally.grow(last.end());
+        guest.links.grow(last.end());
+        guest.tally.grow(last.end());
     }
-    member.state_mut().managed = managed;
+    guest.state_mut().managed = managed;
     Ok(())
 }
 
 /// The connection failed, or is not wanted any more. Its candidates can no longer be asked for; what
 /// it maps, it may map on.
-fn depart(domain: &mut Domain, member: Member) {
-    member.connection.close();
+fn depart(domain: &mut Domain, guest: Guest) {
+    guest.connection.close();
     let guard = bindery_index::pin();
-    for (page, link) in member.links.linked(member.links.range()) {
+    for (page, link) in guest.links.linked(guest.links.range()) {
         if matches!(link, crate::links::Link::Candidate(_)) {
-            domain.unlink(&member, page, &guard);
+            domain.unlink(&guest, page, &guard);
         }
     }
-    domain.departed.push(member);
+    domain.departed.push(guest);
 }
 
-/// Gives back what a departed guest's process has told over a new connection that it maps no more:
+/// Gives back what a departed guest's process has reported over a new connection to map no more:
 /// pages that it has reported, and not as merged with a store that it had before. Pages that it
-/// does not tell of stay as they are.
-fn release_returned(domain: &Domain, departed: &Member) {
+/// does not report stay as they are.
+fn release_returned(domain: &Domain, departed: &Guest) {
     let old = departed.connection.identity();
-    let returned = domain.members.values().find(|member| member.is_of_process(old));
-    let Some(returned) = returned.filter(|member| !member.state().doubt.merged) else { return };
-    let told = returned.state();
+    let returned = domain.guests.values().find(|guest| guest.is_of_process(old));
+    let Some(returned) = returned.filter(|guest| !guest.state().doubt.is_raised()) else { return };
+    let reported = returned.state();
     let is_released = |page: PageIndex| {
-        told.managed.iter().any(|range| range.contains(page)) && !told.foreign.contains(&page.0)
+        reported.managed.iter().any(|range| range.contains(page))
+            && !reported.foreign.contains(page)
     };
     let guard = bindery_index::pin();
     for (page, _) in departed.links.linked(departed.links.range()) {
@@ -257,23 +258,19 @@ fn release_returned(domain: &Domain, departed: &Member) {
             domain.unlink(departed, page, &guard);
         }
     }
-    departed.state().in_flight.retain(|merge| {
-        let released = is_released(merge.page);
-        if released {
-            domain.give_back(merge.slot);
-        }
-        !released
-    });
+    for merge in departed.state().doubt.extract_in_flight(is_released) {
+        domain.give_back(merge.slot);
+    }
 }
 
 fn observe_all(domains: &Domains, workers: &Workers) {
-    let members = domains.values().flat_map(|domain| {
-        let members = domain.members.values().filter(|member| member.is_well());
-        members.map(move |member| (domain, member))
+    let guests = domains.values().flat_map(|domain| {
+        let guests = domain.guests.values().filter(|guest| guest.is_well());
+        guests.map(move |guest| (domain, guest))
     });
-    let tasks: Vec<(&Domain, &Member)> = members.collect();
-    workers.each(&tasks, observe::Scratch::default, |scratch, (domain, member)| {
-        observe(domain, member, workers, scratch);
+    let tasks: Vec<(&Domain, &Guest)> = guests.collect();
+    workers.each(&tasks, observe::Scratch::default, |scratch, (domain, guest)| {
+        observe(domain, guest, workers, scratch);
     });
 }
 
@@ -282,7 +279,7 @@ fn compact_all(domains: &mut Domains, workers: &Workers) {
     if moves.iter().all(Option::is_none) {
         return;
     }
-    ask_guests(domains, workers, |state| state.merges.len(), apply);
+    ask_guests(domains, workers, |state| state.round.merges().len(), apply);
     for (domain, moves) in domains.values_mut().zip(moves) {
         if let Some(moves) = moves {
             moves.settle(domain);
@@ -302,7 +299,7 @@ struct Agenda {
 /// Some stable pages of one guest.
 struct Portion {
     domain: String,
-    member: u32,
+    guest: u32,
     pages: Vec<u32>,
 }
 
@@ -313,8 +310,8 @@ impl Agenda {
         let mut left: VecDeque<(String, u32)> = merging
             .flat_map(|(name, domain)| {
                 // What was not scanned in this period is not known to be stable.
-                let ready = domain.members.values().filter(|member| member.ready() > 0);
-                ready.map(move |member| (name.clone(), member.number))
+                let ready = domain.guests.values().filter(|guest| guest.ready() > 0);
+                ready.map(move |guest| (name.clone(), guest.number))
             })
             .collect();
         if let Some(turn) = turn {
@@ -331,7 +328,7 @@ impl Agenda {
 
     /// Stable pages that are still to be looked at.
     fn pages_left(&self, domains: &Domains) -> u64 {
-        self.left.iter().map(|guest| member(domains, guest).map_or(0, Member::ready)).sum()
+        self.left.iter().map(|guest| well_guest(domains, guest).map_or(0, Guest::ready)).sum()
     }
 
     /// The next pages, about `most`: none if there are none left.
@@ -341,11 +338,11 @@ impl Agenda {
             && let Some(guest) = self.left.front()
         {
             let mut pages = Vec::new();
-            let goes_on = member(domains, guest)
-                .is_some_and(|member| member.state().tell(most - count, &mut pages));
+            let goes_on = well_guest(domains, guest)
+                .is_some_and(|guest| guest.state().begin_round(most - count, &mut pages));
             count += pages.len();
             if !pages.is_empty() {
-                round.push(Portion { domain: guest.0.clone(), member: guest.1, pages });
+                round.push(Portion { domain: guest.0.clone(), guest: guest.1, pages });
             }
             // Its turn is over, however much of it has become stable meanwhile.
             if !goes_on {
@@ -357,9 +354,9 @@ impl Agenda {
 }
 
 /// A guest of the agenda, unless something went wrong with it or its domain in this period.
-fn member<'a>(domains: &'a Domains, (name, number): &(String, u32)) -> Option<&'a Member> {
+fn well_guest<'a>(domains: &'a Domains, (name, number): &(String, u32)) -> Option<&'a Guest> {
     let domain = domains.get(name).filter(|domain| domain.shortage().is_none())?;
-    domain.members.get(number).filter(|member| member.is_well())
+    domain.guests.get(number).filter(|guest| guest.is_well())
 }
 
 fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
@@ -382,7 +379,7 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         }
     });
     drop(batches);
-    ask_guests(domains, workers, |state| state.zeros.len(), apply_zeros);
+    ask_guests(domains, workers, |state| state.round.zeros().len(), apply_zeros);
     for domain in domains.values_mut() {
         let mut plan = Plan::make(domain);
         plan.fill(domain, workers);
@@ -390,7 +387,8 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         spread(domain);
     }
     // A guest that was short of mappings may not be any more.
-    let asked = |state: &State| state.merges.len() + usize::from(state.mappings_short);
+    let asked =
+        |state: &State| state.round.merges().len() + usize::from(state.usage.is_short_of_mappings);
     ask_guests(domains, workers, asked, apply);
     domains.values_mut().for_each(Domain::sweep);
 }
@@ -401,21 +399,21 @@ fn ask_guests(
     domains: &Domains,
     workers: &Workers,
     pages: impl Fn(&State) -> usize,
-    apply: impl Fn(&Domain, &Member, &Workers, &mut Vec<PageOutcome>) + Sync,
+    apply: impl Fn(&Domain, &Guest, &Workers, &mut Vec<PageOutcome>) + Sync,
 ) {
-    let members = domains
+    let guests = domains
         .values()
-        .flat_map(|domain| domain.members.values().map(move |member| (domain, member)));
-    let counted = members.map(|(domain, member)| (pages(&member.state()), domain, member));
+        .flat_map(|domain| domain.guests.values().map(move |guest| (domain, guest)));
+    let counted = guests.map(|(domain, guest)| (pages(&guest.state()), domain, guest));
     let mut tasks: Vec<_> = counted.filter(|(pages, ..)| *pages > 0).collect();
     tasks.sort_by_key(|(pages, ..)| Reverse(*pages));
-    workers.each(&tasks, Vec::new, |outcomes, (_, domain, member)| {
-        apply(domain, member, workers, outcomes);
+    workers.each(&tasks, Vec::new, |outcomes, (_, domain, guest)| {
+        apply(domain, guest, workers, outcomes);
     });
 }
 
 fn batches<'a>(domains: &'a Domains, portion: &'a Portion) -> impl Iterator<Item = Batch<'a>> {
     let domain = &domains[&portion.domain];
-    let member = &domain.members[&portion.member];
-    portion.pages.chunks(DIGEST_PAGES).map(move |pages| Batch { domain, member, pages })
+    let guest = &domain.guests[&portion.guest];
+    portion.pages.chunks(DIGEST_PAGES).map(move |pages| Batch { domain, guest, pages })
 }

@@ -23,7 +23,7 @@ pub(crate) struct Seed {
     pub(crate) head: u64,
     /// The others, unless its second page is inferred to have it.
     pub(crate) tail: Option<u64>,
-    /// The member and the page that it was seen in first.
+    /// The guest and the page that it was seen in first.
     pub(crate) origin: (u32, PageIndex),
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Seed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Join {
     pub(crate) class: u32,
-    pub(crate) member: u32,
+    pub(crate) guest: u32,
     pub(crate) page: PageIndex,
     /// It was not digested.
     pub(crate) inferred: bool,
@@ -41,9 +41,9 @@ pub(crate) struct Join {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class {
     pub(crate) seed: Seed,
-    /// The first member and page that have it.
+    /// The first guest and page that have it.
     pub(crate) home: (u32, PageIndex),
-    /// The member and the page that the content is copied from.
+    /// The guest and the page that the content is copied from.
     pub(crate) source: (u32, PageIndex),
     /// Which one that was to be at first.
     first_source: (u32, PageIndex),
@@ -62,15 +62,15 @@ impl Class {
     /// Its pages but for the one that it was seen in first. There is one at least.
     pub(crate) fn later<'a>(&self, all: &'a [Join]) -> impl Iterator<Item = &'a Join> + use<'a> {
         let origin = self.seed.origin;
-        self.joins(all).iter().filter(move |join| (join.member, join.page) != origin)
+        self.joins(all).iter().filter(move |join| (join.guest, join.page) != origin)
     }
 
     /// Another page that its content may be copied from, after so many were tried: one that was digested,
     /// if there is any. One of each guest.
     pub(crate) fn next_source(&self, all: &[Join], tried: usize) -> Option<(u32, PageIndex)> {
         let of_kind = self.later(all).filter(|join| join.inferred == self.inferred);
-        let mut sources: Vec<_> = of_kind.map(|join| (join.member, join.page)).collect();
-        sources.dedup_by_key(|(member, _)| *member);
+        let mut sources: Vec<_> = of_kind.map(|join| (join.guest, join.page)).collect();
+        sources.dedup_by_key(|(guest, _)| *guest);
         sources.into_iter().filter(|source| *source != self.first_source).nth(tried - 1)
     }
 }
@@ -88,7 +88,7 @@ pub(crate) fn classes(seeds: &mut [Seed], joins: &mut Vec<Join>) -> Vec<Class> {
     for (group, seed) in joins.chunk_by(|a, b| a.class == b.class).zip(seeds.iter()) {
         assert!(group[0].class == seed.class, "every class has pages, every page a class");
         let end = start + group.len() as u32;
-        let home = (group[0].member, group[0].page);
+        let home = (group[0].guest, group[0].page);
         let inferred = group.iter().filter(|join| !join.inferred).nth(1).is_none();
         let (seed, joins) = (*seed, (start, end));
         classes.push(Class { seed, home, source: home, first_source: home, joins, inferred });
@@ -101,17 +101,17 @@ pub(crate) fn classes(seeds: &mut [Seed], joins: &mut Vec<Join>) -> Vec<Class> {
     classes
 }
 
-/// Gives every class a source: in the same member as the class before, if it has a page there, so that many
+/// Gives every class a source: in the same guest as the class before, if it has a page there, so that many
 /// contents are asked for at a time and written side by side.
 fn give_sources(classes: &mut [Class], joins: &[Join]) {
     let mut last = None;
     for class in classes {
-        let same = class.later(joins).find(|join| Some(join.member) == last);
+        let same = class.later(joins).find(|join| Some(join.guest) == last);
         let source = same.or_else(|| class.later(joins).next());
         let source = source.expect("whoever makes a class enters its first two pages");
-        class.first_source = (source.member, source.page);
+        class.first_source = (source.guest, source.page);
         class.source = class.first_source;
-        last = Some(source.member);
+        last = Some(source.guest);
     }
 }
 
@@ -131,9 +131,9 @@ mod tests {
     /// Guests hold contents; returns for each guest its merges, planned in one period.
     fn planned(guests: &[Vec<u32>]) -> Vec<Vec<Merge>> {
         let mut homes: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
-        for (member, contents) in guests.iter().enumerate() {
+        for (guest, contents) in guests.iter().enumerate() {
             for (page, content) in contents.iter().enumerate() {
-                homes.entry(*content).or_default().push((member as u32, page as u32));
+                homes.entry(*content).or_default().push((guest as u32, page as u32));
             }
         }
         homes.retain(|_, pages| pages.len() > 1);
@@ -144,9 +144,9 @@ mod tests {
             let head = u64::from(*content);
             let origin = (pages[0].0, PageIndex(pages[0].1));
             seeds.push(Seed { class, leaf: *content, head, tail: None, origin });
-            let join = |(member, page): &(u32, u32)| Join {
+            let join = |(guest, page): &(u32, u32)| Join {
                 class,
-                member: *member,
+                guest: *guest,
                 page: PageIndex(*page),
                 inferred: false,
             };
@@ -158,7 +158,7 @@ mod tests {
         let mut merges = vec![Vec::new(); guests.len()];
         for (class, slot) in classes.iter().zip(slots_in(&runs)) {
             for join in &joins[class.joins.0 as usize..class.joins.1 as usize] {
-                merges[join.member as usize].push(Merge { page: join.page, slot });
+                merges[join.guest as usize].push(Merge { page: join.page, slot });
             }
         }
         merges.iter_mut().for_each(|merges| merges.sort_unstable());
@@ -169,9 +169,9 @@ mod tests {
     fn class(pages: &[(u32, u32, bool)]) -> (Class, Vec<Join>) {
         let origin = (1, PageIndex(0));
         let mut seeds = [Seed { class: 0, leaf: 0, head: 0, tail: None, origin }];
-        let join = |(member, page, inferred): &(u32, u32, bool)| Join {
+        let join = |(guest, page, inferred): &(u32, u32, bool)| Join {
             class: 0,
-            member: *member,
+            guest: *guest,
             page: PageIndex(*page),
             inferred: *inferred,
         };
@@ -206,16 +206,16 @@ mod tests {
     #[test]
     fn guests_of_one_image_merge_in_the_longest_runs() {
         // Four guests from one image of 4096 pages, each with 100 stretches of its own.
-        let guest = |member: u32| -> Vec<u32> {
-            let own = |page: u32| (page * 7 + member * 13).is_multiple_of(41);
-            (0..4096).map(|page| if own(page) { (member + 1) << 20 | page } else { page }).collect()
+        let guest = |guest: u32| -> Vec<u32> {
+            let own = |page: u32| (page * 7 + guest * 13).is_multiple_of(41);
+            (0..4096).map(|page| if own(page) { (guest + 1) << 20 | page } else { page }).collect()
         };
         let guests: Vec<_> = (0..4).map(guest).collect();
-        for (member, merges) in planned(&guests).iter().enumerate() {
+        for (guest, merges) in planned(&guests).iter().enumerate() {
             let runs = cut(merges);
             let mean = merges.len() / runs.len();
             // Between two pages of its own, a guest's pages are consecutive in the store as well.
-            assert!(merges.len() > 3900 && mean >= 13, "guest {member}: {mean} pages a run");
+            assert!(merges.len() > 3900 && mean >= 13, "guest {guest}: {mean} pages a run");
         }
     }
 

@@ -8,57 +8,56 @@
 use bindery_guest::Lane;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 
-use crate::domain::Domain;
+use crate::domain::{Domain, Domains};
+use crate::guest::Guest;
 use crate::headroom::headroom_bytes;
 use crate::links::Link;
-use crate::member::Member;
-use crate::period::Domains;
 use crate::settings::{REHOME_LAPS, REHOME_PAGES};
 use crate::workers::Workers;
 
 /// Has some pages of each guest made private for which no more can be hoped.
 pub(crate) fn rehome_all(domains: &Domains, workers: &Workers) {
     let settled = domains.values().filter(|domain| is_looked_at(domain));
-    let members = settled.flat_map(|domain| domain.members.values());
-    let tasks: Vec<&Member> = members.filter(|member| member.is_well()).collect();
-    workers.each(&tasks, || (), |(), member| rehome(member));
+    let guests = settled.flat_map(|domain| domain.guests.values());
+    let tasks: Vec<&Guest> = guests.filter(|guest| guest.is_well()).collect();
+    workers.each(&tasks, || (), |(), guest| rehome(guest));
 }
 
 /// Whether a domain merges, and all that its guests had when they came has been looked at.
 fn is_looked_at(domain: &Domain) -> bool {
-    let mut members = domain.members.values().filter(|member| member.is_well());
+    let mut guests = domain.guests.values().filter(|guest| guest.is_well());
     domain.pressure.merges()
-        && members.all(|member| {
-            let state = member.state();
-            state.unmerged || state.laps >= REHOME_LAPS
+        && guests.all(|guest| {
+            let state = guest.state();
+            state.is_unmerged || state.foreign.laps() >= REHOME_LAPS
         })
 }
 
-fn rehome(member: &Member) {
-    let mut state = member.state();
-    if state.foreign.is_empty() || state.unmerged {
+fn rehome(guest: &Guest) {
+    let mut state = guest.state();
+    if state.foreign.is_empty() || state.is_unmerged {
         return;
     }
     // A candidate was looked at, and is the only page with its content.
-    let alone = |page: &&u32| matches!(member.links.get(PageIndex(**page)), Link::Candidate(_));
-    let pages: Vec<u32> =
-        state.foreign.iter().filter(alone).take(affordable(member)).copied().collect();
+    let is_alone = |page: &PageIndex| matches!(guest.links.get(*page), Link::Candidate(_));
+    let alone = state.foreign.pages().filter(is_alone);
+    let pages: Vec<PageIndex> = alone.take(affordable(guest)).collect();
     if pages.is_empty() {
         return;
     }
-    let Some(mut lane) = member.lane() else { return };
-    for run in pages.chunk_by(|a, b| *b == a + 1) {
+    let Some(mut lane) = guest.lane() else { return };
+    for run in pages.chunk_by(|a, b| *b == a.plus(1)) {
         // What this leaves out for want of time comes next time; what it does shows as lost.
-        if let Err(error) = lane.unmerge(PageRange::new(PageIndex(run[0]), run.len() as u32)) {
-            member.note(&error);
+        if let Err(error) = lane.unmerge(PageRange::new(run[0], run.len() as u32)) {
+            guest.note(&error);
             break;
         }
     }
-    member.take_gauges(&mut lane, &mut state);
+    guest.take_gauges(&mut lane, &mut state.usage);
 }
 
 /// How many pages are brought back in this period, at most.
-fn affordable(member: &Member) -> usize {
-    let room = headroom_bytes(member.connection.identity().pid).unwrap_or(u64::MAX);
+fn affordable(guest: &Guest) -> usize {
+    let room = headroom_bytes(guest.connection.identity().pid).unwrap_or(u64::MAX);
     (room / PAGE_BYTES as u64).min(u64::from(REHOME_PAGES)) as usize
 }

@@ -12,117 +12,103 @@ use bindery_index::pin;
 use bindery_units::{PageIndex, PageRange, Slot};
 use bindery_wire::lane::MergedSpan;
 
-use crate::domain::Domain;
 use crate::links::Link;
-use crate::member::{Member, State};
-use crate::patience::TimedLane;
 use crate::runs::Merge;
 use crate::settings::REPORT_PAGES;
+use crate::visit::Visit;
 
-/// Asks a guest what is merged and makes the links agree with it.
-pub(crate) fn resynchronise(
-    domain: &Domain,
-    member: &Member,
-    lane: &mut TimedLane<'_>,
-    state: &mut State,
-) -> Result<(), GuestError> {
-    let mut spans = Vec::new();
-    for region in state.managed.clone() {
-        for piece in region.pieces(REPORT_PAGES) {
-            let mut rest = piece;
-            loop {
-                let resume = lane.report(rest, &mut spans)?;
-                let end = resume.unwrap_or(rest.end());
-                let told = PageRange::new(rest.first, end.0 - rest.first.0);
-                agree(domain, member, state, told, &spans)?;
-                if resume.is_none() {
-                    break;
+impl Visit<'_> {
+    /// Asks the guest what is merged and makes the links agree with it.
+    pub(crate) fn resynchronise(&mut self) -> Result<(), GuestError> {
+        let mut spans = Vec::new();
+        let managed = self.state.managed.clone();
+        for piece in managed.iter().flat_map(|region| region.pieces(REPORT_PAGES)) {
+            self.take_report(piece, &mut spans)?;
+        }
+        // What is mapped has references of its own now.
+        for Merge { page, slot } in self.state.doubt.take_in_flight() {
+            self.domain.give_back(slot);
+            // Nobody knows when it was merged, and it may not have been read before.
+            self.guest.connection.written().note_changed(page);
+            if self.guest.links.get(page) == Link::None {
+                self.state.tracking.stable().put_back(page, 0);
+            }
+        }
+        self.state.doubt.lower();
+        self.state.foreign.begin_laps();
+        Ok(())
+    }
+
+    /// Asks what is merged in `piece`, in as many answers as the guest gives.
+    fn take_report(
+        &mut self,
+        piece: PageRange,
+        spans: &mut Vec<MergedSpan>,
+    ) -> Result<(), GuestError> {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let resume = self.lane.report(rest, spans)?;
+            let end = resume.unwrap_or(rest.end());
+            let reported = PageRange::new(rest.first, end.0 - rest.first.0);
+            self.agree(reported, spans)?;
+            rest = PageRange::new(end, rest.end().0 - end.0);
+        }
+        Ok(())
+    }
+
+    /// Makes the links of `reported` agree with a report of all that is merged in it.
+    fn agree(&mut self, reported: PageRange, spans: &[MergedSpan]) -> Result<(), GuestError> {
+        let mut from = reported.first;
+        for span in spans {
+            let merged = PageRange::new(PageIndex(span.page), span.count);
+            self.note_private(PageRange::new(from, merged.first.0 - from.0));
+            for (offset, page) in merged.pages().enumerate() {
+                if span.store == u32::from(self.guest.store().0) {
+                    self.note_own(page, Slot(span.slot + offset as u32))?;
+                } else {
+                    self.note_foreign(page);
                 }
-                rest = PageRange::new(end, rest.end().0 - end.0);
+            }
+            from = merged.end();
+        }
+        self.note_private(PageRange::new(from, reported.end().0 - from.0));
+        Ok(())
+    }
+
+    /// Takes in that nothing in `range` is merged.
+    fn note_private(&mut self, range: PageRange) {
+        let epoch = pin();
+        for (page, link) in self.guest.links.linked(range) {
+            if matches!(link, Link::Merged(_)) {
+                self.domain.unlink(self.guest, page, &epoch);
             }
         }
+        self.state.foreign.remove_range(range);
     }
-    // What is mapped has references of its own now.
-    for Merge { page, slot } in std::mem::take(&mut state.in_flight) {
-        domain.give_back(slot);
-        // Nobody knows when it was merged, and it may not have been read before.
-        member.connection.written().note_changed(page);
-        if member.links.get(page) == Link::None {
-            state.stable.tell_again(page, 0);
+
+    /// Takes in that `page` maps `slot` of the domain's store.
+    fn note_own(&mut self, page: PageIndex, slot: Slot) -> Result<(), GuestError> {
+        self.state.foreign.remove(page);
+        if self.guest.links.get(page) == Link::Merged(slot) {
+            return Ok(());
         }
-    }
-    state.doubt.merged = false;
-    state.laps = 0;
-    Ok(())
-}
-
-/// Makes the links of `told` agree with a report of all that is merged in it.
-fn agree(
-    domain: &Domain,
-    member: &Member,
-    state: &mut State,
-    told: PageRange,
-    spans: &[MergedSpan],
-) -> Result<(), GuestError> {
-    let mut from = told.first;
-    for span in spans {
-        let merged = PageRange::new(PageIndex(span.page), span.count);
-        private(domain, member, state, PageRange::new(from, merged.first.0 - from.0));
-        for (offset, page) in merged.pages().enumerate() {
-            if span.store == u32::from(member.store().0) {
-                own(domain, member, state, page, Slot(span.slot + offset as u32))?;
-            } else {
-                foreign(domain, member, state, page);
-            }
+        // Whatever a guest may map has a reference: of the page's link, or of a merge in flight.
+        if !self.domain.slots.take_claimed(slot) {
+            let what = format!("page {} merged with slot {}, which is free", page.0, slot.0);
+            return Err(GuestError::Nonsense { what });
         }
-        from = merged.end();
+        self.domain.unlink(self.guest, page, &pin());
+        self.guest.link(page, Link::Merged(slot));
+        Ok(())
     }
-    private(domain, member, state, PageRange::new(from, told.end().0 - from.0));
-    Ok(())
-}
 
-/// Nothing in `range` is merged.
-fn private(domain: &Domain, member: &Member, state: &mut State, range: PageRange) {
-    let guard = pin();
-    for (page, link) in member.links.linked(range) {
-        if matches!(link, Link::Merged(_)) {
-            domain.unlink(member, page, &guard);
+    /// Takes in that `page` maps a store of a daemon that ended.
+    fn note_foreign(&mut self, page: PageIndex) {
+        if matches!(self.guest.links.get(page), Link::Merged(_)) {
+            self.domain.unlink(self.guest, page, &pin());
         }
-    }
-    let foreign = state.foreign.range(range.first.0..range.end().0).copied();
-    for page in foreign.collect::<Vec<_>>() {
-        state.foreign.remove(&page);
-    }
-}
-
-/// `page` maps `slot` of the domain's store.
-fn own(
-    domain: &Domain,
-    member: &Member,
-    state: &mut State,
-    page: PageIndex,
-    slot: Slot,
-) -> Result<(), GuestError> {
-    state.foreign.remove(&page.0);
-    if member.links.get(page) == Link::Merged(slot) {
-        return Ok(());
-    }
-    // Whatever a guest may map has a reference: of the page's link, or of a merge in flight.
-    if !domain.slots.take_claimed(slot) {
-        let what = format!("page {} merged with slot {}, which is free", page.0, slot.0);
-        return Err(GuestError::Nonsense { what });
-    }
-    domain.unlink(member, page, &pin());
-    member.link(page, Link::Merged(slot));
-    Ok(())
-}
-
-/// `page` maps a store of a daemon that ended.
-fn foreign(domain: &Domain, member: &Member, state: &mut State, page: PageIndex) {
-    if matches!(member.links.get(page), Link::Merged(_)) {
-        domain.unlink(member, page, &pin());
-    }
-    if state.foreign.insert(page.0) {
-        state.stable.tell_again(page, 0);
+        if self.state.foreign.insert(page) {
+            self.state.tracking.stable().put_back(page, 0);
+        }
     }
 }

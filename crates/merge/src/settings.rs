@@ -21,7 +21,7 @@ pub const INDEX_KEYS: u32 = 1 << 27;
 
 /// How an engine is to work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct MergeSettings {
     /// Workers: how many guests' threads work for the engine at a time, and how many of its own.
     pub workers: usize,
     /// From the start of one period to the start of the next. A page is merged when it was not
@@ -44,7 +44,7 @@ pub struct Settings {
     pub backs_off: bool,
 }
 
-impl Default for Settings {
+impl Default for MergeSettings {
     fn default() -> Self {
         Self {
             workers: 1,

@@ -1,7 +1,7 @@
 //! Which pages are stable: PageONE's two-period rule and its back-off.
 //!
 //! A page that was written in period *k*, and in neither *k* + 1 nor *k* + 2, is stable in *k* + 2
-//! and is told once. One that has broken *v* times since its guest last discarded it waits *v*
+//! and is taken once. One that has broken *v* times since its guest last discarded it waits *v*
 //! periods more, at most [`BACK_OFF_MAX`] (PageONE: *v* + 1 periods, where a new page starts at
 //! *v* = 1). A write at any time starts the count anew.
 //!
@@ -27,7 +27,7 @@ pub(crate) const BACK_OFF_MAX: u8 = 6;
 /// Back-off byte: breaks in the low three bits, periods left to wait in the next three.
 const BREAKS_MASK: u8 = 0b111;
 const WAIT_SHIFT: u32 = 3;
-/// Back-off byte of a page that is never told.
+/// Back-off byte of a page that is never given out.
 const NEVER: u8 = u8::MAX;
 
 type Bits = [u64; WORDS];
@@ -36,7 +36,7 @@ type Bits = [u64; WORDS];
 struct Block {
     /// Written in the period whose number modulo 3 is the index.
     written: [Bits; 3],
-    /// Not written for two periods, and not told yet.
+    /// Not written for two periods, and not taken yet.
     waiting: Bits,
     /// `None`: all zero.
     back_off: Option<Box<[u8; BLOCK_PAGES as usize]>>,
@@ -65,7 +65,7 @@ impl Block {
             let arrived = self.written[first][word] & !self.written[before][word] & !recent;
             let waited = self.waiting[word] & !recent & !arrived;
             self.waiting[word] = waited | arrived;
-            // What was written in the oldest period is told or waits: its bits are used up.
+            // What was written in the oldest period is taken or waits: its bits are used up.
             self.written[first][word] = 0;
             if self.back_off.is_some() {
                 bits(waited).for_each(|bit| self.count_down(word * 64 + bit, false));
@@ -104,12 +104,12 @@ impl Block {
         (0..WORDS).map(|word| u64::from(self.ready(word).count_ones())).sum()
     }
 
-    /// Calls `tell` with each page that has waited long enough: it waits no longer.
-    fn tell(&mut self, mut tell: impl FnMut(usize)) {
+    /// Calls `take` with each page that has waited long enough: it waits no longer.
+    fn take(&mut self, mut take: impl FnMut(usize)) {
         for word in 0..WORDS {
             let ready = self.ready(word);
             self.waiting[word] &= !ready;
-            bits(ready).for_each(|bit| tell(word * 64 + bit));
+            bits(ready).for_each(|bit| take(word * 64 + bit));
         }
     }
 }
@@ -126,7 +126,7 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
 /// What a period leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unsettled {
-    /// Stable pages, which can be told.
+    /// Stable pages, which can be taken.
     pub(crate) ready: u64,
     /// Those, and pages that were written lately or wait.
     pub(crate) pages: u64,
@@ -136,18 +136,18 @@ pub(crate) struct Unsettled {
 ///
 /// A period is [`begin_period`](Self::begin_period), any number of
 /// [`note_written`](Self::note_written), [`end_period`](Self::end_period), then any number of
-/// [`tell`](Self::tell).
+/// [`take`](Self::take).
 #[derive(Debug, Default)]
 pub(crate) struct Stable {
     blocks: Vec<Option<Box<Block>>>,
     /// The period's number modulo 3.
     now: usize,
-    /// The block that is told next. Goes round, so that pages at the end have their turn.
+    /// The block that is taken next. Goes round, so that pages at the end have their turn.
     next: usize,
-    /// Blocks left to be told in this lap: what is told again waits for the next one.
+    /// Blocks left to be taken in this lap: what is taken again waits for the next one.
     left: usize,
     /// Whether a lap has begun. It takes as many periods as it takes.
-    is_telling: bool,
+    is_in_lap: bool,
 }
 
 impl Stable {
@@ -181,33 +181,33 @@ impl Stable {
             unsettled.pages += u64::from(words.sum::<u32>());
             unsettled.ready += block.ready_count();
         }
-        if !self.is_telling {
+        if !self.is_in_lap {
             self.left = self.blocks.len();
         }
         unsettled
     }
 
-    /// Gives about `most` stable pages to `told`, ascending: more by less than a block, or fewer
-    /// where there are no more in this direction. Each block is told once in a lap; false once the lap is
+    /// Gives about `most` stable pages to `taken`, ascending: more by less than a block, or fewer
+    /// where there are no more in this direction. Each block is taken once in a lap; false once the lap is
     /// over.
-    pub(crate) fn tell(&mut self, most: usize, told: &mut Vec<u32>) -> bool {
-        let start = told.len();
-        self.is_telling = true;
-        while self.left > 0 && told.len() - start < most {
+    pub(crate) fn take(&mut self, most: usize, taken: &mut Vec<u32>) -> bool {
+        let start = taken.len();
+        self.is_in_lap = true;
+        while self.left > 0 && taken.len() - start < most {
             if self.next >= self.blocks.len() {
                 self.next = 0;
-                if told.len() > start {
+                if taken.len() > start {
                     return true;
                 }
             }
             let first = self.next as u32 * BLOCK_PAGES;
             if let Some(block) = &mut self.blocks[self.next] {
-                block.tell(|page| told.push(first + page as u32));
+                block.take(|page| taken.push(first + page as u32));
             }
             (self.next, self.left) = (self.next + 1, self.left - 1);
         }
-        self.is_telling = self.left > 0;
-        self.is_telling
+        self.is_in_lap = self.left > 0;
+        self.is_in_lap
     }
 
     /// Takes in that a merged page was written to, or proved not worth the attempt: it waits one
@@ -229,9 +229,9 @@ impl Stable {
         }
     }
 
-    /// Has `page` told again, unless it is written first: the next time that pages are told, or
+    /// Has `page` taken again, unless it is written first: the next time that pages are taken, or
     /// after `periods` more times, at most [`BACK_OFF_MAX`].
-    pub(crate) fn tell_again(&mut self, page: PageIndex, periods: u8) {
+    pub(crate) fn put_back(&mut self, page: PageIndex, periods: u8) {
         let (block, at) = self.block_of(page);
         block.waiting[at / 64] |= 1 << (at % 64);
         let value = block.back_off(at);
@@ -242,15 +242,15 @@ impl Stable {
         }
     }
 
-    /// Like [`tell_again`](Self::tell_again), after as many periods as the page has breaks.
-    pub(crate) fn tell_after_back_off(&mut self, page: PageIndex) {
+    /// Like [`put_back`](Self::put_back), after as many periods as the page has breaks.
+    pub(crate) fn put_back_later(&mut self, page: PageIndex) {
         let (block, at) = self.block_of(page);
         let breaks = block.back_off(at) & BREAKS_MASK;
-        self.tell_again(page, breaks);
+        self.put_back(page, breaks);
     }
 
-    /// Never tells `page` again.
-    pub(crate) fn never_tell(&mut self, page: PageIndex) {
+    /// Never gives out `page` again.
+    pub(crate) fn exclude(&mut self, page: PageIndex) {
         let (block, at) = self.block_of(page);
         block.set_back_off(at, NEVER);
     }

@@ -46,18 +46,18 @@ impl Naive {
         self.pages.values().filter(ready).count() as u64
     }
 
-    fn tell(&mut self) -> Vec<u32> {
+    fn take(&mut self) -> Vec<u32> {
         let now = self.now;
-        let mut told = Vec::new();
+        let mut taken = Vec::new();
         for (number, page) in &mut self.pages {
             if page.due.is_some_and(|due| due <= now) {
                 page.due = None;
                 if !page.never {
-                    told.push(*number);
+                    taken.push(*number);
                 }
             }
         }
-        told
+        taken
     }
 }
 
@@ -69,7 +69,7 @@ enum Step {
     Clear(u32),
     Never(u32),
     Forget(u32, u32),
-    /// At its end, all stable pages are told, so many at a time, or none.
+    /// At its end, all stable pages are taken, so many at a time, or none.
     Period(Option<usize>),
 }
 
@@ -96,7 +96,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases * 8))]
 
     #[test]
-    fn blocks_tell_what_single_pages_tell(steps in prop::collection::vec(step(), 1..80)) {
+    fn blocks_give_out_what_single_pages_do(steps in prop::collection::vec(step(), 1..80)) {
         let (mut stable, mut naive) = (Stable::default(), Naive::default());
         for step in steps {
             match step {
@@ -111,11 +111,11 @@ proptest! {
                     page.breaks = (page.breaks + 1).min(u32::from(BACK_OFF_MAX));
                 }
                 Step::Again(page, periods) => {
-                    // As it is used: only for pages that were told, and so are not waiting to be.
+                    // As it is used: only for pages that were taken, and so are not waiting to be.
                     let now = naive.now;
                     let entry = naive.page(page);
                     if entry.due.is_none() && entry.written.is_none() {
-                        stable.tell_again(PageIndex(page), periods);
+                        stable.put_back(PageIndex(page), periods);
                         entry.due = Some(now + u32::from(periods.min(BACK_OFF_MAX)));
                     }
                 }
@@ -127,7 +127,7 @@ proptest! {
                     }
                 }
                 Step::Never(page) => {
-                    stable.never_tell(PageIndex(page));
+                    stable.exclude(PageIndex(page));
                     naive.page(page).never = true;
                 }
                 Step::Forget(first, count) => {
@@ -137,9 +137,9 @@ proptest! {
                 Step::Period(most) => {
                     prop_assert_eq!(stable.end_period().ready, naive.end());
                     if let Some(most) = most {
-                        let mut told = tell_all(&mut stable, most);
-                        told.sort_unstable();
-                        prop_assert_eq!(told, naive.tell());
+                        let mut taken = take_all(&mut stable, most);
+                        taken.sort_unstable();
+                        prop_assert_eq!(taken, naive.take());
                     }
                     stable.begin_period();
                     naive.now += 1;
@@ -149,15 +149,15 @@ proptest! {
     }
 }
 
-/// All that can be told, `most` pages at a time.
-fn tell_all(stable: &mut Stable, most: usize) -> Vec<u32> {
+/// All that can be taken, `most` pages at a time.
+fn take_all(stable: &mut Stable, most: usize) -> Vec<u32> {
     let mut all = Vec::new();
     loop {
-        let mut told = Vec::new();
-        let goes_on = stable.tell(most, &mut told);
-        assert!(told.is_sorted() && told.len() < most.saturating_add(BLOCK_PAGES as usize));
-        assert!(!goes_on || !told.is_empty());
-        all.extend(told);
+        let mut taken = Vec::new();
+        let goes_on = stable.take(most, &mut taken);
+        assert!(taken.is_sorted() && taken.len() < most.saturating_add(BLOCK_PAGES as usize));
+        assert!(!goes_on || !taken.is_empty());
+        all.extend(taken);
         if !goes_on {
             return all;
         }
@@ -168,9 +168,9 @@ fn periods(stable: &mut Stable, count: u32) -> Vec<Vec<u32>> {
     (0..count)
         .map(|_| {
             stable.end_period();
-            let told = tell_all(stable, usize::MAX);
+            let taken = take_all(stable, usize::MAX);
             stable.begin_period();
-            told
+            taken
         })
         .collect()
 }
@@ -183,13 +183,13 @@ fn what_is_told_again_waits_for_the_next_period_and_all_have_their_turn() {
     let mut seen = Vec::new();
     for _ in 0..4 {
         assert_eq!(stable.end_period().ready, 4 * u64::from(BLOCK_PAGES));
-        let mut told = Vec::new();
-        assert!(stable.tell(1, &mut told));
-        seen.push(told[0] / BLOCK_PAGES);
-        told.iter().for_each(|page| stable.tell_again(PageIndex(*page), 0));
+        let mut taken = Vec::new();
+        assert!(stable.take(1, &mut taken));
+        seen.push(taken[0] / BLOCK_PAGES);
+        taken.iter().for_each(|page| stable.put_back(PageIndex(*page), 0));
         // The other three blocks, and none twice.
-        assert_eq!(tell_all(&mut stable, usize::MAX).len(), 3 * BLOCK_PAGES as usize);
-        (0..4 * BLOCK_PAGES).for_each(|page| stable.tell_again(PageIndex(page), 0));
+        assert_eq!(take_all(&mut stable, usize::MAX).len(), 3 * BLOCK_PAGES as usize);
+        (0..4 * BLOCK_PAGES).for_each(|page| stable.put_back(PageIndex(page), 0));
         // Begun elsewhere the next time.
         stable.next = seen.len();
         stable.begin_period();
@@ -201,8 +201,8 @@ fn what_is_told_again_waits_for_the_next_period_and_all_have_their_turn() {
 fn a_page_is_told_two_periods_after_it_was_written_and_once() {
     let mut stable = Stable::default();
     stable.note_written(PageRange::new(PageIndex(510), 4));
-    let told = periods(&mut stable, 6);
-    assert_eq!(told, [vec![], vec![], vec![510, 511, 512, 513], vec![], vec![], vec![]]);
+    let taken = periods(&mut stable, 6);
+    assert_eq!(taken, [vec![], vec![], vec![510, 511, 512, 513], vec![], vec![], vec![]]);
 }
 
 #[test]
@@ -211,8 +211,8 @@ fn each_break_costs_one_period_more_up_to_a_limit() {
         let mut stable = Stable::default();
         (0..breaks).for_each(|_| stable.note_break(PageIndex(5)));
         stable.note_written(PageRange::new(PageIndex(5), 1));
-        let told = periods(&mut stable, 20);
-        let at = told.iter().position(|pages| !pages.is_empty()).unwrap();
+        let taken = periods(&mut stable, 20);
+        let at = taken.iter().position(|pages| !pages.is_empty()).unwrap();
         assert_eq!(at, 2 + breaks.min(usize::from(BACK_OFF_MAX)));
     }
 }
@@ -227,7 +227,7 @@ fn unsettled_pages_are_counted_and_quiet_blocks_are_given_back() {
     assert_eq!(stable.end_period(), Unsettled { ready: 0, pages: 700 });
     stable.begin_period();
     assert_eq!(stable.end_period(), Unsettled { ready: 699, pages: 700 });
-    assert_eq!(tell_all(&mut stable, usize::MAX).len(), 699);
+    assert_eq!(take_all(&mut stable, usize::MAX).len(), 699);
     let held = stable.memory_bytes();
     periods(&mut stable, 4);
     assert!(stable.memory_bytes() < held / 4);

@@ -29,7 +29,7 @@ use bindery_sys::process::{is_out_of_descriptors, open_files_max};
 use bindery_sys::tmpfs::PrivateTmpfs;
 use bindery_units::{PAGE_BYTES, Slot, SlotRange};
 
-use crate::domain::locked;
+use crate::lock::locked;
 use crate::pressure::Shortage;
 
 /// What shows in `/proc/PID/maps`.

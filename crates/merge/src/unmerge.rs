@@ -5,11 +5,10 @@ use bindery_index::pin;
 use bindery_units::{ByteCount, PageCount, PageRange};
 
 use crate::domain::Domain;
+use crate::guest::Guest;
 use crate::headroom::headroom_bytes;
 use crate::links::Link;
-use crate::member::{Member, State};
-use crate::observe::{settle_losses, take_losses};
-use crate::patience::TimedLane;
+use crate::visit::Visit;
 
 /// Why a guest was not unmerged.
 #[derive(Debug, thiserror::Error)]
@@ -49,62 +48,59 @@ pub struct Unmerging {
 
 /// Brings all pages of a guest back and leaves it alone from then on. Zero pages stay: a write
 /// brings each of them back.
-pub(crate) fn unmerge(domain: &Domain, member: &Member) -> Result<Unmerging, UnmergeError> {
-    let mut lane = member.lane().ok_or(UnmergeError::Stalled)?;
-    let mut guard = member.state();
-    let state = &mut *guard;
+pub(crate) fn unmerge(domain: &Domain, guest: &Guest) -> Result<Unmerging, UnmergeError> {
+    let mut state = guest.state();
+    let mut visit = Visit::begin(domain, guest, &mut state).ok_or(UnmergeError::Stalled)?;
     // Of a guest that has just come, only its report says what is merged.
-    let settled = settle_losses(domain, member, &mut lane, state, &mut Vec::new());
+    let settled = visit.settle_losses(&mut Vec::new());
     if settled.is_ok() {
-        check_memory(member, still_merged(member, state))?;
+        check_memory(guest, visit.still_merged())?;
     }
-    leave_alone(domain, member, state);
-    let brought_back = settled.and_then(|()| bring_back(domain, member, &mut lane, state));
-    member.take_gauges_unmetered(&mut lane, state);
-    let pages = brought_back.inspect_err(|error| member.note(error))?;
-    Ok(Unmerging { pages, left: still_merged(member, state) })
+    visit.leave_alone();
+    let brought_back = settled.and_then(|()| visit.bring_back());
+    // An operator asked for it: what it costs is not metered as merging's.
+    visit.state.usage.take(&visit.lane.gauges());
+    let pages = brought_back.inspect_err(|error| guest.note(error))?;
+    Ok(Unmerging { pages, left: visit.still_merged() })
 }
 
-fn still_merged(member: &Member, state: &State) -> u64 {
-    member.merged() + state.foreign.len() as u64
-}
+impl Visit<'_> {
+    fn still_merged(&self) -> u64 {
+        self.guest.merged() + self.state.foreign.len()
+    }
 
-/// Nothing more is asked of the guest, and none of its pages is found by others: whatever has a
-/// candidate's content would be merged with it.
-fn leave_alone(domain: &Domain, member: &Member, state: &mut State) {
-    state.unmerged = true;
-    let epoch = pin();
-    for (page, link) in member.links.linked(member.links.range()) {
-        if matches!(link, Link::Candidate(_)) {
-            domain.unlink(member, page, &epoch);
+    /// Takes in that nothing more is asked of the guest, and has none of its pages found by others:
+    /// whatever has a candidate's content would be merged with it.
+    fn leave_alone(&mut self) {
+        self.state.is_unmerged = true;
+        let epoch = pin();
+        for (page, link) in self.guest.links.linked(self.guest.links.range()) {
+            if matches!(link, Link::Candidate(_)) {
+                self.domain.unlink(self.guest, page, &epoch);
+            }
         }
     }
-}
 
-/// Has all pages made private. Returns how many were.
-fn bring_back(
-    domain: &Domain,
-    member: &Member,
-    lane: &mut TimedLane<'_>,
-    state: &mut State,
-) -> Result<u64, GuestError> {
-    let mut pages = 0;
-    for region in state.managed.clone() {
-        let mut rest = region;
-        while !rest.is_empty() {
-            let done = lane.unmerge(rest)?;
-            pages += u64::from(done.pages);
-            let at = done.resume.unwrap_or(rest.end());
-            rest = PageRange::new(at, rest.end().0 - at.0);
+    /// Has all pages made private. Returns how many were.
+    fn bring_back(&mut self) -> Result<u64, GuestError> {
+        let mut pages = 0;
+        for region in &self.state.managed {
+            let mut rest = *region;
+            while !rest.is_empty() {
+                let done = self.lane.unmerge(rest)?;
+                pages += u64::from(done.pages);
+                let at = done.resume.unwrap_or(rest.end());
+                rest = PageRange::new(at, rest.end().0 - at.0);
+            }
         }
+        self.take_losses(&mut Vec::new())?;
+        Ok(pages)
     }
-    take_losses(domain, member, lane, state, &mut Vec::new())?;
-    Ok(pages)
 }
 
-fn check_memory(member: &Member, pages: u64) -> Result<(), UnmergeError> {
+fn check_memory(guest: &Guest, pages: u64) -> Result<(), UnmergeError> {
     let needed = PageCount(pages).bytes();
-    match headroom_bytes(member.connection.identity().pid) {
+    match headroom_bytes(guest.connection.identity().pid) {
         Some(available) if available < needed.0 => {
             Err(UnmergeError::Memory { pages, needed, available: ByteCount(available) })
         }
@@ -113,7 +109,9 @@ fn check_memory(member: &Member, pages: u64) -> Result<(), UnmergeError> {
 }
 
 /// Merges a guest again that was unmerged: all that it has is looked at anew.
-pub(crate) fn merge_again(_domain: &Domain, member: &Member) {
-    let mut state = member.state();
-    state.doubt.present |= std::mem::take(&mut state.unmerged);
+pub(crate) fn merge_again(_domain: &Domain, guest: &Guest) {
+    let mut state = guest.state();
+    if std::mem::take(&mut state.is_unmerged) {
+        state.tracking.doubt();
+    }
 }

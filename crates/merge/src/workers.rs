@@ -8,9 +8,10 @@
 //! above the [`Ceiling`].
 
 use std::cell::Cell;
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use bindery_advisor::Ceiling;
@@ -145,49 +146,76 @@ impl Workers {
         scratch: impl Fn() -> S + Sync,
         work: impl Fn(&mut S, &T) + Sync,
     ) {
-        let next = AtomicUsize::new(0);
-        let take = || tasks.get(next.fetch_add(1, Ordering::Relaxed));
+        let phase = Phase { tasks, next: AtomicUsize::new(0) };
         let help = |number: usize| {
             let mut scratch = scratch();
-            while number < self.wanted() {
-                let Some(task) = take() else { break };
+            while number < self.wanted()
+                && let Some(task) = phase.take()
+            {
                 work(&mut scratch, task);
                 // Whoever starts the next phase rests for all, and is not kept from it.
-                if next.load(Ordering::Relaxed) < tasks.len() {
+                if phase.tasks_left() > 0 {
                     self.breathe();
                 }
             }
             self.lap();
         };
         thread::scope(|scope| {
-            let mut helpers: Vec<thread::ScopedJoinHandle<'_, ()>> = Vec::new();
+            let mut helpers = Vec::new();
             let mut own = scratch();
-            while let Some(task) = take() {
-                helpers.retain(|helper| !helper.is_finished());
-                let left = tasks.len().saturating_sub(next.load(Ordering::Relaxed));
-                for number in 1 + helpers.len()..self.wanted().min(1 + helpers.len() + left) {
-                    let builder = thread::Builder::new().name(format!("merge-{number}"));
-                    let help = &help;
-                    // Without another thread the work takes longer: no reason to stop.
-                    match builder.spawn_scoped(scope, move || help(number)) {
-                        Ok(helper) => {
-                            helpers.push(helper);
-                            if self.troubles.is_over("workers") {
-                                tracing::info!("workers can be started again");
-                            }
-                        }
-                        Err(error) => {
-                            if self.troubles.note("workers", &error) {
-                                tracing::warn!(%error, "cannot start a worker");
-                            }
-                            break;
-                        }
-                    }
-                }
+            while let Some(task) = phase.take() {
+                self.start_helpers(scope, &mut helpers, phase.tasks_left(), &help);
                 work(&mut own, task);
                 self.breathe();
             }
         });
+    }
+
+    /// Starts as many helpers as are wanted now and have tasks; none where no thread can be had.
+    fn start_helpers<'scope>(
+        &self,
+        scope: &'scope Scope<'scope, '_>,
+        helpers: &mut Vec<ScopedJoinHandle<'scope, ()>>,
+        tasks_left: usize,
+        help: &'scope (impl Fn(usize) + Sync),
+    ) {
+        helpers.retain(|helper| !helper.is_finished());
+        let first = 1 + helpers.len();
+        for number in first..self.wanted().min(first + tasks_left) {
+            let builder = thread::Builder::new().name(format!("merge-{number}"));
+            match builder.spawn_scoped(scope, move || help(number)) {
+                Ok(helper) => helpers.push(helper),
+                // Without another thread the work takes longer: no reason to stop.
+                Err(error) => return self.note_no_helper(&error),
+            }
+        }
+        if helpers.len() >= first && self.troubles.is_over("workers") {
+            tracing::info!("workers can be started again");
+        }
+    }
+
+    fn note_no_helper(&self, error: &io::Error) {
+        if self.troubles.note("workers", error) {
+            tracing::warn!(%error, "cannot start a worker");
+        }
+    }
+}
+
+/// The tasks of a phase, taken in order.
+struct Phase<'a, T> {
+    tasks: &'a [T],
+    next: AtomicUsize,
+}
+
+impl<'a, T> Phase<'a, T> {
+    /// Returns the next task, which nobody else is given.
+    fn take(&self) -> Option<&'a T> {
+        self.tasks.get(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns how many tasks nobody has taken yet.
+    fn tasks_left(&self) -> usize {
+        self.tasks.len().saturating_sub(self.next.load(Ordering::Relaxed))
     }
 }
 

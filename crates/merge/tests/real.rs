@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bindery_guest::{Connection, Guest, Welcome};
 use bindery_merge::status::{DomainStatus, GuestStatus};
-use bindery_merge::{Engine, Settings};
+use bindery_merge::{Engine, MergeSettings};
 use bindery_space::Space;
 use bindery_space::agent::{Agent, AgentConfig};
 use bindery_sys::socket::{accept, listen, receive};
@@ -71,7 +71,7 @@ impl Daemon {
         let mut magic = [0; 4];
         assert_eq!(receive(&stream, &mut magic, &mut Vec::new()).unwrap(), 4);
         let arrival = Guest::accept(stream).unwrap();
-        let engine = Engine::new(Settings { index_keys: 1 << 17, ..Settings::default() });
+        let engine = Engine::new(MergeSettings { index_keys: 1 << 17, ..MergeSettings::default() });
         let grant = engine.domain("test").unwrap();
         let (name, domain) = ("self".to_owned(), "test".to_owned());
         let (digest_key, slots) = (grant.digest_key(), grant.slots());

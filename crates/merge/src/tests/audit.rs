@@ -10,9 +10,9 @@ use super::model::ModelGuest;
 use super::process::{Line, Page};
 use crate::domain::Domain;
 use crate::engine::Engine;
-use crate::entry::Entry;
+use crate::guest::Guest;
+use crate::index_entry::IndexEntry;
 use crate::links::Link;
-use crate::member::Member;
 use crate::tally::{LinkCounts, TALLY_PAGES};
 
 /// Checks all domains of an engine against its guests.
@@ -22,10 +22,10 @@ pub(crate) fn audit(engine: &Engine, guests: &[Arc<ModelGuest>]) {
         for domain in domains.values() {
             audit_references(domain);
             audit_index(domain);
-            for member in domain.members.values() {
-                let id = member.connection.identity().id;
-                let guest = guests.iter().find(|guest| guest_id(guest) == id);
-                audit_guest(member, guest.expect("every member is a guest"));
+            for guest in domain.guests.values() {
+                let id = guest.connection.identity().id;
+                let model = guests.iter().find(|model| guest_id(model) == id);
+                audit_guest(guest, model.expect("every guest has a model"));
             }
         }
     });
@@ -35,23 +35,26 @@ fn guest_id(guest: &ModelGuest) -> u32 {
     bindery_guest::Connection::identity(guest).id
 }
 
-fn links(member: &Member) -> impl Iterator<Item = (PageIndex, Link)> + '_ {
-    member.links.linked(member.links.range())
+fn links(guest: &Guest) -> impl Iterator<Item = (PageIndex, Link)> + '_ {
+    guest.links.linked(guest.links.range())
 }
 
 /// Every slot has as many references as pages are linked to it or may be, and is in use exactly
 /// if that is not none.
 fn audit_references(domain: &Domain) {
     let mut counts: BTreeMap<Slot, u32> = BTreeMap::new();
-    for member in domain.members.values().chain(&domain.departed) {
-        for (_, link) in links(member) {
+    for guest in domain.guests.values().chain(&domain.departed) {
+        for (_, link) in links(guest) {
             if let Link::Merged(slot) = link {
                 *counts.entry(slot).or_insert(0) += 1;
             }
         }
-        let state = member.state();
-        assert!(state.merges.is_empty() && state.zeros.is_empty(), "a round leaves nothing over");
-        for merge in &state.in_flight {
+        let state = guest.state();
+        assert!(
+            state.round.merges().is_empty() && state.round.zeros().is_empty(),
+            "a round leaves nothing over"
+        );
+        for merge in state.doubt.in_flight() {
             *counts.entry(merge.slot).or_insert(0) += 1;
         }
     }
@@ -59,10 +62,10 @@ fn audit_references(domain: &Domain) {
         assert_eq!(domain.slots.references(*slot), *count, "{slot:?}");
     }
     let mut used: BTreeSet<Slot> = counts.keys().copied().collect();
-    for (row, head) in domain.copies.rows() {
+    for (row, head) in domain.rows.rows() {
         let slots: Vec<Slot> = (row.first.0..row.end().0).map(Slot).collect();
         assert!(slots.iter().any(|slot| counts.contains_key(slot)), "{row:?} serves nobody");
-        assert_eq!((head_of(domain, head), domain.copies.has_rows(head)), (head, true));
+        assert_eq!((head_of(domain, head), domain.rows.has_rows(head)), (head, true));
         used.extend(slots);
         used.insert(head);
     }
@@ -83,16 +86,16 @@ fn audit_references(domain: &Domain) {
 /// Every leaf belongs to one candidate or to one slot that is no copy, and says so. A slot
 /// that others have moved from may have none: see `compact`.
 fn audit_index(domain: &Domain) {
-    let mut heads: BTreeSet<Slot> = domain.copies.rows().map(|(_, head)| head).collect();
+    let mut heads: BTreeSet<Slot> = domain.rows.rows().map(|(_, head)| head).collect();
     let mut keys = 0;
-    for member in domain.members.values().chain(&domain.departed) {
+    for guest in domain.guests.values().chain(&domain.departed) {
         let mut counted = [0; 3];
-        for (page, link) in links(member) {
+        for (page, link) in links(guest) {
             match link {
                 Link::Candidate(leaf) => {
                     let value = domain.index.value(Handle::from_bits(leaf));
-                    let expected = Entry::Candidate { member: member.number, page };
-                    assert_eq!(Entry::from_bits(value), expected);
+                    let expected = IndexEntry::Candidate { guest: guest.number, page };
+                    assert_eq!(IndexEntry::from_bits(value), expected);
                     keys += 1;
                     counted[0] += 1;
                 }
@@ -105,26 +108,26 @@ fn audit_index(domain: &Domain) {
             }
         }
         let in_flight: Vec<Slot> =
-            member.state().in_flight.iter().map(|merge| merge.slot).collect();
+            guest.state().doubt.in_flight().iter().map(|merge| merge.slot).collect();
         heads.extend(in_flight.into_iter().map(|slot| head_of(domain, slot)));
-        let counts = member.counts();
-        let told = [counts.pages_unshared, counts.pages_merged, counts.zero_pages];
-        assert_eq!(told, counted, "figures agree with links");
-        audit_map(member);
+        let counts = guest.counts();
+        let counts = [counts.pages_unshared, counts.pages_merged, counts.zero_pages];
+        assert_eq!(counts, counted, "figures agree with links");
+        audit_map(guest);
     }
     for slot in &heads {
         let Some(leaf) = domain.slots.leaf(*slot) else { continue };
-        let value = Entry::from_bits(domain.index.value(Handle::from_bits(leaf)));
-        assert_eq!(value, Entry::Canonical { slot: *slot });
+        let value = IndexEntry::from_bits(domain.index.value(Handle::from_bits(leaf)));
+        assert_eq!(value, IndexEntry::Canonical { slot: *slot });
         keys += 1;
     }
     assert_eq!(domain.index.len(), keys);
 }
 
 /// Each block's counts are those of its pages' links.
-fn audit_map(member: &Member) {
+fn audit_map(guest: &Guest) {
     let mut expected: BTreeMap<u32, LinkCounts> = BTreeMap::new();
-    for (page, link) in links(member) {
+    for (page, link) in links(guest) {
         let counts = expected.entry(page.0 / TALLY_PAGES).or_default();
         match link {
             Link::Candidate(_) => counts.unshared += 1,
@@ -133,38 +136,38 @@ fn audit_map(member: &Member) {
             Link::None => {}
         }
     }
-    let blocks = 0..member.links.range().count / TALLY_PAGES;
+    let blocks = 0..guest.links.range().count / TALLY_PAGES;
     for block in blocks {
         let range = PageRange::new(PageIndex(block * TALLY_PAGES), TALLY_PAGES);
-        let counted = member.tally.shown().count(&[range])[0];
+        let counted = guest.tally.shown().count(&[range])[0];
         assert_eq!(counted, expected.get(&block).copied().unwrap_or_default(), "{range:?}");
     }
 }
 
 /// The slot that the index leads to for what is in `slot`.
 fn head_of(domain: &Domain, slot: Slot) -> Slot {
-    domain.copies.row_of(slot).map_or(slot, |(_, head)| head)
+    domain.rows.row_of(slot).map_or(slot, |(_, head)| head)
 }
 
 /// What a guest maps has references; what is linked, a guest maps or is about to report as lost.
-fn audit_guest(member: &Member, guest: &ModelGuest) {
-    let state = member.state();
+fn audit_guest(guest: &Guest, model: &ModelGuest) {
+    let state = guest.state();
     let in_flight = |page: u32, slot: Slot| {
-        state.in_flight.iter().any(|merge| (merge.page.0, merge.slot) == (page, slot))
+        state.doubt.in_flight().iter().any(|merge| (merge.page.0, merge.slot) == (page, slot))
     };
-    let merged = guest.merged();
+    let merged = model.merged();
     for (page, slot) in &merged {
-        let linked = member.links.get(PageIndex(*page)) == Link::Merged(*slot);
+        let linked = guest.links.get(PageIndex(*page)) == Link::Merged(*slot);
         assert!(linked || in_flight(*page, *slot), "page {page} maps {slot:?} unreferenced");
     }
-    if guest.line() != Line::Open || state.doubt.merged {
+    if model.line() != Line::Open || state.doubt.is_raised() {
         return;
     }
-    for (page, link) in links(member) {
+    for (page, link) in links(guest) {
         if let Link::Merged(slot) = link {
             let mapped = merged.get(&page.0) == Some(&slot);
-            let gone = || !guest.process().pages.contains_key(&page.0);
-            assert!(mapped || gone() || guest.has_lost(page.0, slot), "{page:?} is not merged");
+            let gone = || !model.process().pages.contains_key(&page.0);
+            assert!(mapped || gone() || model.has_lost(page.0, slot), "{page:?} is not merged");
         }
     }
 }

@@ -6,14 +6,14 @@ use super::audit::assert_converged;
 use super::model::ModelGuest;
 use super::process::Line;
 use super::scenes::Scene;
-use crate::Settings;
+use crate::MergeSettings;
 use crate::pressure::DomainState;
 
 const PAGES: u32 = 600;
 
 /// Two guests with the same contents, of which they go on to share every fourth only.
 fn sparse() -> (Scene, [Arc<ModelGuest>; 2]) {
-    let mut scene = Scene::new(Settings { backs_off: false, ..Settings::default() });
+    let mut scene = Scene::new(MergeSettings { backs_off: false, ..MergeSettings::default() });
     let guests = [(); 2].map(|()| scene.guest("a", PAGES, |page| u64::from(1 + page)).0);
     scene.periods(3);
     assert_eq!(slots(&scene), (PAGES, 0));
@@ -115,7 +115,8 @@ fn an_answer_that_never_came_is_asked_for() {
 #[test]
 fn a_store_that_is_full_of_vacant_slots_goes_on() {
     const SLOTS: u32 = 1024;
-    let settings = Settings { backs_off: false, store_slots: SLOTS, ..Settings::default() };
+    let settings =
+        MergeSettings { backs_off: false, store_slots: SLOTS, ..MergeSettings::default() };
     let mut scene = Scene::new(settings);
     let guests = [(); 2].map(|()| scene.guest("a", SLOTS, |page| u64::from(1 + page)).0);
     scene.periods(3);

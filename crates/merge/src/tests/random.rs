@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use super::audit::{assert_converged, audit};
 use super::model::ModelGuest;
 use super::process::Line;
-use crate::domain::Grant;
+use crate::grant::Grant;
 use crate::stable::BACK_OFF_MAX;
-use crate::{Engine, PERIOD, Settings};
+use crate::{Engine, MergeSettings, PERIOD};
 
 const GUESTS: usize = 4;
 const PAGES: u32 = 700;
@@ -78,7 +78,7 @@ struct World {
 }
 
 impl World {
-    fn new(settings: Settings) -> Self {
+    fn new(settings: MergeSettings) -> Self {
         let engine = Engine::new(settings);
         let grants: Vec<_> = ["a", "b"].map(|name| engine.domain(name).unwrap()).into();
         let mut world = Self { engine, grants, guests: Vec::new(), next_id: 0, old: Vec::new() };
@@ -205,7 +205,7 @@ proptest! {
         let (pages_to_scan, period) = if is_paced { (Some(512), Duration::ZERO) }
             else { (None, PERIOD) };
         let mut world =
-            World::new(Settings { backs_off, pages_to_scan, period, rest: Duration::ZERO, ..Settings::default() });
+            World::new(MergeSettings { backs_off, pages_to_scan, period, rest: Duration::ZERO, ..MergeSettings::default() });
         steps.iter().for_each(|step| world.apply(step));
         world.calm_down();
         assert_converged(&world.guests);
@@ -228,7 +228,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
         store_slots in 1u32..40, index_keys in prop_oneof![Just(1000u32), 5u32..60],
     ) {
-        let settings = Settings { store_slots, index_keys, ..Settings::default() };
+        let settings = MergeSettings { store_slots, index_keys, ..MergeSettings::default() };
         let mut world = World::new(settings);
         steps.iter().for_each(|step| world.apply(step));
         world.calm_down();

@@ -9,12 +9,12 @@ use bindery_guest::Connection;
 use super::audit::{assert_converged, audit};
 use super::model::ModelGuest;
 use super::process::{Line, Page};
-use crate::domain::Grant;
+use crate::grant::Grant;
 use crate::pressure::{DomainState, FULL_PAUSE, STORM_BREAKS_MIN};
 use crate::settings::{MAPPING_BYTES, MEND_BREAKS, ROUND_PAGES};
 use crate::stable::BACK_OFF_MAX;
 use crate::status::{DomainStatus, GuestState, GuestStatus};
-use crate::{Engine, Settings};
+use crate::{Engine, MergeSettings};
 
 pub(super) struct Scene {
     pub(super) engine: Engine,
@@ -22,7 +22,7 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(settings: MergeSettings) -> Self {
         Self { engine: Engine::new(settings), guests: Vec::new() }
     }
 
@@ -64,7 +64,7 @@ impl Scene {
 
 #[test]
 fn pages_are_merged_after_two_quiet_periods_and_then_left_in_peace() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, _) = scene.guest("a", 300, |page| u64::from(page % 100));
     let (two, _) = scene.guest("a", 300, |page| u64::from(page % 150));
     scene.periods(2);
@@ -83,7 +83,7 @@ fn pages_are_merged_after_two_quiet_periods_and_then_left_in_peace() {
 fn stretches_in_common_are_digested_at_their_ends() {
     // Every eighth page, and those after the last of them.
     const ENDS: u64 = 1024 / 8 + 7;
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
     let (two, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
     scene.periods(3);
@@ -102,7 +102,7 @@ fn stretches_in_common_are_digested_at_their_ends() {
 
 #[test]
 fn nothing_is_inferred_of_a_guest_that_is_watched() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
     let (two, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
     let visitor = two.written().visit().expect("a seat");
@@ -129,7 +129,7 @@ fn odd(page: u32) -> u64 {
 
 #[test]
 fn what_nobody_has_in_common_within_a_stretch_never_gets_into_the_store() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, _) = scene.guest("a", 512, |page| u64::from(1 + page));
     let (two, _) = scene.guest("a", 512, odd);
     scene.periods(3);
@@ -148,7 +148,7 @@ fn what_nobody_has_in_common_within_a_stretch_never_gets_into_the_store() {
 
 #[test]
 fn what_differs_within_a_stretch_in_common_is_found_when_it_is_compared() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, _) = scene.guest("a", 512, |page| u64::from(1 + page));
     let (two, _) = scene.guest("a", 512, odd);
     let (three, _) = scene.guest("a", 512, |page| u64::from(1 + page));
@@ -168,7 +168,7 @@ fn what_differs_within_a_stretch_in_common_is_found_when_it_is_compared() {
 
 #[test]
 fn a_store_is_filled_though_some_of_what_was_inferred_is_wrong() {
-    let mut scene = Scene::new(Settings { store_slots: 100, ..Settings::default() });
+    let mut scene = Scene::new(MergeSettings { store_slots: 100, ..MergeSettings::default() });
     scene.guest("a", 512, |page| u64::from(1 + page));
     scene.guest("a", 512, |page| u64::from(if page % 4 == 3 { 5000 + page } else { 1 + page }));
     scene.periods(3);
@@ -178,7 +178,7 @@ fn a_store_is_filled_though_some_of_what_was_inferred_is_wrong() {
 
 #[test]
 fn zero_pages_within_a_stretch_are_found_though_mappings_are_short() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (_one, _) = scene.guest("a", 512, |page| u64::from(1 + page));
     let (two, _) = scene.guest("a", 512, odd);
     // So that there is a slot for what the second is inferred to hold.
@@ -194,7 +194,8 @@ fn zero_pages_within_a_stretch_are_found_though_mappings_are_short() {
 fn what_a_period_has_no_time_for_is_looked_at_in_the_next_ones_guest_after_guest() {
     // Periods that are over at once: one round each, of one block.
     let (period, rest, pages_to_scan) = (Duration::ZERO, Duration::ZERO, Some(512));
-    let mut scene = Scene::new(Settings { period, rest, pages_to_scan, ..Settings::default() });
+    let mut scene =
+        Scene::new(MergeSettings { period, rest, pages_to_scan, ..MergeSettings::default() });
     // The same contents in three orders: each page has to be digested.
     let guests =
         [5, 7, 11].map(|step| scene.guest("a", 1536, |page| u64::from(1 + page * step % 1536)).0);
@@ -218,7 +219,8 @@ fn what_a_period_has_no_time_for_is_looked_at_in_the_next_ones_guest_after_guest
 #[test]
 fn at_full_speed_guests_are_asked_in_every_period_too() {
     const ROUND: u32 = ROUND_PAGES as u32;
-    let mut scene = Scene::new(Settings { period: Duration::ZERO, ..Settings::default() });
+    let mut scene =
+        Scene::new(MergeSettings { period: Duration::ZERO, ..MergeSettings::default() });
     let (large, _) = scene.guest("a", 2 * ROUND, |page| u64::from(1 + page));
     scene.periods(1);
     let (late, _) = scene.guest("a", ROUND / 2, |page| u64::from(1 + page * 5 % (2 * ROUND)));
@@ -238,7 +240,8 @@ fn at_full_speed_guests_are_asked_in_every_period_too() {
 #[test]
 fn a_guest_that_changes_all_the_time_keeps_no_other_from_its_turn() {
     let (period, rest, pages_to_scan) = (Duration::ZERO, Duration::ZERO, Some(512));
-    let mut scene = Scene::new(Settings { period, rest, pages_to_scan, ..Settings::default() });
+    let mut scene =
+        Scene::new(MergeSettings { period, rest, pages_to_scan, ..MergeSettings::default() });
     let (busy, _) = scene.guest("a", 1536, |page| u64::from(1 + page));
     let (quiet, _) = scene.guest("b", 512, |page| u64::from(1 + page % 100));
     // In each period a third of it has just become stable.
@@ -255,7 +258,7 @@ fn a_guest_that_changes_all_the_time_keeps_no_other_from_its_turn() {
 fn whoever_waits_for_a_period_is_not_kept_waiting_by_a_rest() {
     // A rest of 82 s, in a period of ten minutes.
     let (period, pages_to_scan) = (Duration::from_secs(600), Some(1));
-    let mut scene = Scene::new(Settings { period, pages_to_scan, ..Settings::default() });
+    let mut scene = Scene::new(MergeSettings { period, pages_to_scan, ..MergeSettings::default() });
     let (guest, _) = scene.guest("a", 1024, |page| u64::from(1 + page));
     scene.engine.set_period(Duration::ZERO);
     scene.periods(2);
@@ -277,7 +280,7 @@ fn whoever_waits_for_a_period_is_not_kept_waiting_by_a_rest() {
 #[test]
 fn nobody_keeps_periods_from_running() {
     let mut scene =
-        Scene::new(Settings { period: Duration::from_millis(10), ..Settings::default() });
+        Scene::new(MergeSettings { period: Duration::from_millis(10), ..MergeSettings::default() });
     // Each look at all of them takes a while.
     (0..100).for_each(|_| drop(scene.guest("a", 10, |page| u64::from(1 + page))));
     let guest = Arc::clone(&scene.guests[0]);
@@ -308,7 +311,7 @@ fn nobody_keeps_periods_from_running() {
 #[test]
 fn a_rate_is_kept_and_stopping_ends_a_rest() {
     let (period, pages_to_scan) = (Duration::from_secs(60), Some(64));
-    let mut scene = Scene::new(Settings { period, pages_to_scan, ..Settings::default() });
+    let mut scene = Scene::new(MergeSettings { period, pages_to_scan, ..MergeSettings::default() });
     scene.guest("a", 2048, |page| u64::from(1 + page));
     scene.periods(2);
     let start = Instant::now();
@@ -330,7 +333,7 @@ fn a_rate_is_kept_and_stopping_ends_a_rest() {
 
 #[test]
 fn while_idle_guests_come_and_go_and_nothing_is_merged() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     scene.engine.set_idle(true);
     let (one, _) = scene.guest("a", 300, |page| u64::from(1 + page % 100));
     scene.periods(5);
@@ -343,7 +346,7 @@ fn while_idle_guests_come_and_go_and_nothing_is_merged() {
 
 #[test]
 fn duplicates_within_one_guest_are_merged() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     scene.guest("a", 200, |page| u64::from(1 + page % 10));
     scene.periods(3);
     assert_eq!((scene.domain("a").pages_shared, scene.domain("a").pages_sharing), (10, 190));
@@ -351,7 +354,7 @@ fn duplicates_within_one_guest_are_merged() {
 
 #[test]
 fn a_content_that_fills_memory_is_merged_in_long_runs() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, _) = scene.guest("a", 4096, |_| 7);
     scene.periods(3);
     let slots: Vec<_> = one.merged().into_values().collect();
@@ -378,7 +381,7 @@ fn a_content_that_fills_memory_is_merged_in_long_runs() {
 
 #[test]
 fn a_content_that_fills_more_memory_gets_more_copies() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, _) = scene.guest("a", 10_000, |page| u64::from(if page < 300 { 7 } else { page }));
     scene.periods(3);
     assert_eq!(scene.domain("a").pages_shared, 1 + 7);
@@ -392,7 +395,7 @@ fn a_content_that_fills_more_memory_gets_more_copies() {
 
 #[test]
 fn copies_stay_few_beside_what_is_merged() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     // One content after the other fills the guest's memory, and leaves one page behind.
     let (one, grant) = scene.guest("a", 4096, |_| 7);
     for content in 8..40 {
@@ -408,7 +411,7 @@ fn copies_stay_few_beside_what_is_merged() {
 
 #[test]
 fn a_store_without_room_for_copies_merges_without() {
-    let mut scene = Scene::new(Settings { store_slots: 16, ..Settings::default() });
+    let mut scene = Scene::new(MergeSettings { store_slots: 16, ..MergeSettings::default() });
     let (one, _) = scene.guest("a", 4096, |_| 7);
     scene.periods(3);
     assert_eq!((one.merged().len(), scene.domain("a").pages_shared), (4096, 1));
@@ -416,7 +419,7 @@ fn a_store_without_room_for_copies_merges_without() {
 
 #[test]
 fn domains_share_nothing() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, a) = scene.guest("a", 100, |page| u64::from(page + 1));
     let (two, b) = scene.guest("b", 100, |page| u64::from(page + 1));
     assert_ne!(a.digest_key(), b.digest_key());
@@ -427,7 +430,7 @@ fn domains_share_nothing() {
 
 #[test]
 fn a_stopped_guest_disturbs_nobody_and_is_used_again() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (stopped, _) = scene.guest("a", 200, |page| u64::from(page + 1));
     let (one, _) = scene.guest("a", 200, |page| u64::from(page + 1));
     let (two, _) = scene.guest("a", 200, |page| u64::from(page + 1));
@@ -448,7 +451,7 @@ fn a_stopped_guest_disturbs_nobody_and_is_used_again() {
 fn an_answer_to_a_merge_that_never_came_is_asked_for() {
     let mut merged = Vec::new();
     for others in 0..8 {
-        let mut scene = Scene::new(Settings::default());
+        let mut scene = Scene::new(MergeSettings::default());
         // Each run gives the guest another seed: it stops before its merge, or after it. It comes first, so
         // that contents are copied from the other.
         (0..others).for_each(|_| drop(scene.guest("b", 1, |_| 1)));
@@ -477,7 +480,7 @@ fn an_answer_to_a_merge_that_never_came_is_asked_for() {
 
 #[test]
 fn what_a_lost_guest_maps_stays_until_its_process_ends() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
     let (other, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     scene.periods(3);
@@ -494,7 +497,7 @@ fn what_a_lost_guest_maps_stays_until_its_process_ends() {
 
 #[test]
 fn what_a_child_sees_stays_though_nobody_knows_of_it() {
-    let mut scene = Scene::new(Settings { backs_off: false, ..Settings::default() });
+    let mut scene = Scene::new(MergeSettings { backs_off: false, ..MergeSettings::default() });
     let (one, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
     let (other, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     scene.periods(3);
@@ -518,7 +521,7 @@ fn what_a_child_sees_stays_though_nobody_knows_of_it() {
 
 #[test]
 fn without_descriptors_merging_pauses_and_goes_on_once_there_are_some() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, grant) = scene.guest("a", 40, |page| u64::from(page + 1));
     scene.guest("a", 40, |page| u64::from(page + 1));
     scene.periods(3);
@@ -539,7 +542,7 @@ fn without_descriptors_merging_pauses_and_goes_on_once_there_are_some() {
 
 #[test]
 fn nobody_but_the_process_itself_can_come_back_for_it() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
     scene.guest("a", 100, |page| u64::from(page + 1));
     scene.periods(3);
@@ -570,7 +573,7 @@ fn nobody_but_the_process_itself_can_come_back_for_it() {
 
 #[test]
 fn mappings_go_to_the_longest_runs() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     // Stretches of one page and of forty, with pages of its own between them.
     let content = |own: u64| {
         move |page: u32| match page % 50 {
@@ -596,7 +599,7 @@ fn mappings_go_to_the_longest_runs() {
 #[test]
 fn mappings_that_breaks_left_apart_are_joined_when_they_get_short() {
     let pages = MEND_BREAKS as u32;
-    let settings = Settings { backs_off: false, ..Settings::default() };
+    let settings = MergeSettings { backs_off: false, ..MergeSettings::default() };
     for (mappings_max, mends) in [(1_000_000, 0), (300, 1)] {
         let mut scene = Scene::new(settings);
         let (one, _) = scene.guest("a", pages, |page| u64::from(page + 1));
@@ -622,7 +625,7 @@ fn mappings_that_breaks_left_apart_are_joined_when_they_get_short() {
 fn a_storm_of_breaks_slows_merging_down() {
     let pages = 4 * STORM_BREAKS_MIN as u32;
     for backs_off in [true, false] {
-        let mut scene = Scene::new(Settings { backs_off, ..Settings::default() });
+        let mut scene = Scene::new(MergeSettings { backs_off, ..MergeSettings::default() });
         let (one, _) = scene.guest("a", pages, |page| u64::from(page + 1));
         scene.guest("a", pages, |page| u64::from(page + 1));
         scene.periods(3);
@@ -639,7 +642,7 @@ fn a_storm_of_breaks_slows_merging_down() {
 
 #[test]
 fn a_full_store_is_said_and_goes_on_when_there_is_room() {
-    let mut scene = Scene::new(Settings { store_slots: 50, ..Settings::default() });
+    let mut scene = Scene::new(MergeSettings { store_slots: 50, ..MergeSettings::default() });
     let (one, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
     let (two, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     scene.periods(3);
@@ -658,7 +661,7 @@ fn a_full_store_is_said_and_goes_on_when_there_is_room() {
 
 #[test]
 fn a_guest_that_lies_about_digests_gains_and_spoils_nothing() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (liar, grant) = scene.guest("a", 20, |page| 500 + u64::from(page));
     liar.process().lies = Some(7);
     scene.periods(3);
@@ -674,7 +677,7 @@ fn a_guest_that_lies_about_digests_gains_and_spoils_nothing() {
 
 #[test]
 fn a_guest_that_reports_slots_that_nobody_has_is_dropped() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (liar, _) = scene.guest("a", 20, |page| u64::from(page + 1));
     let (one, _) = scene.guest("a", 20, |page| u64::from(page + 1));
     scene.periods(3);
@@ -695,7 +698,7 @@ fn a_guest_that_reports_slots_that_nobody_has_is_dropped() {
 
 #[test]
 fn regions_that_go_take_their_references_with_them() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (one, grant) = scene.guest("a", 600, |page| u64::from(page + 1));
     let (two, _) = scene.guest("a", 600, |page| u64::from(page + 1));
     scene.periods(3);
@@ -712,7 +715,8 @@ fn metadata_is_below_32_bytes_a_page_when_all_pages_differ() {
     let pages = 1 << 17;
     // Long enough for all of it in one: what is late waits for the next.
     let period = Duration::from_secs(60);
-    let mut scene = Scene::new(Settings { index_keys: 1 << 20, period, ..Settings::default() });
+    let mut scene =
+        Scene::new(MergeSettings { index_keys: 1 << 20, period, ..MergeSettings::default() });
     scene.guest("a", pages, |page| u64::from(page + 1));
     (0..3).for_each(|_| scene.engine.run_period());
     let domain = scene.domain("a");
@@ -723,7 +727,7 @@ fn metadata_is_below_32_bytes_a_page_when_all_pages_differ() {
 
 #[test]
 fn figures_survive_json() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     scene.guest("a", 10, u64::from);
     scene.periods(3);
     let status = scene.engine.status();

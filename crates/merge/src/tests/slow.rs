@@ -7,11 +7,11 @@ use bindery_guest::Connection;
 use super::audit::assert_converged;
 use super::scenes::Scene;
 use crate::status::GuestState;
-use crate::{Settings, UnmergeError};
+use crate::{MergeSettings, UnmergeError};
 
 #[test]
 fn a_guest_that_answers_one_page_at_a_time_holds_up_nobody_for_long() {
-    let mut scene = Scene::new(Settings::default());
+    let mut scene = Scene::new(MergeSettings::default());
     let (slow, _) = scene.guest("a", 10_000, |page| u64::from(page + 1));
     let (one, _) = scene.guest("a", 200, |page| u64::from(page + 1));
     let (two, _) = scene.guest("a", 200, |page| u64::from(page + 1));

@@ -8,13 +8,13 @@ use super::audit::assert_converged;
 use super::model::ModelGuest;
 use super::process::Page;
 use super::scenes::Scene;
-use crate::Settings;
+use crate::MergeSettings;
 use crate::status::GuestState;
 
 /// Guests of `pages` pages, the same in each, that are merged under a daemon that ended, with the engine
 /// of another.
-fn taken_over(settings: Settings, pages: u32) -> Scene {
-    let mut before = Scene::new(Settings::default());
+fn taken_over(settings: MergeSettings, pages: u32) -> Scene {
+    let mut before = Scene::new(MergeSettings::default());
     before.guest("a", pages, |page| u64::from(page + 1));
     before.guest("a", pages, |page| u64::from(page + 1));
     before.periods(3);
@@ -31,7 +31,7 @@ fn taken_over(settings: Settings, pages: u32) -> Scene {
 
 #[test]
 fn a_guest_is_unmerged_though_it_came_only_after_the_last_period() {
-    let scene = taken_over(Settings::default(), 200);
+    let scene = taken_over(MergeSettings::default(), 200);
     let (one, two) = (&scene.guests[0], &scene.guests[1]);
     let unmerged = scene.engine.unmerge(one.identity().id).unwrap();
     assert_eq!((unmerged.pages, unmerged.left), (200, 0));
@@ -58,7 +58,7 @@ fn assert_all_merged(scene: &Scene) {
 
 #[test]
 fn while_idle_nothing_is_brought_back_from_an_old_store() {
-    let scene = taken_over(Settings::default(), 200);
+    let scene = taken_over(MergeSettings::default(), 200);
     scene.engine.set_idle(true);
     scene.periods(8);
     assert_all_merged(&scene);
@@ -73,7 +73,8 @@ fn while_idle_nothing_is_brought_back_from_an_old_store() {
 fn what_was_not_looked_at_yet_is_not_brought_back_from_an_old_store() {
     // Periods that are over at once: one round each, of one block.
     let (period, rest, pages_to_scan) = (Duration::ZERO, Duration::ZERO, Some(512));
-    let scene = taken_over(Settings { period, rest, pages_to_scan, ..Settings::default() }, 5120);
+    let scene =
+        taken_over(MergeSettings { period, rest, pages_to_scan, ..MergeSettings::default() }, 5120);
     for _ in 0..20 {
         scene.periods(1);
         assert_all_merged(&scene);
@@ -83,7 +84,7 @@ fn what_was_not_looked_at_yet_is_not_brought_back_from_an_old_store() {
 
 #[test]
 fn what_nobody_else_has_leaves_an_old_store_once_all_is_looked_at() {
-    let scene = taken_over(Settings::default(), 200);
+    let scene = taken_over(MergeSettings::default(), 200);
     scene.guests[1].process().end();
     scene.periods(2);
     assert_eq!(scene.guests[0].process().stores_in_use().len(), 1);

@@ -5,12 +5,12 @@ use bindery_guest::Connection;
 use super::audit::assert_converged;
 use super::process::Line;
 use super::scenes::Scene;
-use crate::{Settings, UnmergeError};
+use crate::{MergeSettings, UnmergeError};
 
 #[test]
 fn a_guest_that_was_unmerged_in_part_is_left_alone() {
     for failing in 0..2 {
-        let mut scene = Scene::new(Settings::default());
+        let mut scene = Scene::new(MergeSettings::default());
         let (one, _) = scene.guest("a", 100, |page| u64::from(page + 1));
         scene.periods(3);
         assert_eq!(scene.status_of(&one).counts.pages_unshared, 100);

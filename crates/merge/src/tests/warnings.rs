@@ -10,7 +10,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::process::Line;
 use super::scenes::Scene;
-use crate::{Settings, guest_of};
+use crate::{MergeSettings, guest_of};
 
 /// The reasons in the warnings of the thread that it is set for.
 #[derive(Clone, Default)]
@@ -50,7 +50,7 @@ impl Subscriber for Warnings {
 fn a_guest_that_fails_in_every_period_is_logged_once_for_each_reason() {
     let warnings = Warnings::default();
     // One worker is the thread that runs the period.
-    let settings = Settings { workers: 1, ..Settings::default() };
+    let settings = MergeSettings { workers: 1, ..MergeSettings::default() };
     tracing::subscriber::with_default(warnings.clone(), || {
         let mut scene = Scene::new(settings);
         let (one, _) = scene.guest("a", 100, |page| u64::from(page + 1));

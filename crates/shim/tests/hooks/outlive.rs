@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bindery_guest::{Connection, Guest, GuestError, Welcome};
-use bindery_merge::{Engine, Grant, Settings};
+use bindery_merge::{Engine, Grant, MergeSettings};
 
 use crate::can_manage;
 use crate::peer::{KINDS, Peer, SOON, region};
@@ -64,7 +64,7 @@ impl Scene {
         let peer = Peer::listen(&Vmm::socket_in(&directory));
         let mut vmm = Vmm::start(directory, &["anonymous", action]);
         assert_eq!(vmm.line(), "ready");
-        let engine = Engine::new(Settings { backs_off: false, ..Settings::default() });
+        let engine = Engine::new(MergeSettings { backs_off: false, ..MergeSettings::default() });
         let grant = engine.domain("test").expect("a domain");
         let (name, domain) = ("little-vmm".to_owned(), grant.name().to_owned());
         let (digest_key, slots) = (grant.digest_key(), grant.slots());

@@ -1,7 +1,7 @@
 //! What the index knows of a content: the value of its leaf.
 //!
 //! ```text
-//! tag:2 | member:30 | page:32     a page of one guest has it, and was not written since
+//! tag:2 | guest:30 | page:32     a page of one guest has it, and was not written since
 //! tag:2 | 0         | class:32    seen twice in this period; to become canonical
 //! tag:2 | 0         | slot:32     in the store
 //! ```
@@ -11,29 +11,29 @@
 
 use bindery_units::{PageIndex, Slot};
 
-/// Numbers of members are below this.
-pub(crate) const MEMBERS_MAX: u32 = 1 << 30;
+/// Numbers of guests are below this.
+pub(crate) const GUESTS_MAX: u32 = 1 << 30;
 
 /// The value of a leaf, taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
-    Candidate { member: u32, page: PageIndex },
+pub(crate) enum IndexEntry {
+    Candidate { guest: u32, page: PageIndex },
     Planned { class: u32 },
     Canonical { slot: Slot },
 }
 
 const TAG_SHIFT: u32 = 62;
-const MEMBER_SHIFT: u32 = 32;
+const GUEST_SHIFT: u32 = 32;
 const CANDIDATE: u64 = 1;
 const PLANNED: u64 = 2;
 const CANONICAL: u64 = 3;
 
-impl Entry {
+impl IndexEntry {
     pub(crate) fn to_bits(self) -> u64 {
         match self {
-            Self::Candidate { member, page } => {
-                assert!(member < MEMBERS_MAX, "members are numbered below {MEMBERS_MAX}");
-                CANDIDATE << TAG_SHIFT | u64::from(member) << MEMBER_SHIFT | u64::from(page.0)
+            Self::Candidate { guest, page } => {
+                assert!(guest < GUESTS_MAX, "guests are numbered below {GUESTS_MAX}");
+                CANDIDATE << TAG_SHIFT | u64::from(guest) << GUEST_SHIFT | u64::from(page.0)
             }
             Self::Planned { class } => PLANNED << TAG_SHIFT | u64::from(class),
             Self::Canonical { slot } => CANONICAL << TAG_SHIFT | u64::from(slot.0),
@@ -44,8 +44,8 @@ impl Entry {
         let low = bits as u32;
         match bits >> TAG_SHIFT {
             CANDIDATE => {
-                let member = (bits >> MEMBER_SHIFT) as u32 & (MEMBERS_MAX - 1);
-                Self::Candidate { member, page: PageIndex(low) }
+                let guest = (bits >> GUEST_SHIFT) as u32 & (GUESTS_MAX - 1);
+                Self::Candidate { guest, page: PageIndex(low) }
             }
             PLANNED => Self::Planned { class: low },
             CANONICAL => Self::Canonical { slot: Slot(low) },
@@ -62,12 +62,12 @@ mod tests {
     fn values_come_apart_as_they_were_made() {
         for low in [0, 1, u32::MAX] {
             for entry in [
-                Entry::Candidate { member: MEMBERS_MAX - 1, page: PageIndex(low) },
-                Entry::Candidate { member: 0, page: PageIndex(low) },
-                Entry::Planned { class: low },
-                Entry::Canonical { slot: Slot(low) },
+                IndexEntry::Candidate { guest: GUESTS_MAX - 1, page: PageIndex(low) },
+                IndexEntry::Candidate { guest: 0, page: PageIndex(low) },
+                IndexEntry::Planned { class: low },
+                IndexEntry::Canonical { slot: Slot(low) },
             ] {
-                assert_eq!(Entry::from_bits(entry.to_bits()), entry);
+                assert_eq!(IndexEntry::from_bits(entry.to_bits()), entry);
             }
         }
     }

@@ -1,0 +1,55 @@
+//! What the guests of a domain are given: the secret, and the store that they share.
+
+use crate::settings::MergeSettings;
+use crate::store::Store;
+
+/// Why there is no new domain.
+#[derive(Debug, thiserror::Error)]
+pub enum DomainError {
+    /// No secret could be drawn.
+    #[error("cannot draw a domain's secret from the kernel's random source: {0}")]
+    Secret(getrandom::Error),
+}
+
+/// What a domain's guests are given: the secret, and what they must know of the store.
+#[derive(Debug)]
+pub struct Grant {
+    name: String,
+    pub(crate) secret: [u8; 32],
+    pub(crate) slots: u32,
+    pub(crate) index_keys: u32,
+    pub(crate) store: Store,
+}
+
+impl Grant {
+    pub(crate) fn new(name: &str, settings: &MergeSettings) -> Result<Self, DomainError> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(DomainError::Secret)?;
+        let (slots, index_keys) = (settings.store_slots, settings.index_keys);
+        Ok(Self { name: name.to_owned(), secret, slots, index_keys, store: Store::create(slots) })
+    }
+
+    /// The domain's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The secret under which pages of the domain are digested.
+    #[must_use]
+    pub fn digest_key(&self) -> [u8; 32] {
+        self.secret
+    }
+
+    /// Number of slots that the store can ever have.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Number of slots of each segment of the store.
+    #[must_use]
+    pub fn segment_slots(&self) -> u32 {
+        self.store.segment_slots()
+    }
+}

@@ -1,0 +1,67 @@
+//! What one worker at a time changes of a guest, in parts that a phase borrows.
+
+use bindery_units::PageRange;
+
+use crate::guest::doubt::Doubt;
+use crate::guest::foreign::Foreign;
+use crate::guest::mending::Mending;
+use crate::guest::round::Round;
+use crate::guest::tracking::Tracking;
+use crate::guest::usage::Usage;
+use crate::status::Counts;
+
+/// A guest's state.
+pub(crate) struct State {
+    /// Managed pages, ascending.
+    pub(crate) managed: Vec<PageRange>,
+    pub(crate) tracking: Tracking,
+    pub(crate) round: Round,
+    pub(crate) doubt: Doubt,
+    pub(crate) foreign: Foreign,
+    pub(crate) mending: Mending,
+    pub(crate) usage: Usage,
+    pub(crate) counts: Counts,
+    /// Unmerged by an operator: left alone until he has it merged again.
+    pub(crate) is_unmerged: bool,
+}
+
+impl State {
+    /// Begins with no page; `has_past` says that pages may be merged already.
+    pub(crate) fn new(has_past: bool) -> Self {
+        Self {
+            managed: Vec::new(),
+            tracking: Tracking::new(),
+            round: Round::default(),
+            doubt: Doubt::new(has_past),
+            foreign: Foreign::default(),
+            mending: Mending::default(),
+            usage: Usage::default(),
+            counts: Counts::default(),
+            is_unmerged: false,
+        }
+    }
+
+    /// Starts a round with about `most` stable pages, given to `pages`. False once the guest's turn is
+    /// over.
+    pub(crate) fn begin_round(&mut self, most: usize, pages: &mut Vec<u32>) -> bool {
+        self.round.begin();
+        let goes_on = self.tracking.take_stable(most, pages);
+        if !goes_on {
+            self.foreign.end_lap();
+        }
+        goes_on
+    }
+
+    /// Returns how many pages are managed.
+    pub(crate) fn pages_managed(&self) -> u64 {
+        self.managed.iter().map(|range| u64::from(range.count)).sum()
+    }
+
+    /// Returns the memory held, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.round.memory_bytes()
+            + self.doubt.memory_bytes()
+            + self.foreign.memory_bytes()
+            + self.tracking.memory_bytes(&self.managed)
+    }
+}

@@ -1,0 +1,151 @@
+//! Which pages of a guest were written, which are stable, and where it is time to ask.
+//!
+//! A period is [`begin_period`](Tracking::begin_period), any number of questions whose answers are
+//! [harvested](Tracking::harvest), [`end_period`](Tracking::end_period), then any number of
+//! [`take_stable`](Tracking::take_stable).
+
+use bindery_dirty::Reader;
+use bindery_guest::{GuestError, Written};
+use bindery_units::{PageIndex, PageRange};
+
+use crate::rhythm::Rhythm;
+use crate::settings::{HARVEST_PAGES, HARVEST_RUNS};
+use crate::stable::Stable;
+
+/// What is known of a guest's writes.
+#[derive(Default)]
+pub(crate) struct Tracking {
+    stable: Stable,
+    rhythm: Rhythm,
+    /// Pages that were written and not harvested yet, once there was memory to keep track of them.
+    reader: Option<Reader>,
+    /// The guest has to say which pages are there: all of them may have been written.
+    needs_survey: bool,
+    /// Stable pages that may be looked at in this period, and have not been.
+    ready: u64,
+}
+
+impl Tracking {
+    /// Begins with nothing known of any page.
+    pub(crate) fn new() -> Self {
+        // Another daemon may have been told before what is there: a scan would not tell again.
+        Self { needs_survey: true, ..Self::default() }
+    }
+
+    /// Starts the next period.
+    pub(crate) fn begin_period(&mut self) {
+        self.stable.begin_period();
+        self.rhythm.begin_period();
+    }
+
+    /// Settles which pages are stable. Returns how many were written lately, or wait.
+    pub(crate) fn end_period(&mut self) -> u64 {
+        let unsettled = self.stable.end_period();
+        self.ready = unsettled.ready;
+        unsettled.pages - unsettled.ready
+    }
+
+    /// Returns how many stable pages may be looked at in this period, and have not been.
+    pub(crate) const fn ready(&self) -> u64 {
+        self.ready
+    }
+
+    /// Holds stable pages back until the end of the next period that is observed.
+    pub(crate) const fn hold_back(&mut self) {
+        self.ready = 0;
+    }
+
+    /// Gives about `most` stable pages to `pages`. False once the guest's turn is over.
+    pub(crate) fn take_stable(&mut self, most: usize, pages: &mut Vec<u32>) -> bool {
+        let goes_on = self.stable.take(most, pages);
+        // Pages may be among them that were put back before.
+        self.ready = if goes_on { self.ready.saturating_sub(pages.len() as u64) } else { 0 };
+        goes_on
+    }
+
+    /// Takes in that any page may have been written, or be there: the guest has to be surveyed.
+    pub(crate) const fn doubt(&mut self) {
+        self.needs_survey = true;
+    }
+
+    /// Begins to ask what was written. Returns whether everything has to be asked for. Until
+    /// [`end_asking`](Self::end_asking) all is in doubt: if an answer is lost, so is what it would have said.
+    pub(crate) const fn begin_asking(&mut self) -> bool {
+        std::mem::replace(&mut self.needs_survey, true)
+    }
+
+    /// Takes in whether all answers came.
+    pub(crate) const fn end_asking(&mut self, is_answered: bool) {
+        self.needs_survey = !is_answered;
+    }
+
+    /// Returns the ranges of `managed` where it is time to ask.
+    pub(crate) fn due(&self, managed: &[PageRange]) -> Vec<PageRange> {
+        managed.iter().flat_map(|region| self.rhythm.due(*region)).collect()
+    }
+
+    /// Takes in that `range` is asked for.
+    pub(crate) fn note_asked(&mut self, range: PageRange) {
+        self.rhythm.note_asked(range);
+    }
+
+    /// Joins those who learn what is written, unless it has joined already.
+    ///
+    /// # Errors
+    /// [`GuestError::Daemon`] if there is no memory for it.
+    pub(crate) fn join(&mut self, changes: &Written) -> Result<(), GuestError> {
+        if self.reader.is_none() {
+            let reader = changes.join().map_err(|error| GuestError::Daemon {
+                doing: "keeping track of written pages",
+                error: std::io::Error::other(error),
+            })?;
+            self.reader = Some(reader);
+        }
+        Ok(())
+    }
+
+    /// Takes in the pages of `managed` that were written, whoever asked for them, and passes them to
+    /// `written`, some at a time. Nothing without [`join`](Self::join).
+    pub(crate) fn harvest(
+        &mut self,
+        managed: &[PageRange],
+        runs: &mut Vec<PageRange>,
+        mut written: impl FnMut(PageRange),
+    ) {
+        let Self { stable, rhythm, reader, .. } = self;
+        let Some(reader) = reader else { return };
+        runs.resize(HARVEST_RUNS, PageRange::default());
+        for region in managed {
+            let harvested = reader.harvest_runs(*region, runs, |run| {
+                for piece in run.pieces(HARVEST_PAGES) {
+                    stable.note_written(piece);
+                    rhythm.note_written(piece);
+                    written(piece);
+                }
+            });
+            harvested.expect("regions lie within the pages that a guest may have");
+        }
+    }
+
+    /// Returns whether `page` is known to have been written, and was not harvested yet.
+    pub(crate) fn is_written(&self, page: PageIndex) -> bool {
+        self.reader.as_ref().is_some_and(|reader| reader.is_marked(page.0))
+    }
+
+    /// Returns the stable pages, to put some back or have them wait.
+    pub(crate) const fn stable(&mut self) -> &mut Stable {
+        &mut self.stable
+    }
+
+    /// Returns the memory held for `managed`, in bytes.
+    pub(crate) fn memory_bytes(&self, managed: &[PageRange]) -> usize {
+        self.stable.memory_bytes() + self.rhythm.memory_bytes() + reader_bytes(managed)
+    }
+}
+
+/// What a reader's tree of these pages takes, if all of them were ever written: a bit each, and its
+/// summaries.
+fn reader_bytes(managed: &[PageRange]) -> usize {
+    let pages: usize = managed.iter().map(|range| range.count as usize).sum();
+    pages.div_ceil(8) * 65 / 64
+}
