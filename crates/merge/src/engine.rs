@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use bindery_advisor::Mode;
 
 use crate::Connected;
+use crate::admit::admit;
+use crate::agenda::Turn;
 use crate::domain::{Domain, Domains};
 use crate::grant::{DomainError, Grant};
 use crate::guest::{Guest, Health};
 use crate::meter::Meter;
 use crate::pace::Pacer;
-use crate::period::{Means, Turn, admit, run_period};
+use crate::period::{Means, run_period};
 use crate::queue::Queue;
 use crate::settings::MergeSettings;
 use crate::status::EngineStatus;

@@ -26,6 +26,8 @@
 //! of its own, so the work itself is done by as many threads in guests' processes.
 #![forbid(unsafe_code)]
 
+mod admit;
+mod agenda;
 mod apply;
 mod backoff;
 mod between;

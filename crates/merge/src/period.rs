@@ -21,25 +21,23 @@
 //! allocated and freed only between phases.
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use bindery_guest::{GuestError, RegionChange};
-use bindery_units::{PageIndex, PageRange};
 use bindery_wire::lane::PageOutcome;
 
+use crate::admit::admit;
+use crate::agenda::{Agenda, Portion, Turn};
 use crate::apply::{apply, apply_zeros};
 use crate::classes::Classes;
 use crate::compact::Moves;
 use crate::domain::{Domain, Domains};
 use crate::examine::{self, Batch};
 use crate::fill::Plan;
-use crate::guest::{Guest, Health, State};
+use crate::guest::{Guest, State};
 use crate::lock::locked_mut;
 use crate::meter::Meter;
 use crate::observe::{self, observe};
 use crate::pace::{Moment, Pacer};
-use crate::patience::Lateness;
 use crate::pressure::Shortage;
 use crate::queue::Queue;
 use crate::rehome::rehome_all;
@@ -157,112 +155,6 @@ fn end_period(domain: &mut Domain) {
     domain.reshape_for(keys);
 }
 
-/// Takes in what happened between periods: regions, late answers, closed connections, processes
-/// that ended. Between phases only.
-pub(crate) fn admit(domain: &mut Domain) {
-    let numbers: Vec<u32> = domain.guests.keys().copied().collect();
-    for number in numbers {
-        let mut guest = domain.guests.remove(&number).expect("the number was just listed");
-        if let Err(error) = admit_one(domain, &mut guest) {
-            guest.note(&error);
-        }
-        if guest.connection.has_released() {
-            domain.forget(guest);
-        } else if guest.health() == Health::Lost {
-            depart(domain, guest);
-        } else {
-            domain.guests.insert(number, guest);
-        }
-    }
-    for guest in std::mem::take(&mut domain.departed) {
-        release_returned(domain, &guest);
-        // A guest that steps aside ends its lanes first, and may be taken for lost meanwhile.
-        let is_released = guest.connection.has_released();
-        let maps = guest.merged() > 0 || !guest.state().doubt.in_flight().is_empty();
-        if maps && !is_released && !guest.connection.has_ended() {
-            domain.departed.push(guest);
-        } else {
-            domain.forget(guest);
-        }
-    }
-    domain.sweep();
-}
-
-fn admit_one(domain: &Domain, guest: &mut Guest) -> Result<(), GuestError> {
-    guest.lateness = Lateness::none();
-    match guest.health() {
-        Health::Lost => return Ok(()),
-        Health::Stalled if !guest.connection.settle()? => {}
-        Health::Stalled | Health::Failing | Health::Well => guest.set_health(Health::Well),
-    }
-    // Shims never use a page index again: what was removed is gone for good.
-    for change in guest.connection.changes()? {
-        match change {
-            RegionChange::Removed(range) => {
-                domain.unlink_range(guest, range);
-                guest.links.trim(range);
-                let state = guest.state_mut();
-                state.tracking.stable().forget(range);
-                state.foreign.remove_range(range);
-            }
-            // A guest that was here before, or at a daemon that ended: its pages may be merged, or
-            // watched since, and may be reported only after it was asked for the first time.
-            RegionChange::Added(_) => {
-                let has_past = guest.has_past;
-                let state = guest.state_mut();
-                state.tracking.doubt();
-                if has_past {
-                    state.doubt.raise();
-                }
-            }
-        }
-    }
-    let managed: Vec<PageRange> =
-        guest.connection.regions().iter().map(|region| region.pages).collect();
-    if let Some(last) = managed.last() {
-        guest.links.grow(last.end());
-        guest.tally.grow(last.end());
-    }
-    guest.state_mut().managed = managed;
-    Ok(())
-}
-
-/// The connection failed, or is not wanted any more. Its candidates can no longer be asked for; what
-/// it maps, it may map on.
-fn depart(domain: &mut Domain, guest: Guest) {
-    guest.connection.close();
-    let guard = bindery_index::pin();
-    for (page, link) in guest.links.linked(guest.links.range()) {
-        if matches!(link, crate::links::Link::Candidate(_)) {
-            domain.unlink(&guest, page, &guard);
-        }
-    }
-    domain.departed.push(guest);
-}
-
-/// Gives back what a departed guest's process has reported over a new connection to map no more:
-/// pages that it has reported, and not as merged with a store that it had before. Pages that it
-/// does not report stay as they are.
-fn release_returned(domain: &Domain, departed: &Guest) {
-    let old = departed.connection.identity();
-    let returned = domain.guests.values().find(|guest| guest.is_of_process(old));
-    let Some(returned) = returned.filter(|guest| !guest.state().doubt.is_raised()) else { return };
-    let reported = returned.state();
-    let is_released = |page: PageIndex| {
-        reported.managed.iter().any(|range| range.contains(page))
-            && !reported.foreign.contains(page)
-    };
-    let guard = bindery_index::pin();
-    for (page, _) in departed.links.linked(departed.links.range()) {
-        if is_released(page) {
-            domain.unlink(departed, page, &guard);
-        }
-    }
-    for merge in departed.state().doubt.extract_in_flight(is_released) {
-        domain.give_back(merge.slot);
-    }
-}
-
 fn observe_all(domains: &Domains, workers: &Workers) {
     let guests = domains.values().flat_map(|domain| {
         let guests = domain.guests.values().filter(|guest| guest.is_well());
@@ -285,78 +177,6 @@ fn compact_all(domains: &mut Domains, workers: &Workers) {
             moves.settle(domain);
         }
     }
-}
-
-/// The guest whose turn it is: its domain, and its number there.
-pub(crate) type Turn = Option<(String, u32)>;
-
-/// Guests that have stable pages to be looked at in this period, in order.
-#[derive(Default)]
-struct Agenda {
-    left: VecDeque<(String, u32)>,
-}
-
-/// Some stable pages of one guest.
-struct Portion {
-    domain: String,
-    guest: u32,
-    pages: Vec<u32>,
-}
-
-impl Agenda {
-    /// Begins with the guest whose turn it is: where a period is too short for all, each has its own.
-    fn of(domains: &Domains, turn: &Turn) -> Self {
-        let merging = domains.iter().filter(|(_, domain)| domain.pressure.merges());
-        let mut left: VecDeque<(String, u32)> = merging
-            .flat_map(|(name, domain)| {
-                // What was not scanned in this period is not known to be stable.
-                let ready = domain.guests.values().filter(|guest| guest.ready() > 0);
-                ready.map(move |guest| (name.clone(), guest.number))
-            })
-            .collect();
-        if let Some(turn) = turn {
-            let at = left.partition_point(|guest| guest < turn);
-            left.rotate_left(at % left.len().max(1));
-        }
-        Self { left }
-    }
-
-    /// Whose turn it is in the next period.
-    fn turn(&self) -> Turn {
-        self.left.front().cloned()
-    }
-
-    /// Stable pages that are still to be looked at.
-    fn pages_left(&self, domains: &Domains) -> u64 {
-        self.left.iter().map(|guest| well_guest(domains, guest).map_or(0, Guest::ready)).sum()
-    }
-
-    /// The next pages, about `most`: none if there are none left.
-    fn next_round(&mut self, domains: &mut Domains, most: usize) -> Vec<Portion> {
-        let (mut round, mut count) = (Vec::new(), 0);
-        while count < most
-            && let Some(guest) = self.left.front()
-        {
-            let mut pages = Vec::new();
-            let goes_on = well_guest(domains, guest)
-                .is_some_and(|guest| guest.state().begin_round(most - count, &mut pages));
-            count += pages.len();
-            if !pages.is_empty() {
-                round.push(Portion { domain: guest.0.clone(), guest: guest.1, pages });
-            }
-            // Its turn is over, however much of it has become stable meanwhile.
-            if !goes_on {
-                self.left.pop_front();
-            }
-        }
-        round
-    }
-}
-
-/// A guest of the agenda, unless something went wrong with it or its domain in this period.
-fn well_guest<'a>(domains: &'a Domains, (name, number): &(String, u32)) -> Option<&'a Guest> {
-    let domain = domains.get(name).filter(|domain| domain.shortage().is_none())?;
-    domain.guests.get(number).filter(|guest| guest.is_well())
 }
 
 fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {

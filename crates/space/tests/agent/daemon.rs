@@ -11,7 +11,9 @@ use bindery_units::PAGE_BYTES;
 use bindery_wire::array::ArrayReader;
 use bindery_wire::channel::{Channel, Received};
 use bindery_wire::control::{FromDaemon, FromShim, MAGIC, Region, StoreId};
-use bindery_wire::lane::{ANSWER_OFFSET, Answer, Op, Request, Run, SEGMENTS_OFFSET, WINDOW_BYTES};
+use bindery_wire::lane::{
+    ANSWER_OFFSET, Answer, Op, Request, Run, SEGMENTS_OFFSET, Status, WINDOW_BYTES,
+};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// Nothing here takes so long unless it is broken.
@@ -84,6 +86,15 @@ impl Connection {
         self.channel.send(&welcome, &[], SOON).expect("welcome");
     }
 
+    /// Opens a lane that serves requests already: the agent has its descriptors, and takes no more.
+    pub(crate) fn open_serving_lane(&mut self) -> Lane {
+        let lane = self.open_lane();
+        let answer = lane.ask::<u8>(Request::of(Op::Lost), &[]);
+        assert_eq!(answer.status, Status::Done);
+        lane
+    }
+
+    /// Opens a lane, which the agent takes some time later.
     pub(crate) fn open_lane(&mut self) -> Lane {
         let (socket, theirs) = socket::seqpacket_pair().expect("pair");
         let window = memfd::create("test-lane", WINDOW_BYTES as u64).expect("window");

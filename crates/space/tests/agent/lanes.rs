@@ -148,7 +148,7 @@ fn segments_that_make_no_sense_are_refused_and_the_lane_goes_on() {
 fn a_lane_closes_the_segments_that_came_with_a_request() {
     let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
     let _stop = Stop(Arc::clone(&meeting.agent));
-    let lane = meeting.connection.open_lane();
+    let lane = meeting.connection.open_serving_lane();
     let bench = &meeting.bench;
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     bench.fill(1, 5);
@@ -164,7 +164,7 @@ fn a_lane_closes_the_segments_that_came_with_a_request() {
 fn a_process_without_descriptors_does_nothing_and_says_so() {
     let Some(mut meeting) = Meeting::greeted(64, 64) else { return };
     let _stop = Stop(Arc::clone(&meeting.agent));
-    let lane = meeting.connection.open_lane();
+    let lane = meeting.connection.open_serving_lane();
     let bench = &meeting.bench;
     bench.fill(1, 5);
     bench.fill_slot(Slot(1), 5);

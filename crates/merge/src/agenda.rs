@@ -1,0 +1,78 @@
+//! Whose stable pages are looked at next: each guest has its turn, in a period or in the next.
+
+use std::collections::VecDeque;
+
+use crate::domain::Domains;
+use crate::guest::Guest;
+
+/// The guest whose turn it is: its domain, and its number there.
+pub(crate) type Turn = Option<(String, u32)>;
+
+/// Guests that have stable pages to be looked at in this period, in order.
+#[derive(Default)]
+pub(crate) struct Agenda {
+    left: VecDeque<(String, u32)>,
+}
+
+/// Some stable pages of one guest.
+pub(crate) struct Portion {
+    pub(crate) domain: String,
+    pub(crate) guest: u32,
+    pub(crate) pages: Vec<u32>,
+}
+
+impl Agenda {
+    /// Begins with the guest whose turn it is: where a period is too short for all, each has its own.
+    pub(crate) fn of(domains: &Domains, turn: &Turn) -> Self {
+        let merging = domains.iter().filter(|(_, domain)| domain.pressure.merges());
+        let mut left: VecDeque<(String, u32)> = merging
+            .flat_map(|(name, domain)| {
+                // What was not scanned in this period is not known to be stable.
+                let ready = domain.guests.values().filter(|guest| guest.ready() > 0);
+                ready.map(move |guest| (name.clone(), guest.number))
+            })
+            .collect();
+        if let Some(turn) = turn {
+            let at = left.partition_point(|guest| guest < turn);
+            left.rotate_left(at % left.len().max(1));
+        }
+        Self { left }
+    }
+
+    /// Whose turn it is in the next period.
+    pub(crate) fn turn(&self) -> Turn {
+        self.left.front().cloned()
+    }
+
+    /// Stable pages that are still to be looked at.
+    pub(crate) fn pages_left(&self, domains: &Domains) -> u64 {
+        self.left.iter().map(|guest| well_guest(domains, guest).map_or(0, Guest::ready)).sum()
+    }
+
+    /// The next pages, about `most`: none if there are none left.
+    pub(crate) fn next_round(&mut self, domains: &mut Domains, most: usize) -> Vec<Portion> {
+        let (mut round, mut count) = (Vec::new(), 0);
+        while count < most
+            && let Some(guest) = self.left.front()
+        {
+            let mut pages = Vec::new();
+            let goes_on = well_guest(domains, guest)
+                .is_some_and(|guest| guest.state().begin_round(most - count, &mut pages));
+            count += pages.len();
+            if !pages.is_empty() {
+                round.push(Portion { domain: guest.0.clone(), guest: guest.1, pages });
+            }
+            // Its turn is over, however much of it has become stable meanwhile.
+            if !goes_on {
+                self.left.pop_front();
+            }
+        }
+        round
+    }
+}
+
+/// A guest of the agenda, unless something went wrong with it or its domain in this period.
+fn well_guest<'a>(domains: &'a Domains, (name, number): &(String, u32)) -> Option<&'a Guest> {
+    let domain = domains.get(name).filter(|domain| domain.shortage().is_none())?;
+    domain.guests.get(number).filter(|guest| guest.is_well())
+}
