@@ -115,15 +115,16 @@ pub(crate) fn run(long: bool) -> Result<()> {
             .env("BINDERY_PROGRAM", &program)
             .run()
     });
-    for package in packages_with_models() {
-        steps.run(format!("loom models of {package}"), || {
-            Cargo::new(&["test", "--release", "--package", &package, "--test", "loom"])
-                .env("RUSTFLAGS", "--cfg loom")
-                // Another RUSTFLAGS in the same directory would rebuild everything, twice.
-                .env("CARGO_TARGET_DIR", target_directory().join("loom"))
-                .run()
-        });
-    }
+    steps.run("loom models", || {
+        let models = packages_with_models();
+        let packages = models.iter().flat_map(|package| ["--package", package]);
+        let arguments: Vec<&str> = ["test", "--test", "loom"].into_iter().chain(packages).collect();
+        Cargo::new(&arguments)
+            .env("RUSTFLAGS", "--cfg loom")
+            // Another RUSTFLAGS in the same directory would rebuild everything, twice.
+            .env("CARGO_TARGET_DIR", target_directory().join("loom"))
+            .run()
+    });
     for form in LONG_FORMS.iter().filter(|_| long) {
         steps.run(format!("long form: {}", form.name), || {
             let (package, test) = (form.package, form.test);

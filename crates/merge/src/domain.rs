@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
 
+use bindery_guest::Connection;
 use bindery_index::{Guard, Handle, Heads, Index, pin};
 use bindery_page::DigestKey;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot, SlotRange};
@@ -22,11 +23,11 @@ use crate::meter::Meter;
 use crate::plan::{Join, Seed};
 use crate::pressure::{Pressure, Shortage};
 use crate::rows::Rows;
+use crate::settings::MAPPING_BYTES;
 use crate::slots::{Slots, runs_of};
 use crate::status::{Counts, DomainStatus};
 use crate::store::StoreError;
 use crate::troubles::Troubles;
-use crate::{Connected, MAPPING_BYTES};
 
 /// All domains of an engine, by name.
 pub(crate) type Domains = BTreeMap<String, Domain>;
@@ -99,7 +100,7 @@ impl Domain {
         }
     }
 
-    pub(crate) fn add(&mut self, connection: Connected) {
+    pub(crate) fn add(&mut self, connection: Arc<dyn Connection>) {
         let number = self.free_number();
         self.next_guest = (number + 1) % GUESTS_MAX;
         let (meter, troubles) = (Arc::clone(&self.meter), Arc::clone(&self.troubles));

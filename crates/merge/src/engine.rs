@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use bindery_advisor::Mode;
+use bindery_guest::Connection;
 
-use crate::Connected;
 use crate::admit::admit;
 use crate::agenda::Turn;
 use crate::domain::{Domain, Domains};
@@ -24,6 +24,9 @@ use crate::tally::PageMap;
 use crate::troubles::Troubles;
 use crate::unmerge::{UnmergeError, Unmerging, merge_again, unmerge};
 use crate::workers::Workers;
+
+/// A guest, or a model of one.
+pub type Connected = Arc<dyn Connection>;
 
 /// Merges the pages of guests.
 ///

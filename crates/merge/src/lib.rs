@@ -74,10 +74,7 @@ mod unmerge;
 mod visit;
 mod workers;
 
-use std::sync::Arc;
-
-use bindery_guest::Connection;
-pub use engine::Engine;
+pub use engine::{Connected, Engine};
 pub use grant::{DomainError, Grant};
 pub use pressure::{
     DomainState, FULL_PAUSE, STORM_BREAKS_MIN, STORM_PAUSE_MAX, STORM_SHARE, Shortage,
@@ -89,6 +86,3 @@ pub use tally::{LinkCounts, PageMap, TALLY_PAGES};
 pub use troubles::{Troubles, guest_of};
 pub use unmerge::{UnmergeError, Unmerging};
 pub use workers::WORKERS_MAX;
-
-/// A guest, or a model of one.
-pub type Connected = Arc<dyn Connection>;
