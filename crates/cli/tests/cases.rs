@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_space::Space;
@@ -95,7 +96,7 @@ fn ended(command: &mut Command) -> Ended {
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,
-            None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            None if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
             None => {
                 kill_process_group(Pid::from_child(&child), Signal::KILL).unwrap();
                 break child.wait().unwrap();
@@ -128,7 +129,7 @@ fn differences(daemon: &Daemon, words: &[&str]) -> Vec<String> {
     let twins = ["one", "two"].map(|name| {
         let name = format!("{name}-{number}");
         let mut command = managed(daemon, &name, words, logs.path());
-        (name, std::thread::spawn(move || ended(&mut command)))
+        (name, thread::spawn(move || ended(&mut command)))
     });
     let mut found = Vec::new();
     for (name, twin) in twins {
@@ -145,15 +146,24 @@ fn differences(daemon: &Daemon, words: &[&str]) -> Vec<String> {
     found
 }
 
-/// Compares every mode of a program. One program at a time: each waits until its memory is merged, which
-/// takes too long where many merge at once on few CPUs.
+/// Modes that are compared at once. They wait for most of their time until their memory is merged, which
+/// takes too long where many merge on few CPUs.
+const AT_ONCE: usize = 3;
+
+/// Compares every mode of a program; one program at a time.
 fn compare(name: &str, modes: &[&str]) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (Some(daemon), Some(program)) = (daemon(), build(name)) else { return };
-    let program = program.to_string_lossy();
-    let found: Vec<_> =
-        modes.iter().flat_map(|mode| differences(&daemon, &[&program, mode])).collect();
+    let (daemon, program) = (&daemon, &*program.to_string_lossy());
+    let compare_some = |some: &[&str]| {
+        thread::scope(|scope| {
+            let start = |mode| scope.spawn(move || differences(daemon, &[program, mode]));
+            let started: Vec<_> = some.iter().copied().map(start).collect();
+            started.into_iter().flat_map(|mode| mode.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let found: Vec<String> = modes.chunks(AT_ONCE).flat_map(compare_some).collect();
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
@@ -266,7 +276,7 @@ fn a_daemon_keeps_nothing_of_who_started_it() {
     let mut command = Command::new("sh");
     command.args(["-c", script]).arg(bindery.program()).arg(&lock).env("BINDERY_SOCKET", &socket);
     let (send, receive) = std::sync::mpsc::channel();
-    std::thread::spawn(move || send.send(command.output().unwrap().status.success()));
+    thread::spawn(move || send.send(command.output().unwrap().status.success()));
     let ended = receive.recv_timeout(Duration::from_secs(20));
     let status =
         Command::new(bindery.program()).arg("status").env("BINDERY_SOCKET", &socket).output();
