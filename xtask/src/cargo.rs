@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
@@ -61,6 +61,13 @@ impl Cargo {
     pub(crate) fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
         self
+    }
+
+    /// Runs it and returns what it printed. Errors and progress are shown.
+    pub(crate) fn output(mut self) -> Result<String> {
+        let output = self.command.stderr(Stdio::inherit()).output().context("starting cargo")?;
+        ensure!(output.status.success(), "cargo ended with {}", output.status);
+        String::from_utf8(output.stdout).context("cargo says what is no text")
     }
 
     /// Runs it with its output shown.

@@ -32,8 +32,19 @@ const MERGE: Floors = &[
     &["domain"],
     &["grant", "guest", "pace"],
     &["classes", "slots", "status", "store", "tally", "workers"],
-    &["backoff", "between", "extents", "headroom", "index_entry", "links", "lock", "meter"],
-    &["patience", "plan", "pressure", "queue", "rhythm", "rows", "runs", "settings", "stable"],
+    &["between", "extents", "headroom", "index_entry", "links", "lock", "meter"],
+    &[
+        "patience",
+        "plan",
+        "pressure",
+        "queue",
+        "retry_pause",
+        "rhythm",
+        "rows",
+        "runs",
+        "settings",
+        "stable",
+    ],
     &["stop", "troubles"],
 ];
 

@@ -54,7 +54,7 @@ fn admit_one(domain: &Domain, guest: &mut Guest) -> Result<(), GuestError> {
                 domain.unlink_range(guest, range);
                 guest.links.trim(range);
                 let state = guest.state_mut();
-                state.tracking.stable().forget(range);
+                state.tracking.forget(range);
                 state.foreign.remove_range(range);
             }
             // A guest that was here before, or at a daemon that ended: its pages may be merged, or
@@ -62,7 +62,7 @@ fn admit_one(domain: &Domain, guest: &mut Guest) -> Result<(), GuestError> {
             RegionChange::Added(_) => {
                 let has_past = guest.has_past;
                 let state = guest.state_mut();
-                state.tracking.doubt();
+                state.tracking.require_survey();
                 if has_past {
                     state.doubt.raise();
                 }
@@ -79,22 +79,21 @@ fn admit_one(domain: &Domain, guest: &mut Guest) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// The connection failed, or is not wanted any more. Its candidates can no longer be asked for; what
-/// it maps, it may map on.
+/// Closes a guest's connection and unlinks its candidates, which nobody can ask for any more; merged
+/// pages stay counted, since its process may map them on.
 fn depart(domain: &mut Domain, guest: Guest) {
     guest.connection.close();
-    let guard = pin();
+    let epoch = pin();
     for (page, link) in guest.links.linked(guest.links.range()) {
         if matches!(link, Link::Candidate(_)) {
-            domain.unlink(&guest, page, &guard);
+            domain.unlink(&guest, page, &epoch);
         }
     }
     domain.departed.push(guest);
 }
 
-/// Gives back what a departed guest's process has reported over a new connection to map no more:
-/// pages that it has reported, and not as merged with a store that it had before. Pages that it
-/// does not report stay as they are.
+/// Gives back the references of a departed guest for pages that its process, connected anew, manages
+/// and does not map from an older store. Pages outside its regions keep theirs.
 fn release_returned(domain: &Domain, departed: &Guest) {
     let old = departed.connection.identity();
     let returned = domain.guests.values().find(|guest| guest.is_of_process(old));
@@ -104,10 +103,10 @@ fn release_returned(domain: &Domain, departed: &Guest) {
         reported.managed.iter().any(|range| range.contains(page))
             && !reported.foreign.contains(page)
     };
-    let guard = pin();
+    let epoch = pin();
     for (page, _) in departed.links.linked(departed.links.range()) {
         if is_released(page) {
-            domain.unlink(departed, page, &guard);
+            domain.unlink(departed, page, &epoch);
         }
     }
     for merge in departed.state().doubt.extract_in_flight(is_released) {

@@ -1,4 +1,4 @@
-//! Whose stable pages are looked at next: each guest has its turn, in a period or in the next.
+//! Order in which guests' stable pages are looked at: each has its turn, in a period or in the next.
 
 use std::collections::VecDeque;
 
@@ -57,7 +57,7 @@ impl Agenda {
         {
             let mut pages = Vec::new();
             let goes_on = well_guest(domains, guest)
-                .is_some_and(|guest| guest.state().begin_round(most - count, &mut pages));
+                .is_some_and(|guest| guest.state().take_stable(most - count, &mut pages));
             count += pages.len();
             if !pages.is_empty() {
                 round.push(Portion { domain: guest.0.clone(), guest: guest.1, pages });

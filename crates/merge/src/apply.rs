@@ -78,7 +78,7 @@ impl Applying<'_> {
         if let Err(error) = request(&mut self, &mut lane) {
             self.guest.note(&error);
         }
-        self.guest.take_gauges(&mut lane, &mut self.state.usage);
+        self.guest.note_gauges(&mut lane, &mut self.state.usage);
     }
 
     /// Sends those of `runs` that there is room for mappings for.
@@ -89,7 +89,7 @@ impl Applying<'_> {
     ) -> Result<(), GuestError> {
         let mut runs = runs.to_vec();
         // Answers in this period have said how many mappings there are.
-        self.guest.take_gauges(lane, &mut self.state.usage);
+        self.guest.note_gauges(lane, &mut self.state.usage);
         let room = self.state.usage.mappings_left();
         let slot_at = |page| match self.guest.links.get(page) {
             Link::Merged(slot) => Some(slot),
@@ -132,7 +132,7 @@ impl Applying<'_> {
             self.report_unread(some);
             drop(silence);
             self.take_outcomes(some);
-            self.guest.take_gauges(lane, &mut self.state.usage);
+            self.guest.note_gauges(lane, &mut self.state.usage);
             self.workers.breathe();
             rest = later;
             if self.refused {
@@ -168,9 +168,8 @@ impl Applying<'_> {
         *self.outcomes = outcomes;
     }
 
-    /// Reports pages to who watches writes that may have been merged with what he has not seen: those
-    /// known to be written since they were digested, and those that nobody has read (see
-    /// [`infer`](crate::examine)).
+    /// Reports pages to watchers whose merge they may not have seen: pages written since they were
+    /// digested, and inferred pages (see [`infer`](crate::examine)).
     fn report_unread(&self, runs: &[Run]) {
         let written = self.guest.connection.written();
         if !written.is_watched() {
@@ -214,35 +213,34 @@ impl Applying<'_> {
     /// A page was not merged: when is it to be looked at again?
     fn left_private(&mut self, page: PageIndex, outcome: PageOutcome) {
         let State { tracking, counts, foreign, .. } = &mut *self.state;
-        let stable = tracking.stable();
         match outcome {
             PageOutcome::Different => {
                 // Written since it was digested, or not like its neighbours: the next scan reports it,
-                // as all that was moved, and it counts as a break, so that a page that never turns out as
+                // like everything that was moved; it counts as a break, so that a page that never turns out as
                 // digested is tried ever more rarely, and one that was inferred apart from its ends.
                 counts.digest_different += 1;
                 if self.domain.backs_off {
-                    stable.note_break(page);
+                    tracking.note_break(page);
                 }
                 // What another daemon's store holds is compared where it is, and no scan reports it.
                 if foreign.contains(page) {
-                    stable.put_back_later(page);
+                    tracking.put_back_later(page);
                 }
             }
             PageOutcome::Busy => {
                 counts.pages_busy += 1;
                 if self.domain.backs_off {
-                    stable.note_break(page);
+                    tracking.note_break(page);
                 }
-                stable.put_back_later(page);
+                tracking.put_back_later(page);
             }
             PageOutcome::NoMappings => {
                 self.refused = true;
-                stable.put_back(page, BACK_OFF_MAX);
+                tracking.put_back(page, BACK_OFF_MAX);
             }
             PageOutcome::Never => {
                 counts.pages_never += 1;
-                stable.exclude(page);
+                tracking.exclude(page);
             }
             PageOutcome::Merged | PageOutcome::Already => unreachable!("a page that is merged"),
         }
@@ -258,7 +256,7 @@ impl Applying<'_> {
                 }
                 if !self.stays_merged(merge.page) {
                     let periods = if self.inferred.contains(merge.page) { 0 } else { periods };
-                    self.state.tracking.stable().put_back(merge.page, periods);
+                    self.state.tracking.put_back(merge.page, periods);
                 }
             }
         }

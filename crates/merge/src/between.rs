@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Nothing is merged on that, as nothing is merged on a digest: pages are compared. One that proves
-//! different, or cannot be merged now, is told at another time than its ends, and is digested then.
+//! different, or cannot be merged now, is taken at another time than its ends, and is digested then.
 
 use bindery_units::{PageIndex, Slot};
 

@@ -128,7 +128,7 @@ fn movable(domain: &Domain) -> Vec<Sparse> {
 
 fn can_be_asked(guest: &Guest) -> bool {
     let state = guest.state();
-    let is_settled = !state.is_unmerged && state.doubt.is_settled();
+    let is_settled = !state.is_unmerged && state.doubt.is_clear();
     let has_room = state.usage.mappings_left() >= state.usage.mappings_max() / MAPPINGS_SHARE;
     guest.is_well() && is_settled && has_room
 }

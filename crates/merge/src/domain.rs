@@ -12,7 +12,6 @@ use bindery_index::{Guard, Handle, Heads, Index, pin};
 use bindery_page::DigestKey;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot, SlotRange};
 
-use crate::backoff::Backoff;
 use crate::classes::Classes;
 use crate::grant::Grant;
 use crate::guest::Guest;
@@ -22,6 +21,7 @@ use crate::lock::{locked, locked_mut};
 use crate::meter::Meter;
 use crate::plan::{Join, Seed};
 use crate::pressure::{Pressure, Shortage};
+use crate::retry_pause::RetryPause;
 use crate::rows::Rows;
 use crate::settings::MAPPING_BYTES;
 use crate::slots::{Slots, runs_of};
@@ -59,8 +59,8 @@ pub(crate) struct Domain {
     unmapped: Mutex<Vec<Slot>>,
     pub(crate) shortage: Mutex<Option<Shortage>>,
     pub(crate) pressure: Pressure,
-    /// When compaction is tried again.
-    pub(crate) compaction: Backoff,
+    /// Pacing of compaction.
+    pub(crate) compaction: RetryPause,
     pub(crate) backs_off: bool,
     meter: Arc<Meter>,
     pub(crate) troubles: Arc<Troubles>,
@@ -91,7 +91,7 @@ impl Domain {
             unmapped: Mutex::default(),
             shortage: Mutex::default(),
             pressure: Pressure::default(),
-            compaction: Backoff::default(),
+            compaction: RetryPause::default(),
             backs_off,
             meter,
             troubles,
@@ -130,9 +130,9 @@ impl Domain {
     }
 
     /// Links `page` to nothing, and gives back what it was linked to.
-    pub(crate) fn unlink(&self, guest: &Guest, page: PageIndex, guard: &Guard) {
+    pub(crate) fn unlink(&self, guest: &Guest, page: PageIndex, epoch: &Guard) {
         match guest.link(page, Link::None) {
-            Link::Candidate(leaf) => self.delete(leaf, guard),
+            Link::Candidate(leaf) => self.delete(leaf, epoch),
             Link::Merged(slot) => self.give_back(slot),
             Link::None | Link::Zero => {}
         }
@@ -140,15 +140,15 @@ impl Domain {
 
     /// Unlinks all pages of `range`.
     pub(crate) fn unlink_range(&self, guest: &Guest, range: PageRange) {
-        let guard = pin();
+        let epoch = pin();
         for (page, _) in guest.links.linked(range) {
-            self.unlink(guest, page, &guard);
+            self.unlink(guest, page, &epoch);
         }
     }
 
     /// Deletes a leaf. Each is deleted once, by whoever holds the one link to it.
-    pub(crate) fn delete(&self, leaf: u32, guard: &Guard) {
-        let deleted = self.index.delete(Handle::from_bits(leaf), guard);
+    pub(crate) fn delete(&self, leaf: u32, epoch: &Guard) {
+        let deleted = self.index.delete(Handle::from_bits(leaf), epoch);
         assert!(deleted, "a leaf lives as long as the page or the slot that is linked to it");
     }
 
@@ -176,14 +176,14 @@ impl Domain {
         // A reference may have been taken again, and the slot be given back twice.
         slots.retain(|slot| self.slots.references(*slot) == 0);
         let slots = self.free_rows(slots);
-        let guard = pin();
+        let epoch = pin();
         for leaf in slots.iter().filter_map(|slot| self.slots.leaf(*slot)) {
-            self.delete(leaf, &guard);
+            self.delete(leaf, &epoch);
         }
         for run in runs_of(&slots) {
             self.release(run);
         }
-        self.index.flush(&guard);
+        self.index.flush(&epoch);
     }
 
     /// Frees the rows that no page maps any more, of `unmapped` slots. Returns the slots that can be

@@ -98,7 +98,7 @@ impl Batch<'_> {
         }
         let Some(mut lane) = self.guest.lane() else { return self.put_back(pages) };
         let result = lane.digest(pages, &mut scratch.digests);
-        self.guest.take_gauges(&mut lane, &mut self.guest.state().usage);
+        self.guest.note_gauges(&mut lane, &mut self.guest.state().usage);
         drop(lane);
         if let Err(error) = result {
             self.guest.note(&error);
@@ -127,7 +127,7 @@ impl Batch<'_> {
         places
     }
 
-    /// Has pages between ends that were found side by side join what lies between there. Returns the
+    /// Infers the interior pages of a stretch whose two ends matched adjacent contents. Returns the
     /// others: all of them, if the guest is watched. A page that the guest writes in the instant between
     /// the question whether it was written and its move is merged with what it held before, if it was
     /// digested, and nobody needs to hear of it; with anything, if it was inferred.
@@ -175,12 +175,12 @@ impl Batch<'_> {
     }
 
     fn look_up(&self, contents: &[Content], outcome: &mut Outcome) {
-        let guard = pin();
+        let epoch = pin();
         let guest = self.guest.number;
         let candidate = |content: &Content| IndexEntry::Candidate { guest, page: content.page };
         self.domain.index.insert_many(
             contents,
-            &guard,
+            &epoch,
             |content| candidate(content).to_bits(),
             |content, inserted| match inserted {
                 Ok(Inserted::New(leaf)) => {
@@ -203,14 +203,9 @@ impl Batch<'_> {
                     return self.join_slot(content.page, slot, outcome);
                 }
                 IndexEntry::Planned { class } => return self.join_class(content, class, outcome),
-                IndexEntry::Candidate { .. } => match self.plan_class(leaf, value) {
+                IndexEntry::Candidate { guest, page } => match self.plan_class(leaf, value) {
                     Ok(class) => {
-                        outcome.found.add_class(
-                            class,
-                            leaf,
-                            &content,
-                            self.domain.classes.origin(class),
-                        );
+                        outcome.found.add_class(class, leaf, &content, (guest, page));
                         return self.join_class(content, class, outcome);
                     }
                     // Somebody else was second; the number stays unused.
@@ -256,7 +251,7 @@ impl Batch<'_> {
         let mut state = self.guest.state();
         state.round.add(&zeros, &merges, &inferred);
         for page in left_out {
-            state.tracking.stable().put_back(page, BACK_OFF_MAX);
+            state.tracking.put_back(page, BACK_OFF_MAX);
         }
     }
 
@@ -264,7 +259,7 @@ impl Batch<'_> {
     fn put_back(&self, pages: &[u32]) -> Vec<(PageIndex, Place)> {
         let mut state = self.guest.state();
         for page in pages {
-            state.tracking.stable().put_back(PageIndex(*page), 0);
+            state.tracking.put_back(PageIndex(*page), 0);
         }
         Vec::new()
     }

@@ -119,7 +119,7 @@ impl Plan {
         let Some(mut lane) = guest.lane() else { return };
         let pages: Vec<u32> = classes.iter().map(|class| self.classes[*class].source.1.0).collect();
         let result = lane.fetch(&pages, fetched);
-        guest.take_gauges(&mut lane, &mut guest.state().usage);
+        guest.note_gauges(&mut lane, &mut guest.state().usage);
         drop(lane);
         if let Err(error) = result {
             return guest.note(&error);
@@ -215,20 +215,20 @@ fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]
 }
 
 /// Pages that have no slot to be merged with are looked at again: later if there was no room, and ever later
-/// if nobody had what was digested. Those that were only inferred to have it come alone, to be digested.
+/// if nobody had what was digested. Pages that were only inferred are put back at once, to be digested alone.
 fn give_up<'a>(domain: &mut Domain, joins: impl Iterator<Item = &'a Join>, no_room: bool) {
     for join in joins {
         let Some(guest) = domain.guests.get_mut(&join.guest) else { continue };
-        let stable = guest.state_mut().tracking.stable();
+        let tracking = &mut guest.state_mut().tracking;
         if join.inferred {
-            stable.put_back(join.page, 0);
+            tracking.put_back(join.page, 0);
         } else if no_room {
-            stable.put_back(join.page, BACK_OFF_MAX);
+            tracking.put_back(join.page, BACK_OFF_MAX);
         } else {
             if domain.backs_off {
-                stable.note_break(join.page);
+                tracking.note_break(join.page);
             }
-            stable.put_back_later(join.page);
+            tracking.put_back_later(join.page);
         }
     }
 }

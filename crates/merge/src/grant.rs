@@ -1,9 +1,9 @@
-//! What the guests of a domain are given: the secret, and the store that they share.
+//! Secret and store given to the guests of a domain.
 
 use crate::settings::MergeSettings;
 use crate::store::Store;
 
-/// Why there is no new domain.
+/// Error of making a domain.
 #[derive(Debug, thiserror::Error)]
 pub enum DomainError {
     /// No secret could be drawn.

@@ -1,7 +1,7 @@
-//! What the index knows of a content: the value of its leaf.
+//! Value of an index leaf: what is known of a content.
 //!
 //! ```text
-//! tag:2 | guest:30 | page:32     a page of one guest has it, and was not written since
+//! tag:2 | guest:30  | page:32     a page of one guest has it, and was not written since
 //! tag:2 | 0         | class:32    seen twice in this period; to become canonical
 //! tag:2 | 0         | slot:32     in the store
 //! ```

@@ -10,7 +10,7 @@
 //! # What holds
 //! - **Domains share nothing** with each other: each has its own secret, index and store.
 //! - **A slot's content never changes while any process maps it**, known or not, or I/O reads it: it is
-//!   written once in the life of its segment's file (`store`). References tell which slots are in use. They are
+//!   written once in the life of its segment's file (`store`). References show which slots are in use. They are
 //!   taken before a guest is asked to map and given back when it has said that it does not
 //!   (`slots`); when it says nothing, they stay (`resync`); when its connection fails, they
 //!   stay until its process has ended.
@@ -29,7 +29,6 @@
 mod admit;
 mod agenda;
 mod apply;
-mod backoff;
 mod between;
 mod classes;
 mod compact;
@@ -55,6 +54,7 @@ mod pressure;
 mod queue;
 mod rehome;
 mod resync;
+mod retry_pause;
 mod rhythm;
 mod rows;
 mod runs;

@@ -29,7 +29,7 @@ impl Visit<'_> {
             let more = self.lane.lost(lost)?;
             self.state.doubt.lower();
             for loss in lost.iter() {
-                self.take_loss(*loss);
+                self.note_loss(*loss);
             }
             left = left.saturating_sub(lost.len().max(1) as u64);
             match (more, left) {
@@ -43,7 +43,7 @@ impl Visit<'_> {
         }
     }
 
-    fn take_loss(&mut self, loss: Lost) {
+    fn note_loss(&mut self, loss: Lost) {
         let page = PageIndex(loss.page);
         let is_own = loss.store == u32::from(self.guest.store().0);
         // Something else is linked if the region went and came back meanwhile, or if the guest
@@ -65,12 +65,12 @@ impl Visit<'_> {
                 self.state.counts.breaks += 1;
                 self.state.mending.note_break();
                 if self.domain.backs_off {
-                    self.state.tracking.stable().note_break(page);
+                    self.state.tracking.note_break(page);
                 }
             }
             LossCause::Discard => {
                 self.state.counts.discards += 1;
-                self.state.tracking.stable().clear_breaks(page);
+                self.state.tracking.clear_breaks(page);
             }
             LossCause::Unmerge => {}
         }

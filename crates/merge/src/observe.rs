@@ -45,7 +45,7 @@ impl Visit<'_> {
     fn observe(&mut self, workers: &Workers, scratch: &mut Scratch) -> Result<(), GuestError> {
         self.state.tracking.begin_period();
         let looked = self.look(workers, scratch);
-        self.take_gauges();
+        self.note_gauges();
         self.state.counts.pages_volatile = self.state.tracking.end_period();
         looked?;
         if self.state.tracking.ready() == 0 {

@@ -206,11 +206,11 @@ mod tests {
     #[test]
     fn guests_of_one_image_merge_in_the_longest_runs() {
         // Four guests from one image of 4096 pages, each with 100 stretches of its own.
-        let guest = |guest: u32| -> Vec<u32> {
-            let own = |page: u32| (page * 7 + guest * 13).is_multiple_of(41);
-            (0..4096).map(|page| if own(page) { (guest + 1) << 20 | page } else { page }).collect()
+        let contents = |number: u32| -> Vec<u32> {
+            let own = |page: u32| (page * 7 + number * 13).is_multiple_of(41);
+            (0..4096).map(|page| if own(page) { (number + 1) << 20 | page } else { page }).collect()
         };
-        let guests: Vec<_> = (0..4).map(guest).collect();
+        let guests: Vec<_> = (0..4).map(contents).collect();
         for (guest, merges) in planned(&guests).iter().enumerate() {
             let runs = cut(merges);
             let mean = merges.len() / runs.len();

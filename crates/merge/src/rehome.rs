@@ -15,7 +15,7 @@ use crate::links::Link;
 use crate::settings::{REHOME_LAPS, REHOME_PAGES};
 use crate::workers::Workers;
 
-/// Has some pages of each guest made private for which no more can be hoped.
+/// Unmerges a bounded number of each guest's unduplicated pages that still map a dead daemon's store.
 pub(crate) fn rehome_all(domains: &Domains, workers: &Workers) {
     let settled = domains.values().filter(|domain| is_looked_at(domain));
     let guests = settled.flat_map(|domain| domain.guests.values());
@@ -53,7 +53,7 @@ fn rehome(guest: &Guest) {
             break;
         }
     }
-    guest.take_gauges(&mut lane, &mut state.usage);
+    guest.note_gauges(&mut lane, &mut state.usage);
 }
 
 /// How many pages are brought back in this period, at most.

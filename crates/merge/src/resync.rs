@@ -31,7 +31,7 @@ impl Visit<'_> {
             // Nobody knows when it was merged, and it may not have been read before.
             self.guest.connection.written().note_changed(page);
             if self.guest.links.get(page) == Link::None {
-                self.state.tracking.stable().put_back(page, 0);
+                self.state.tracking.put_back(page, 0);
             }
         }
         self.state.doubt.lower();
@@ -108,7 +108,7 @@ impl Visit<'_> {
             self.domain.unlink(self.guest, page, &pin());
         }
         if self.state.foreign.insert(page) {
-            self.state.tracking.stable().put_back(page, 0);
+            self.state.tracking.put_back(page, 0);
         }
     }
 }

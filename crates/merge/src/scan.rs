@@ -50,7 +50,7 @@ impl Visit<'_> {
             self.note_asked(range);
             changes.collect(&mut self.lane, range)?;
             // A large guest has many ranges.
-            self.take_gauges();
+            self.note_gauges();
             workers.breathe();
         }
         Ok(())

@@ -144,7 +144,7 @@ pub(crate) struct Stable {
     now: usize,
     /// The block that is taken next. Goes round, so that pages at the end have their turn.
     next: usize,
-    /// Blocks left to be taken in this lap: what is taken again waits for the next one.
+    /// Blocks left to be taken in this lap: pages put back wait for the next lap.
     left: usize,
     /// Whether a lap has begun. It takes as many periods as it takes.
     is_in_lap: bool,
@@ -229,8 +229,8 @@ impl Stable {
         }
     }
 
-    /// Has `page` taken again, unless it is written first: the next time that pages are taken, or
-    /// after `periods` more times, at most [`BACK_OFF_MAX`].
+    /// Puts `page` back, to be taken in the next lap, or after `periods` more periods, at most
+    /// [`BACK_OFF_MAX`], unless it is written first.
     pub(crate) fn put_back(&mut self, page: PageIndex, periods: u8) {
         let (block, at) = self.block_of(page);
         block.waiting[at / 64] |= 1 << (at % 64);

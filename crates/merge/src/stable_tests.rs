@@ -11,7 +11,7 @@ const PAGES: u32 = 1100;
 struct Page {
     written: Option<u32>,
     breaks: u32,
-    /// Told at this time, if not written before.
+    /// Taken at this time, if not written before.
     due: Option<u32>,
     never: bool,
 }
@@ -176,7 +176,7 @@ fn periods(stable: &mut Stable, count: u32) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn what_is_told_again_waits_for_the_next_period_and_all_have_their_turn() {
+fn pages_put_back_wait_for_the_next_period_and_all_have_their_turn() {
     let mut stable = Stable::default();
     stable.note_written(PageRange::new(PageIndex(0), 4 * BLOCK_PAGES));
     assert!(periods(&mut stable, 2).iter().all(Vec::is_empty));
@@ -198,7 +198,7 @@ fn what_is_told_again_waits_for_the_next_period_and_all_have_their_turn() {
 }
 
 #[test]
-fn a_page_is_told_two_periods_after_it_was_written_and_once() {
+fn a_page_is_taken_once_two_periods_after_its_write() {
     let mut stable = Stable::default();
     stable.note_written(PageRange::new(PageIndex(510), 4));
     let taken = periods(&mut stable, 6);

@@ -59,7 +59,7 @@ pub(crate) fn unmerge(domain: &Domain, guest: &Guest) -> Result<Unmerging, Unmer
     visit.leave_alone();
     let brought_back = settled.and_then(|()| visit.bring_back());
     // An operator asked for it: what it costs is not metered as merging's.
-    visit.state.usage.take(&visit.lane.gauges());
+    visit.state.usage.note_gauges(&visit.lane.gauges());
     let pages = brought_back.inspect_err(|error| guest.note(error))?;
     Ok(Unmerging { pages, left: visit.still_merged() })
 }
@@ -69,8 +69,8 @@ impl Visit<'_> {
         self.guest.merged() + self.state.foreign.len()
     }
 
-    /// Takes in that nothing more is asked of the guest, and has none of its pages found by others:
-    /// whatever has a candidate's content would be merged with it.
+    /// Marks the guest as unmerged and unlinks its candidates: whatever has their content would be
+    /// merged with them.
     fn leave_alone(&mut self) {
         self.state.is_unmerged = true;
         let epoch = pin();
@@ -81,7 +81,7 @@ impl Visit<'_> {
         }
     }
 
-    /// Has all pages made private. Returns how many were.
+    /// Unmerges all pages. Returns how many.
     fn bring_back(&mut self) -> Result<u64, GuestError> {
         let mut pages = 0;
         for region in &self.state.managed {
@@ -112,6 +112,6 @@ fn check_memory(guest: &Guest, pages: u64) -> Result<(), UnmergeError> {
 pub(crate) fn merge_again(_domain: &Domain, guest: &Guest) {
     let mut state = guest.state();
     if std::mem::take(&mut state.is_unmerged) {
-        state.tracking.doubt();
+        state.tracking.require_survey();
     }
 }

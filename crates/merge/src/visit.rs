@@ -24,7 +24,7 @@ impl<'a> Visit<'a> {
     }
 
     /// Takes in what the answers so far said about the process, and meters what they cost.
-    pub(crate) fn take_gauges(&mut self) {
-        self.guest.take_gauges(&mut self.lane, &mut self.state.usage);
+    pub(crate) fn note_gauges(&mut self) {
+        self.guest.note_gauges(&mut self.lane, &mut self.state.usage);
     }
 }

@@ -74,7 +74,7 @@ impl Workers {
             percent.map(|percent| Ceiling::new(percent, self.now_us(), self.meter.total_us()));
         let mut ceiling = self.ceiling.lock().expect("no worker panics with it");
         match (&mut *ceiling, percent) {
-            // What is owed stays owed.
+            // Keeps the accumulated CPU debt; only the limit changes.
             (Some(ceiling), Some(percent)) => ceiling.set_percent(percent, self.now_us()),
             (ceiling, _) => *ceiling = new,
         }
@@ -164,7 +164,7 @@ impl Workers {
             let mut helpers = Vec::new();
             let mut own = scratch();
             while let Some(task) = phase.take() {
-                self.start_helpers(scope, &mut helpers, phase.tasks_left(), &help);
+                self.start_helpers(scope, &mut helpers, &phase, &help);
                 work(&mut own, task);
                 self.breathe();
             }
@@ -172,29 +172,30 @@ impl Workers {
     }
 
     /// Starts as many helpers as are wanted now and have tasks; none where no thread can be had.
-    fn start_helpers<'scope>(
+    fn start_helpers<'scope, T>(
         &self,
         scope: &'scope Scope<'scope, '_>,
         helpers: &mut Vec<ScopedJoinHandle<'scope, ()>>,
-        tasks_left: usize,
+        phase: &Phase<'_, T>,
         help: &'scope (impl Fn(usize) + Sync),
     ) {
         helpers.retain(|helper| !helper.is_finished());
         let first = 1 + helpers.len();
-        for number in first..self.wanted().min(first + tasks_left) {
+        for number in first..self.wanted().min(first + phase.tasks_left()) {
             let builder = thread::Builder::new().name(format!("merge-{number}"));
             match builder.spawn_scoped(scope, move || help(number)) {
                 Ok(helper) => helpers.push(helper),
                 // Without another thread the work takes longer: no reason to stop.
-                Err(error) => return self.note_no_helper(&error),
+                Err(error) => return self.note_start_failure(&error),
             }
         }
+        // Over only once all that were wanted have started.
         if helpers.len() >= first && self.troubles.is_over("workers") {
             tracing::info!("workers can be started again");
         }
     }
 
-    fn note_no_helper(&self, error: &io::Error) {
+    fn note_start_failure(&self, error: &io::Error) {
         if self.troubles.note("workers", error) {
             tracing::warn!(%error, "cannot start a worker");
         }

@@ -1,4 +1,4 @@
-//! Whether a guest's links say what it maps: not while a request that changes it has no answer.
+//! Doubt about a guest's links, from a request that changes what it maps until the answer.
 
 use bindery_units::PageIndex;
 
@@ -14,7 +14,7 @@ pub(crate) struct Doubt {
 }
 
 impl Doubt {
-    /// Begins with doubt, or without.
+    /// Creates a doubt, raised if pages may be merged already.
     pub(crate) const fn new(is_raised: bool) -> Self {
         Self { is_raised, in_flight: Vec::new() }
     }
@@ -26,17 +26,18 @@ impl Doubt {
     }
 
     /// Takes in that the answer is here, or that nothing was done.
-    pub(crate) const fn lower(&mut self) {
+    pub(crate) fn lower(&mut self) {
+        assert!(self.in_flight.is_empty(), "a report settles what is in flight");
         self.is_raised = false;
     }
 
-    /// Returns whether the guest has to report what is merged.
+    /// Returns true if the guest has to report what is merged.
     pub(crate) const fn is_raised(&self) -> bool {
         self.is_raised
     }
 
-    /// Returns whether the links are right and no merge is in flight.
-    pub(crate) const fn is_settled(&self) -> bool {
+    /// Returns true if the links are right and no merge is in flight.
+    pub(crate) const fn is_clear(&self) -> bool {
         !self.is_raised && self.in_flight.is_empty()
     }
 
@@ -55,12 +56,12 @@ impl Doubt {
         std::mem::take(&mut self.in_flight)
     }
 
-    /// Takes those merges in flight whose page `is_settled`, with the references that they hold.
+    /// Takes those merges in flight whose page `is_released`, with the references that they hold.
     pub(crate) fn extract_in_flight(
         &mut self,
-        is_settled: impl Fn(PageIndex) -> bool,
+        is_released: impl Fn(PageIndex) -> bool,
     ) -> Vec<Merge> {
-        self.in_flight.extract_if(.., |merge| is_settled(merge.page)).collect()
+        self.in_flight.extract_if(.., |merge| is_released(merge.page)).collect()
     }
 
     /// Returns the memory held, in bytes.

@@ -8,17 +8,17 @@ use bindery_units::{PageIndex, PageRange};
 #[derive(Debug, Default)]
 pub(crate) struct Foreign {
     pages: BTreeSet<u32>,
-    /// How many times all of its guest's stable pages were looked at since it reported what is merged.
+    /// Number of times that all stable pages were looked at since the guest reported what is merged.
     laps: u32,
 }
 
 impl Foreign {
-    /// Adds a page. Returns whether it is new.
+    /// Adds a page. Returns true if it is new.
     pub(crate) fn insert(&mut self, page: PageIndex) -> bool {
         self.pages.insert(page.0)
     }
 
-    /// Takes a page out: it maps something else. Returns whether it was there.
+    /// Takes a page out: it maps something else. Returns true if it was there.
     pub(crate) fn remove(&mut self, page: PageIndex) -> bool {
         self.pages.remove(&page.0)
     }
@@ -31,17 +31,17 @@ impl Foreign {
         }
     }
 
-    /// Returns whether `page` maps such a store.
+    /// Returns true if `page` maps such a store.
     pub(crate) fn contains(&self, page: PageIndex) -> bool {
         self.pages.contains(&page.0)
     }
 
-    /// Returns whether there is no such page.
+    /// Returns true if no page is foreign.
     pub(crate) fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }
 
-    /// Returns how many there are.
+    /// Returns the number of foreign pages.
     pub(crate) fn len(&self) -> u64 {
         self.pages.len() as u64
     }
@@ -61,7 +61,7 @@ impl Foreign {
         self.laps = self.laps.saturating_add(1);
     }
 
-    /// Returns how many laps there were since the report.
+    /// Returns the number of laps since the report.
     pub(crate) const fn laps(&self) -> u32 {
         self.laps
     }

@@ -1,4 +1,4 @@
-//! When a guest is asked to join the mappings that breaks left apart.
+//! Pacing of requests to join the mappings that breaks left apart.
 
 use crate::guest::usage::Usage;
 use crate::settings::{MEND_BREAKS, MEND_BREAKS_MAX};
@@ -23,7 +23,7 @@ impl Mending {
         self.breaks += 1;
     }
 
-    /// Returns whether breaks are many and mappings get short.
+    /// Returns true if breaks are many and mappings get short.
     pub(crate) const fn is_due(&self, usage: &Usage) -> bool {
         self.breaks >= self.after && usage.mappings() >= usage.mappings_max() / 2
     }
@@ -46,7 +46,7 @@ mod tests {
 
     fn usage(mappings: u32) -> Usage {
         let mut usage = Usage::default();
-        usage.take(&Gauges { mappings, mappings_max: 1000, ..Gauges::default() });
+        usage.note_gauges(&Gauges { mappings, mappings_max: 1000, ..Gauges::default() });
         usage
     }
 

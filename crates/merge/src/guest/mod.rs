@@ -30,7 +30,7 @@ use crate::status::{Counts, GuestState, GuestStatus};
 use crate::tally::Tally;
 use crate::troubles::{Troubles, guest_of};
 
-/// Whether work on a guest goes on in this period.
+/// Fitness of a guest for work in this period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Health {
@@ -45,7 +45,7 @@ pub(crate) enum Health {
 
 /// A guest in a domain.
 pub(crate) struct Guest {
-    /// Its number within the domain, never used again.
+    /// Number within the domain, of no other guest at the time.
     pub(crate) number: u32,
     pub(crate) connection: Arc<dyn Connection>,
     /// Pages of its process may have been merged before it was connected: it has to be asked.
@@ -177,8 +177,8 @@ impl Guest {
     }
 
     /// Takes in what a lane's answers said about the process, and meters what they cost.
-    pub(crate) fn take_gauges(&self, lane: &mut TimedLane<'_>, usage: &mut Usage) {
-        self.meter.add_lane(usage.take(&lane.gauges()));
+    pub(crate) fn note_gauges(&self, lane: &mut TimedLane<'_>, usage: &mut Usage) {
+        self.meter.add_lane(usage.note_gauges(&lane.gauges()));
     }
 
     /// Takes in that `pages` were digested.

@@ -1,4 +1,4 @@
-//! What a round found for one guest, until it is asked to merge.
+//! Findings of a round for one guest, until it is asked to merge.
 
 use bindery_units::PageIndex;
 
@@ -15,8 +15,8 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Starts the next round.
-    pub(crate) fn begin(&mut self) {
+    /// Drops inferred pages that no merge came of. Zeros and merges were taken in the last round.
+    pub(crate) fn drop_inferred(&mut self) {
         self.inferred.clear();
     }
 
@@ -85,7 +85,7 @@ impl Round {
 pub(crate) struct Inferred(Vec<u32>);
 
 impl Inferred {
-    /// Returns whether `page` is to be merged for its neighbours' sake.
+    /// Returns true if `page` is to be merged for its neighbours' sake.
     pub(crate) fn contains(&self, page: PageIndex) -> bool {
         self.0.binary_search(&page.0).is_ok()
     }

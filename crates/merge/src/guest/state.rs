@@ -1,4 +1,4 @@
-//! What one worker at a time changes of a guest, in parts that a phase borrows.
+//! State of a guest, in parts that a phase borrows.
 
 use bindery_units::PageRange;
 
@@ -10,7 +10,7 @@ use crate::guest::tracking::Tracking;
 use crate::guest::usage::Usage;
 use crate::status::Counts;
 
-/// A guest's state.
+/// A guest's state, changed by one worker at a time.
 pub(crate) struct State {
     /// Managed pages, ascending.
     pub(crate) managed: Vec<PageRange>,
@@ -21,12 +21,12 @@ pub(crate) struct State {
     pub(crate) mending: Mending,
     pub(crate) usage: Usage,
     pub(crate) counts: Counts,
-    /// Unmerged by an operator: left alone until he has it merged again.
+    /// Unmerged by an operator: left alone until `merge` is called.
     pub(crate) is_unmerged: bool,
 }
 
 impl State {
-    /// Begins with no page; `has_past` says that pages may be merged already.
+    /// Creates a state without pages; `has_past` says that pages may be merged already.
     pub(crate) fn new(has_past: bool) -> Self {
         Self {
             managed: Vec::new(),
@@ -41,10 +41,10 @@ impl State {
         }
     }
 
-    /// Starts a round with about `most` stable pages, given to `pages`. False once the guest's turn is
+    /// Gives about `most` stable pages to `pages`, for a round. False once the guest's turn is
     /// over.
-    pub(crate) fn begin_round(&mut self, most: usize, pages: &mut Vec<u32>) -> bool {
-        self.round.begin();
+    pub(crate) fn take_stable(&mut self, most: usize, pages: &mut Vec<u32>) -> bool {
+        self.round.drop_inferred();
         let goes_on = self.tracking.take_stable(most, pages);
         if !goes_on {
             self.foreign.end_lap();

@@ -1,6 +1,7 @@
-//! Which pages of a guest were written, which are stable, and where it is time to ask.
+//! Writes and stability of a guest's pages, and when to ask for them.
 //!
-//! A period is [`begin_period`](Tracking::begin_period), any number of questions whose answers are
+//! A period is [`begin_period`](Tracking::begin_period), then questions between
+//! [`begin_asking`](Tracking::begin_asking) and [`end_asking`](Tracking::end_asking) whose answers are
 //! [harvested](Tracking::harvest), [`end_period`](Tracking::end_period), then any number of
 //! [`take_stable`](Tracking::take_stable).
 
@@ -12,7 +13,7 @@ use crate::rhythm::Rhythm;
 use crate::settings::{HARVEST_PAGES, HARVEST_RUNS};
 use crate::stable::Stable;
 
-/// What is known of a guest's writes.
+/// Knowledge of a guest's writes.
 #[derive(Default)]
 pub(crate) struct Tracking {
     stable: Stable,
@@ -28,7 +29,7 @@ pub(crate) struct Tracking {
 impl Tracking {
     /// Begins with nothing known of any page.
     pub(crate) fn new() -> Self {
-        // Another daemon may have been told before what is there: a scan would not tell again.
+        // Scans for an earlier daemon may have reported what is there, and a scan reports nothing twice.
         Self { needs_survey: true, ..Self::default() }
     }
 
@@ -63,13 +64,13 @@ impl Tracking {
         goes_on
     }
 
-    /// Takes in that any page may have been written, or be there: the guest has to be surveyed.
-    pub(crate) const fn doubt(&mut self) {
+    /// Makes a survey due: any page may have been written, or be there.
+    pub(crate) const fn require_survey(&mut self) {
         self.needs_survey = true;
     }
 
-    /// Begins to ask what was written. Returns whether everything has to be asked for. Until
-    /// [`end_asking`](Self::end_asking) all is in doubt: if an answer is lost, so is what it would have said.
+    /// Begins to ask what was written. Returns true if everything has to be asked for. A survey is due
+    /// until [`end_asking`](Self::end_asking): if an answer is lost, so is what it would have said.
     pub(crate) const fn begin_asking(&mut self) -> bool {
         std::mem::replace(&mut self.needs_survey, true)
     }
@@ -89,7 +90,7 @@ impl Tracking {
         self.rhythm.note_asked(range);
     }
 
-    /// Joins those who learn what is written, unless it has joined already.
+    /// Opens the guest's reader of written pages, once.
     ///
     /// # Errors
     /// [`GuestError::Daemon`] if there is no memory for it.
@@ -132,9 +133,34 @@ impl Tracking {
         self.reader.as_ref().is_some_and(|reader| reader.is_marked(page.0))
     }
 
-    /// Returns the stable pages, to put some back or have them wait.
-    pub(crate) const fn stable(&mut self) -> &mut Stable {
-        &mut self.stable
+    /// Puts `page` back, to be taken in the next lap, or after `periods` more periods.
+    pub(crate) fn put_back(&mut self, page: PageIndex, periods: u8) {
+        self.stable.put_back(page, periods);
+    }
+
+    /// Puts `page` back for as many periods as it has breaks.
+    pub(crate) fn put_back_later(&mut self, page: PageIndex) {
+        self.stable.put_back_later(page);
+    }
+
+    /// Counts a break of `page`, or a merge that proved not worth the attempt.
+    pub(crate) fn note_break(&mut self, page: PageIndex) {
+        self.stable.note_break(page);
+    }
+
+    /// Forgets how often `page` broke: its content is gone.
+    pub(crate) fn clear_breaks(&mut self, page: PageIndex) {
+        self.stable.clear_breaks(page);
+    }
+
+    /// Never gives out `page` again.
+    pub(crate) fn exclude(&mut self, page: PageIndex) {
+        self.stable.exclude(page);
+    }
+
+    /// Forgets all about `range`: it is no longer managed.
+    pub(crate) fn forget(&mut self, range: PageRange) {
+        self.stable.forget(range);
     }
 
     /// Returns the memory held for `managed`, in bytes.
@@ -143,8 +169,7 @@ impl Tracking {
     }
 }
 
-/// What a reader's tree of these pages takes, if all of them were ever written: a bit each, and its
-/// summaries.
+/// Upper bound of a reader's tree of these pages, in bytes: a bit each, and its summaries.
 fn reader_bytes(managed: &[PageRange]) -> usize {
     let pages: usize = managed.iter().map(|range| range.count as usize).sum();
     pages.div_ceil(8) * 65 / 64

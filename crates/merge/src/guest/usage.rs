@@ -1,4 +1,4 @@
-//! What merging uses of a guest's process: mappings and CPU time, by the gauges that come with answers.
+//! Mappings and CPU time that merging uses of a guest's process, by the gauges that come with answers.
 
 use bindery_guest::Gauges;
 
@@ -6,7 +6,7 @@ use bindery_guest::Gauges;
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     mappings: u32,
-    /// The fewest that it was ever seen with.
+    /// Fewest mappings that it was ever seen with.
     mappings_min: Option<u32>,
     mappings_max: u32,
     /// Longest time in this period that a page was held in transit.
@@ -25,7 +25,7 @@ impl Usage {
 
     /// Takes in what the answers since the last call said. Returns the CPU time of the lane's thread
     /// in them, in nanoseconds.
-    pub(crate) fn take(&mut self, gauges: &Gauges) -> u64 {
+    pub(crate) fn note_gauges(&mut self, gauges: &Gauges) -> u64 {
         if gauges.mappings_max > 0 {
             self.mappings = gauges.mappings;
             self.mappings_max = gauges.mappings_max;

@@ -31,8 +31,8 @@ pub(crate) fn audit(engine: &Engine, guests: &[Arc<ModelGuest>]) {
     });
 }
 
-fn guest_id(guest: &ModelGuest) -> u32 {
-    bindery_guest::Connection::identity(guest).id
+fn guest_id(model: &ModelGuest) -> u32 {
+    bindery_guest::Connection::identity(model).id
 }
 
 fn links(guest: &Guest) -> impl Iterator<Item = (PageIndex, Link)> + '_ {
@@ -111,8 +111,8 @@ fn audit_index(domain: &Domain) {
             guest.state().doubt.in_flight().iter().map(|merge| merge.slot).collect();
         heads.extend(in_flight.into_iter().map(|slot| head_of(domain, slot)));
         let counts = guest.counts();
-        let counts = [counts.pages_unshared, counts.pages_merged, counts.zero_pages];
-        assert_eq!(counts, counted, "figures agree with links");
+        let shown = [counts.pages_unshared, counts.pages_merged, counts.zero_pages];
+        assert_eq!(shown, counted, "figures agree with links");
         audit_map(guest);
     }
     for slot in &heads {

@@ -69,7 +69,7 @@ impl ModelGuest {
         guest
     }
 
-    /// A connection that does not tell yet which regions there are.
+    /// A connection that does not report yet which regions there are.
     pub(crate) fn connect_silently(
         id: u32,
         grant: &Grant,
@@ -107,7 +107,7 @@ impl ModelGuest {
         })
     }
 
-    /// Tells which regions there are, if it has not.
+    /// Reports which regions there are, if it has not.
     pub(crate) fn announce(&self) {
         let pages: Vec<u32> = self.process().pages.keys().copied().collect();
         let mut regions = self.regions.lock().unwrap();

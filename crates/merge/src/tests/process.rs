@@ -73,7 +73,7 @@ pub(crate) struct Process {
     pub(crate) fails_in: Option<(u32, Line)>,
     /// Says of every page that it holds this.
     pub(crate) lies: Option<Content>,
-    /// Takes so long for an answer, and tells of one page in each.
+    /// Takes so long for an answer, and reports one page in each.
     pub(crate) crawls: Option<Duration>,
     pub(crate) requests: Vec<&'static str>,
 }

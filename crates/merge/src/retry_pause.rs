@@ -1,19 +1,19 @@
-//! How long to wait before something is tried again that gave little back.
+//! Waiting before a try that gave little back is repeated.
 
 /// Periods between two tries, at most.
 const PAUSE_MAX: u32 = 64;
 
-/// An exponential back-off, in periods.
+/// Exponential pause between tries, in periods.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff {
+pub(crate) struct RetryPause {
     /// Periods left to wait.
     left: u32,
-    /// How many there were to wait the last time.
+    /// Length of the last wait.
     pause: u32,
 }
 
-impl Backoff {
-    /// Starts a period. Returns whether there may be a try in it.
+impl RetryPause {
+    /// Starts a period. Returns true if there may be a try in it.
     pub(crate) fn is_due(&mut self) -> bool {
         self.left = self.left.saturating_sub(1);
         self.left == 0
@@ -31,17 +31,17 @@ mod tests {
     use super::*;
 
     /// Periods until the next try, that one included.
-    fn periods(backoff: &mut Backoff) -> usize {
-        1 + std::iter::repeat_with(|| backoff.is_due()).take_while(|is_due| !is_due).count()
+    fn periods(pause: &mut RetryPause) -> usize {
+        1 + std::iter::repeat_with(|| pause.is_due()).take_while(|is_due| !is_due).count()
     }
 
     #[test]
     fn tries_that_give_little_back_become_rare_and_a_good_one_begins_anew() {
-        let mut backoff = Backoff::default();
+        let mut pause = RetryPause::default();
         let mut waited = Vec::new();
         for was_worth_it in [false, false, false, false, false, false, false, true, false] {
-            waited.push(periods(&mut backoff));
-            backoff.note(was_worth_it);
+            waited.push(periods(&mut pause));
+            pause.note(was_worth_it);
         }
         assert_eq!(waited, [1, 2, 4, 8, 16, 32, 64, 64, 1]);
     }
