@@ -123,8 +123,15 @@ impl MappedFile {
     }
 }
 
-/// Tells of each run of pages of a range that is in this process's page tables.
-pub(crate) fn runs_mapped(
+/// Calls `found` with each run of pages of a range that is in the page tables: its first page, counted
+/// from `start`, and its number of pages. Runs come in order; neighbours may come one by one.
+///
+/// `pagemap` is that of the process whose addresses these are. One system call for each
+/// [`EXTENTS_PER_CALL_MAX`] runs.
+///
+/// # Errors
+/// As [`Pagemap::scan`]; `EINVAL` if `start` is in the middle of a page.
+pub fn runs_mapped(
     pagemap: &Pagemap,
     start: HostAddress,
     bytes: usize,

@@ -72,36 +72,39 @@ impl Mapping {
         Self::shared_at(file, 0, bytes, writable)
     }
 
-    /// A file mapped shared, which nobody can touch before [`reveal`](Self::reveal), the kernel
-    /// included: where all mappings are locked as they are made (mlockall(2), `MCL_FUTURE`), it would
-    /// fill memory at once.
+    /// Maps a file shared and without any access (`PROT_NONE`): touching the mapping is `SIGSEGV` until
+    /// [`reveal`](Self::reveal). The kernel fills none of it either, as it fills mappings that can be read
+    /// where all are locked as they are made (mlockall(2), `MCL_FUTURE`).
     ///
     /// # Errors
     /// As mmap(2).
-    pub(crate) fn hidden(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+    pub fn hidden(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let address = raw_mmap(0, bytes, libc::PROT_NONE, flags, file.as_raw_fd(), 0)?;
         Ok(Self::of(address, bytes))
     }
 
-    /// Makes a hidden mapping readable. Fills nothing.
+    /// Makes a [hidden](Self::hidden) mapping readable, and any mapping no more than that: writing to it is
+    /// `SIGSEGV` from then on. Fills nothing.
     ///
     /// # Errors
     /// As mprotect(2).
-    pub(crate) fn reveal(&self) -> io::Result<()> {
+    pub fn reveal(&self) -> io::Result<()> {
         let (start, read) = (self.address.0, libc::PROT_READ);
-        // SAFETY: the mapping is this value's own, and reading more of it harms nobody.
+        // SAFETY: the mapping is this value's own, and the call changes none of its content.
         let result = unsafe { crate::syscall!(libc::SYS_mprotect, start, self.bytes, read) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Keeps the kernel from joining pages to huge ones, where it has any.
-    pub(crate) fn keep_small(&self) {
+    /// Keeps the kernel from joining the mapping's pages to huge ones (`MADV_NOHUGEPAGE`). Does nothing in a
+    /// kernel without huge pages.
+    pub fn keep_small(&self) {
         // SAFETY: this advice changes no content. A kernel without huge pages does not know it.
         let _ = unsafe { advise(self.address, self.bytes, libc::MADV_NOHUGEPAGE) };
     }
 
-    /// The same, from a page of the file on that is not its first.
+    /// Maps a file shared from `offset_bytes` on, which is a multiple of the page size: readable, and
+    /// writable too if `writable`.
     ///
     /// # Errors
     /// As mmap(2).
