@@ -17,6 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["space"],
     &["wire"],
     &["pool", "advisor", "dirty", "index", "page"],
+    &["demand"],
     &["sys"],
     &["units"],
 ];
@@ -192,6 +193,7 @@ fn what_runs_downwards_is_allowed() {
         ("merge", "units"),
         ("shim", "space"),
         ("index", "sys"),
+        ("pool", "demand"),
         ("bench", "merge"),
         ("bench", "testkit"),
         ("testkit", "guest"),

@@ -6,8 +6,14 @@ use std::process::Command;
 use cargo_metadata::MetadataCommand;
 
 /// The libraries for others, and those that they are built on.
-const LIBRARIES: [&str; 5] =
-    ["bindery-dirty", "bindery-index", "bindery-page", "bindery-pool", "bindery-space"];
+const LIBRARIES: [&str; 6] = [
+    "bindery-demand",
+    "bindery-dirty",
+    "bindery-index",
+    "bindery-page",
+    "bindery-pool",
+    "bindery-space",
+];
 const BENEATH: [&str; 3] = ["bindery-sys", "bindery-units", "bindery-wire"];
 
 fn root() -> &'static Path {

@@ -4,15 +4,13 @@
 //! One module for each thing that the kernel offers. Functions that change memory which the caller
 //! does not own through Rust's rules are `unsafe` and say what the caller must hold; everything
 //! else is safe. No policy lives here, and no logging. Nothing is tried again but what a signal
-//! interrupted, and what [`demand`] and [`sigbus`] do for the threads that they serve: fetch absent pages
-//! of the pool's maps, and touch them again.
+//! interrupted.
 
 pub mod birth;
 pub mod block;
 pub mod cache;
 pub mod call;
 pub mod cgroup;
-pub mod demand;
 pub mod direct;
 pub mod event;
 pub mod group;
@@ -29,8 +27,6 @@ pub mod memory;
 pub mod pagemap;
 pub mod pidfd;
 pub mod process;
-pub mod published;
-pub mod sigbus;
 pub mod socket;
 pub mod stderr;
 pub mod table;

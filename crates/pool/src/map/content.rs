@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bindery_sys::demand::Source;
+use bindery_demand::demand::Source;
 use bindery_sys::direct::Transfer;
 use bindery_units::PAGE_BYTES;
 

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bindery_demand::demand::{Demand, FETCH_PAGES_MAX, Source};
 use bindery_sys::cache;
-use bindery_sys::demand::{Demand, FETCH_PAGES_MAX, Source};
 use bindery_sys::direct::Buffer;
 use bindery_sys::mapped::View;
 use bindery_sys::memfd;

@@ -7,7 +7,7 @@
 //!   maps use, so that a map costs no mapping at all. The kernel reads, caches and reclaims.
 //! * **memfd**: the objects are anywhere. Each is a bucket of one range; the thread that touches an
 //!   absent page reads it past the kernel's cache, verifies it and goes on
-//!   ([`bindery_sys::demand`]). Its memory is counted exactly, and given back by the reaper alone.
+//!   ([`bindery_demand`]). Its memory is counted exactly, and given back by the reaper alone.
 //!
 //! Both share their pages with other processes that map the same objects: the file's by nature, the
 //! memfd's with those that are given its descriptor.

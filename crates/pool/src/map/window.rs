@@ -7,10 +7,10 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use bindery_demand::published::Published;
+use bindery_demand::sigbus::{self, Registration, Serve};
 use bindery_sys::mapped::MappedFile;
 use bindery_sys::memfd;
-use bindery_sys::published::Published;
-use bindery_sys::sigbus::{self, Registration, Serve};
 use bindery_sys::userfault::Userfault;
 use bindery_units::HostAddress;
 

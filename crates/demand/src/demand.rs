@@ -21,14 +21,14 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use bindery_sys::mapped::{View, runs_mapped};
+use bindery_sys::mapping::{self, Mapping};
+use bindery_sys::memfd;
+use bindery_sys::pagemap::Pagemap;
+use bindery_sys::userfault::{Userfault, feature, mode};
 use bindery_units::{HostAddress, PAGE_BYTES};
 
-use crate::mapped::{View, runs_mapped};
-use crate::mapping::Mapping;
-use crate::memfd;
-use crate::pagemap::Pagemap;
 use crate::sigbus::{self, Registration, Serve};
-use crate::userfault::{Userfault, feature, mode};
 
 /// Where the content comes from. All of it is called in a signal handler, with what
 /// [`Serve::serve`] demands.
@@ -170,7 +170,7 @@ impl Demand {
     /// already. A fault on an absent page saves the search for them (0.4 of some 3.5 µs beside
     /// the read); to touch many that are there, but not in this process's page tables, costs more.
     ///
-    /// It is a side effect, as in [`MappedFile::fault_singly`](crate::mapped::MappedFile::fault_singly).
+    /// It is a side effect, as in [`MappedFile::fault_singly`](bindery_sys::mapped::MappedFile::fault_singly).
     ///
     /// # Errors
     /// `Unsupported` before Linux 6.7; as userfaultfd(2).
@@ -205,7 +205,7 @@ impl Demand {
     pub fn forget(&self, offset_bytes: usize, bytes: usize) -> io::Result<()> {
         let start = self.view(offset_bytes, bytes).address();
         // SAFETY: needs content that is kept elsewhere: the mapping is shared, the memfd has all of it.
-        unsafe { crate::mapping::advise(start, bytes, libc::MADV_DONTNEED) }
+        unsafe { mapping::advise(start, bytes, libc::MADV_DONTNEED) }
     }
 
     /// Tells of each run of pages of a range that is in this process's page tables: its first page,

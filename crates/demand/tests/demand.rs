@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use bindery_sys::demand::{Demand, Source};
+use bindery_demand::demand::{Demand, Source};
 use bindery_sys::memfd;
 use bindery_sys::pagemap::Pagemap;
 use bindery_units::PAGE_BYTES;

@@ -1,7 +1,7 @@
 //! A published value that is read and replaced, under every interleaving.
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p bindery-sys --test loom --release
+//! RUSTFLAGS="--cfg loom" cargo test -p bindery-demand --test loom --release
 //! ```
 //!
 //! A pass is not a proof: loom bounds preemptions here.
@@ -11,7 +11,7 @@
 
 use std::sync::Mutex;
 
-use bindery_sys::published::Published;
+use bindery_demand::published::Published;
 use loom::sync::Arc;
 use loom::thread;
 

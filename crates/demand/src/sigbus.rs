@@ -11,9 +11,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use bindery_sys::process::Origin;
 use bindery_units::HostAddress;
 
-use crate::process::Origin;
 use crate::published::Published;
 
 /// Serves faults of a range of memory.
