@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use bindery_demand::demand::{Demand, Source};
+use bindery_demand::{DemandMemory, PageSource};
 use bindery_sys::memfd;
 use bindery_sys::pagemap::Pagemap;
 use bindery_units::PAGE_BYTES;
@@ -25,7 +25,7 @@ struct Numbers {
     refused: AtomicBool,
 }
 
-impl Source for Numbers {
+impl PageSource for Numbers {
     fn window(&self, page: usize) -> Range<usize> {
         let start = page / (self.around + 1) * (self.around + 1);
         start..start + self.around + 1
@@ -51,11 +51,11 @@ impl Source for Numbers {
     }
 }
 
-fn numbers(source: &Arc<Numbers>) -> Demand {
-    Demand::new("numbers", PAGES * PAGE_BYTES, Arc::<Numbers>::clone(source)).unwrap()
+fn numbers(source: &Arc<Numbers>) -> DemandMemory {
+    DemandMemory::new("numbers", PAGES * PAGE_BYTES, Arc::<Numbers>::clone(source)).unwrap()
 }
 
-fn check(demand: &Demand, page: usize) {
+fn check(demand: &DemandMemory, page: usize) {
     let bytes = demand.view(page * PAGE_BYTES + 4088, 8).to_vec();
     assert_eq!(u64::from_ne_bytes(bytes.try_into().unwrap()), page as u64 + 1);
 }
@@ -160,7 +160,8 @@ fn two_mappings_share_what_either_fetched() {
     let (one, two) = (Arc::new(Numbers::default()), Arc::new(Numbers::default()));
     let first = numbers(&one);
     let file = first.file().try_clone().unwrap();
-    let second = Demand::attach(file, PAGES * PAGE_BYTES, Arc::<Numbers>::clone(&two)).unwrap();
+    let second =
+        DemandMemory::attach(file, PAGES * PAGE_BYTES, Arc::<Numbers>::clone(&two)).unwrap();
     (0..PAGES / 2).for_each(|page| check(&first, page));
     (0..PAGES).for_each(|page| check(&second, page));
     (0..PAGES).for_each(|page| check(&first, page));
@@ -172,7 +173,7 @@ fn two_mappings_share_what_either_fetched() {
 fn what_is_no_memory_of_that_length_is_refused() {
     let attach = |file| {
         let source = Arc::new(Numbers::default());
-        Demand::attach(file, PAGES * PAGE_BYTES, source).unwrap_err().to_string()
+        DemandMemory::attach(file, PAGES * PAGE_BYTES, source).unwrap_err().to_string()
     };
     assert!(attach(memfd::create("short", 4096).unwrap()).contains("length"));
     let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();

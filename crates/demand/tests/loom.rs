@@ -15,7 +15,7 @@ use bindery_demand::published::Published;
 use loom::sync::Arc;
 use loom::thread;
 
-/// Which values live. Not loom's, so that it adds no interleavings.
+/// Flags of the values that live. Not loom's, so that it adds no interleavings.
 type Alive = std::sync::Arc<Mutex<Vec<bool>>>;
 
 struct Value {

@@ -1,6 +1,6 @@
 //! Content of the memfd back end: units of objects, read past the kernel's cache and verified.
 //!
-//! [`Source::fetch`] runs in a signal handler. It takes no lock and allocates nothing: the devices' files
+//! [`PageSource::fetch`] runs in a signal handler. It takes no lock and allocates nothing: the devices' files
 //! are open, the checksums loaded, and the buffer is given.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bindery_demand::demand::Source;
+use bindery_demand::PageSource;
 use bindery_sys::direct::Transfer;
 use bindery_units::PAGE_BYTES;
 
@@ -62,7 +62,7 @@ impl Content {
     }
 }
 
-impl Source for Content {
+impl PageSource for Content {
     fn window(&self, page: usize) -> Range<usize> {
         let delay = self.duty.fault_delay();
         if !delay.is_zero() {

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bindery_demand::demand::{Demand, FETCH_PAGES_MAX, Source};
+use bindery_demand::{DemandMemory, FETCH_PAGES_MAX, PageSource};
 use bindery_sys::cache;
 use bindery_sys::direct::Buffer;
 use bindery_sys::mapped::View;
@@ -27,7 +27,7 @@ const QUEUE_DEPTH: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct MemoryMap {
-    demand: Demand,
+    demand: DemandMemory,
     content: Arc<Content>,
 }
 
@@ -48,11 +48,11 @@ impl MemoryMap {
             access: options.access,
             on_lost: options.on_lost,
         });
-        let source: Arc<dyn Source> = Arc::<Content>::clone(&content);
+        let source: Arc<dyn PageSource> = Arc::<Content>::clone(&content);
         let demand = match &options.memory {
-            None => Demand::new("bindery-map", layout.bytes(), source),
+            None => DemandMemory::new("bindery-map", layout.bytes(), source),
             Some(file) => {
-                file.try_clone().and_then(|file| Demand::attach(file, layout.bytes(), source))
+                file.try_clone().and_then(|file| DemandMemory::attach(file, layout.bytes(), source))
             }
         };
         let demand = demand.map_err(MapError::of_system("make memory that is filled on demand"))?;

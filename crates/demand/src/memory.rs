@@ -1,8 +1,8 @@
-//! Memory whose content is fetched when it is touched, by the thread that touches it.
+//! PageServer whose content is fetched when it is touched, by the thread that touches it.
 //!
 //! A memfd, mapped shared and read-only and registered with a userfaultfd that turns faults on absent
 //! pages into `SIGBUS` (`UFFD_FEATURE_SIGBUS`). The handler ([`sigbus`]) has the
-//! [`Source`] read the pages into a buffer and installs them (`UFFDIO_COPY`); then the access happens
+//! [`PageSource`] read the pages into a buffer and installs them (`UFFDIO_COPY`); then the access happens
 //! again. No other thread is woken for it, which is most of the time of a fault that a handler thread
 //! serves (measured: 7 to 8 against 15 to 22 µs). Processes that map the same memfd share its pages.
 //!
@@ -32,7 +32,7 @@ use crate::sigbus::{self, Registration, Serve};
 
 /// Where the content comes from. All of it is called in a signal handler, with what
 /// [`Serve::serve`] demands.
-pub trait Source: Send + Sync {
+pub trait PageSource: Send + Sync {
     /// Which pages to fetch when `page` is touched: `page` and such as are probably needed too. What is
     /// more than [`FETCH_PAGES_MAX`] of them is left. Called once a fault, before anything is taken for
     /// it: whoever is to be slowed waits here.
@@ -50,27 +50,27 @@ pub trait Source: Send + Sync {
 /// The most pages that are fetched at once.
 pub const FETCH_PAGES_MAX: usize = 32;
 
-/// Memory whose content is fetched on demand.
+/// PageServer whose content is fetched on demand.
 #[derive(Debug)]
-pub struct Demand {
+pub struct DemandMemory {
     // In the order in which they must go: first nobody serves the memory, then it is not there, and the
     // userfaultfd, without which absent pages would be zeros, goes last.
     _registration: Registration,
     mapping: Mapping,
-    memory: Arc<Memory>,
+    memory: Arc<PageServer>,
     file: File,
 }
 
-struct Memory {
+struct PageServer {
     start: HostAddress,
     pages: usize,
     userfault: Userfault,
     /// Whether the context can be told of writes to files in memory without stopping them.
     sees_writes: bool,
-    source: Arc<dyn Source>,
+    source: Arc<dyn PageSource>,
 }
 
-impl Demand {
+impl DemandMemory {
     /// New memory of `bytes`, none of them fetched. `name` is for `/proc/PID/maps`.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Demand {
     ///
     /// # Panics
     /// If `bytes` is none, or not whole pages.
-    pub fn new(name: &str, bytes: usize, source: Arc<dyn Source>) -> io::Result<Self> {
+    pub fn new(name: &str, bytes: usize, source: Arc<dyn PageSource>) -> io::Result<Self> {
         Self::with(memfd::create(name, bytes as u64)?, bytes, source)
     }
 
@@ -91,7 +91,7 @@ impl Demand {
     ///
     /// # Panics
     /// As for `new`.
-    pub fn attach(file: File, bytes: usize, source: Arc<dyn Source>) -> io::Result<Self> {
+    pub fn attach(file: File, bytes: usize, source: Arc<dyn PageSource>) -> io::Result<Self> {
         if !memfd::is_fixed(&file, bytes as u64) {
             let why = format!("not a file of memory of a fixed length of {bytes} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -99,7 +99,7 @@ impl Demand {
         Self::with(file, bytes, source)
     }
 
-    fn with(file: File, bytes: usize, source: Arc<dyn Source>) -> io::Result<Self> {
+    fn with(file: File, bytes: usize, source: Arc<dyn PageSource>) -> io::Result<Self> {
         assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES), "{bytes} bytes are no whole pages");
         buffers()?;
         let (userfault, sees_writes) = open_userfault()?;
@@ -113,8 +113,8 @@ impl Demand {
         unsafe { userfault.register(mapping.address(), bytes, mode::MISSING)? };
         mapping.reveal()?;
         let (start, pages) = (mapping.address(), bytes / PAGE_BYTES);
-        let memory = Arc::new(Memory { start, pages, userfault, sees_writes, source });
-        let server: Arc<dyn Serve> = Arc::<Memory>::clone(&memory);
+        let memory = Arc::new(PageServer { start, pages, userfault, sees_writes, source });
+        let server: Arc<dyn Serve> = Arc::<PageServer>::clone(&memory);
         let registration = sigbus::register(start, bytes, server)?;
         Ok(Self { _registration: registration, mapping, memory, file })
     }
@@ -175,7 +175,7 @@ impl Demand {
     /// # Errors
     /// `Unsupported` before Linux 6.7; as userfaultfd(2).
     pub fn fault_singly(&self) -> io::Result<()> {
-        let Memory { start, userfault, sees_writes, .. } = &*self.memory;
+        let PageServer { start, userfault, sees_writes, .. } = &*self.memory;
         if !sees_writes {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -227,7 +227,7 @@ impl Demand {
     }
 }
 
-/// A context for absent pages, and whether it has what [`Demand::fault_singly`] needs.
+/// A context for absent pages, and whether it has what [`DemandMemory::fault_singly`] needs.
 fn open_userfault() -> io::Result<(Userfault, bool)> {
     let needed = feature::SIGBUS | feature::MISSING_SHMEM;
     let seeing_writes = needed | feature::WP_HUGETLBFS_SHMEM | feature::WP_ASYNC;
@@ -240,7 +240,7 @@ fn open_userfault() -> io::Result<(Userfault, bool)> {
     }
 }
 
-impl Memory {
+impl PageServer {
     fn page_of(&self, address: HostAddress) -> usize {
         (address.0 - self.start.0) / PAGE_BYTES
     }
@@ -278,7 +278,7 @@ impl Memory {
     }
 }
 
-impl Serve for Memory {
+impl Serve for PageServer {
     fn serve(&self, address: HostAddress) -> bool {
         let page = self.page_of(address);
         let window = self.source.window(page);
@@ -293,9 +293,9 @@ impl Serve for Memory {
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for PageServer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Memory({} pages at {:#x})", self.pages, self.start.0)
+        write!(formatter, "PageServer({} pages at {:#x})", self.pages, self.start.0)
     }
 }
 
