@@ -35,11 +35,15 @@
 //! - A fault is a signal that the kernel must be able to deliver: a thread that blocks `SIGBUS` and touches
 //!   an absent page ends the process.
 
+mod buffers;
 mod memory;
 pub mod published;
+mod server;
 pub mod sigbus;
+mod source;
 
-pub use self::memory::{DemandMemory, FETCH_PAGES_MAX, PageSource};
+pub use self::memory::DemandMemory;
+pub use self::source::{FETCH_PAGES_MAX, PageSource};
 
 /// The examples of the README are tests.
 #[cfg(doctest)]

@@ -1,8 +1,8 @@
-//! A value that is read without waiting, in signal handlers too, and replaced as a whole.
+//! Values that are read without waiting, in signal handlers too, and replaced as a whole.
 //!
-//! Read-copy-update with two counts of readers, after the kernel's SRCU
+//! [`Published`] is read-copy-update with two counts of readers, after the kernel's SRCU
 //! (Documentation/RCU/checklist.rst, `kernel/rcu/srcutree.c`). A reader enters its count and then takes
-//! the pointer; a writer changes the pointer and then sees each count at zero once. Whoever got the old
+//! the pointer; a writer changes the pointer and then sees each count at zero once. A reader that got the old
 //! pointer had entered its count before the change, so a count that is zero afterwards says that it has
 //! left. New readers are sent to the other count meanwhile, so that the wait ends on a busy machine.
 
@@ -19,11 +19,11 @@ use std::sync::{
     atomic::{AtomicPtr, AtomicUsize, Ordering, fence},
 };
 
-/// At most one value of `T`, which any number of threads look at while one replaces it.
+/// At most one value of `T`, which any number of threads look at while one replaces it. None at first.
 pub struct Published<T> {
     /// Null, or from `Box::into_raw`.
     current: AtomicPtr<T>,
-    /// Which of the counts new readers enter, in its lowest bit.
+    /// Number of the count that new readers enter, in its lowest bit.
     entrance: AtomicUsize,
     readers: [AtomicUsize; 2],
     writer: Mutex<()>,
@@ -32,7 +32,7 @@ pub struct Published<T> {
 // SAFETY: the value goes from the thread that publishes it to the one that drops it, and is looked at by
 // any; its pointer is this value's own. Needs what the bounds say.
 unsafe impl<T: Send + Sync> Send for Published<T> {}
-// SAFETY: the same.
+// SAFETY: as for `Send`.
 unsafe impl<T: Send + Sync> Sync for Published<T> {}
 
 impl<T> Default for Published<T> {
@@ -46,7 +46,7 @@ impl<T> Default for Published<T> {
     }
 }
 
-/// Leaves the count that it entered, by a panic too.
+/// Presence of a reader, which leaves the count that it entered when this is dropped, by a panic too.
 struct Inside<'a>(&'a AtomicUsize);
 
 impl Drop for Inside<'_> {
@@ -57,8 +57,8 @@ impl Drop for Inside<'_> {
 }
 
 impl<T> Published<T> {
-    /// Looks at what is published. Never waits and allocates nothing, so it may be called in a signal
-    /// handler; what `look` does there is for the caller to mind. Replacing waits until it is done.
+    /// Calls `look` with the published value, or `None`. Never waits and allocates nothing, so it may be
+    /// called in a signal handler if `look` may. [`update`](Self::update) waits until `look` has returned.
     pub fn read<R>(&self, look: impl FnOnce(Option<&T>) -> R) -> R {
         let count = &self.readers[self.entrance.load(Ordering::Relaxed) & 1];
         count.fetch_add(1, Ordering::Relaxed);
@@ -72,10 +72,10 @@ impl<T> Published<T> {
         look(unsafe { current.as_ref() })
     }
 
-    /// Publishes what `next` makes of what there is, and waits until nobody looks at that any more;
-    /// then drops it. One at a time.
+    /// Replaces the value by the one that `next` makes of it. Waits until nobody looks at the old one, and
+    /// drops that. Updates of several threads run one after the other; a panic in `next` changes nothing.
     ///
-    /// Waits for ever if called from within a [`read`](Self::read).
+    /// Waits for ever if called from within a [`read`](Self::read) or an update of the same value.
     pub fn update(&self, next: impl FnOnce(Option<&T>) -> Option<T>) {
         let _writer = self.lock();
         let current = self.current.load(Ordering::Relaxed);
@@ -108,7 +108,7 @@ impl<T> Published<T> {
     }
 }
 
-/// Readers are done in less than a microsecond, or wait for a disk.
+/// Waits for a while for readers, which are done in less than a microsecond or wait for a disk.
 #[cfg(not(loom))]
 fn pause(turns: u32) {
     const SPINS: u32 = 100;

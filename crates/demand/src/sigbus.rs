@@ -1,9 +1,8 @@
-//! `SIGBUS`: who touched memory whose content could not be had, and a second chance for it.
+//! `SIGBUS` handler of the process: ranges of memory have their faults served, in the thread that touched.
 //!
-//! One handler for the process. It looks up whose memory was touched and lets that one serve the fault,
-//! in the thread that touched; what nobody serves goes to the handler that was there before, or ends the
-//! process as ever. The handler blocks all signals, waits for nothing but what it is served with, and
-//! leaves `errno` as it was.
+//! The handler looks up the range of the address and lets its server serve the fault. A fault that nobody
+//! serves goes to the handler that was there before, or ends the process as ever. The handler blocks all
+//! signals, waits for nothing but the server, and leaves `errno` as it was.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,52 +15,55 @@ use bindery_units::HostAddress;
 
 use crate::published::Published;
 
-/// Serves faults of a range of memory.
+/// Server of the faults of a range of memory.
 pub trait Serve: Send + Sync {
-    /// `address`, which is in the range, could not be read. Whether the thread shall try again.
+    /// Serves a fault at `address`, which is in the range. Returns true if the thread is to try the access
+    /// again.
     ///
     /// Called in a signal handler, in the thread that touched the memory: takes no lock that a thread may
     /// hold while it reads such memory, allocates nothing, and does not panic, which ends the process.
+    /// [Registering](register) a range here, or dropping a registration, waits for ever.
     fn serve(&self, address: HostAddress) -> bool;
 }
 
+/// Addresses whose faults are served.
 #[derive(Clone)]
-struct Range {
+struct ServedRange {
     start: usize,
     end: usize,
     server: Arc<dyn Serve>,
 }
 
-/// Sorted by address; none overlaps another.
-type Ranges = Vec<Range>;
+/// Ranges of the process that made them; null at first. A child has none of its parent's: the memory may not
+/// be there, and its server may rely on a thread or a userfaultfd of the parent's.
+static RANGES: AtomicPtr<ProcessRanges> = AtomicPtr::new(ptr::null_mut());
 
-/// What the process that made it has served; null at first. A child has none of its parent's: the memory
-/// may not be there, and whoever serves it may be a thread or a userfaultfd of the parent's.
-static RANGES: AtomicPtr<OfProcess> = AtomicPtr::new(ptr::null_mut());
+/// Disposition of `SIGBUS` before the handler was installed.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// The ranges of one process.
-struct OfProcess {
+/// Ranges of one process.
+struct ProcessRanges {
     origin: Origin,
-    ranges: Published<Ranges>,
+    /// Sorted by address; none overlaps another.
+    ranges: Published<Vec<ServedRange>>,
 }
 
-/// This process's ranges; none before it has had the first.
-fn ranges() -> Option<&'static OfProcess> {
+/// Returns this process's ranges; `None` before its first was registered.
+fn ranges() -> Option<&'static ProcessRanges> {
     // SAFETY: null, or a value that was leaked.
     let ranges = unsafe { RANGES.load(Ordering::Acquire).as_ref() };
     ranges.filter(|ranges| ranges.origin.is_here())
 }
 
-/// This process's ranges, made where there are none. What a child inherits it leaves as it is: a thread of its
-/// parent's may have been changing it.
-fn ranges_or_new() -> &'static Published<Ranges> {
+/// Returns this process's ranges, made where there are none. A child leaves those that it inherits as they
+/// are: a thread of its parent's may have been changing them.
+fn ranges_or_new() -> &'static Published<Vec<ServedRange>> {
     loop {
         if let Some(found) = ranges() {
             return &found.ranges;
         }
         let inherited = RANGES.load(Ordering::Acquire);
-        let new = Box::new(OfProcess { origin: Origin::here(), ranges: Published::default() });
+        let new = Box::new(ProcessRanges { origin: Origin::here(), ranges: Published::default() });
         let new = Box::into_raw(new);
         let (acquire, release) = (Ordering::Acquire, Ordering::AcqRel);
         if RANGES.compare_exchange(inherited, new, release, acquire).is_err() {
@@ -71,21 +73,24 @@ fn ranges_or_new() -> &'static Published<Ranges> {
     }
 }
 
-/// A range that is served until this is dropped, which waits until nobody serves it any more. A copy in a
-/// child of fork is of a range that nobody serves there.
+/// Registration of a range, whose faults are served until this is dropped. In a child of fork, where nobody
+/// serves the range, dropping a copy does nothing.
+///
+/// Dropping it waits until the faults that the process serves at the moment have been served, those of other
+/// ranges too.
 #[derive(Debug)]
 pub struct Registration {
     start: usize,
     origin: Origin,
 }
 
-/// Has the faults of a range served.
+/// Registers a range whose faults `server` serves from now on.
 ///
-/// Installs the handler if it is not yet there. A program that installs one of its own later must hand
-/// on what is not its own.
+/// Installs the handler if it is not yet there. A program that installs its own later must hand on the
+/// signals that are not for it. Waits as dropping a [`Registration`] does.
 ///
 /// # Errors
-/// As sigaction(2).
+/// As sigaction(2), whenever the first installation failed.
 ///
 /// # Panics
 /// If a part of the range is served already.
@@ -95,7 +100,7 @@ pub fn register(
     server: Arc<dyn Serve>,
 ) -> io::Result<Registration> {
     let ranges = ranges_or_new();
-    let new = Range { start: start.0, end: start.0 + bytes, server };
+    let new = ServedRange { start: start.0, end: start.0 + bytes, server };
     ranges.update(|ranges| {
         let ranges = ranges.map_or(&[][..], Vec::as_slice);
         let at = ranges.partition_point(|range| range.start < new.start);
@@ -113,12 +118,13 @@ impl Drop for Registration {
     fn drop(&mut self) {
         let Some(found) = ranges().filter(|_| self.origin.is_here()) else { return };
         found.ranges.update(|ranges| {
-            let left = |range: &&Range| range.start != self.start;
+            let left = |range: &&ServedRange| range.start != self.start;
             Some(ranges.into_iter().flatten().filter(left).cloned().collect())
         });
     }
 }
 
+/// Installs the handler, once in the life of the process.
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {
@@ -145,7 +151,7 @@ fn action() -> libc::sigaction {
     }
 }
 
-/// Sets the disposition of `SIGBUS`, if one is given, and tells what it was.
+/// Sets the disposition of `SIGBUS`, if one is given, and calls `old` with the one before.
 fn exchange(
     new: Option<&libc::sigaction>,
     old: impl FnOnce(libc::sigaction) -> Result<(), ()>,
@@ -176,6 +182,7 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     }
 }
 
+/// Serves a fault. Returns true if the thread is to try the access again.
 fn serve(address: usize) -> bool {
     let Some(found) = ranges() else { return false };
     found.ranges.read(|ranges| {
@@ -187,7 +194,7 @@ fn serve(address: usize) -> bool {
     })
 }
 
-/// Does what would have been done without this module.
+/// Does with a signal as would have been done without this module.
 ///
 /// # Safety
 /// The arguments must be those of a signal handler.
