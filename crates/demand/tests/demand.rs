@@ -1,4 +1,4 @@
-//! Memory whose content is fetched by whoever touches it.
+//! Memory whose content is fetched by the thread that touches it.
 
 #![expect(clippy::unwrap_used, reason = "what a test does not expect fails it")]
 
@@ -16,7 +16,7 @@ use bindery_units::PAGE_BYTES;
 
 const PAGES: usize = 256;
 
-/// Says in every word of a page which page it is.
+/// Source that fills each page with its number plus one.
 #[derive(Default)]
 struct Numbers {
     around: usize,
@@ -61,7 +61,7 @@ fn check(demand: &DemandMemory, page: usize) {
 }
 
 #[test]
-fn what_is_touched_is_fetched_once_and_after_eviction_again() {
+fn pages_are_fetched_once_and_again_after_eviction() {
     let source = Arc::new(Numbers::default());
     let demand = numbers(&source);
     assert_eq!(memfd::allocated_bytes(demand.file()).unwrap(), 0);
@@ -105,7 +105,7 @@ fn pages_can_be_installed_and_read_without_touching_them() {
 }
 
 #[test]
-fn what_is_forgotten_is_there_without_fetching() {
+fn forgotten_pages_are_mapped_again_without_fetching() {
     let source = Arc::new(Numbers::default());
     let (demand, pagemap) = (numbers(&source), Pagemap::of_self().unwrap());
     demand.view(0, PAGES * PAGE_BYTES).touch();
@@ -170,7 +170,7 @@ fn two_mappings_share_what_either_fetched() {
 }
 
 #[test]
-fn what_is_no_memory_of_that_length_is_refused() {
+fn files_of_another_kind_or_length_are_refused() {
     let attach = |file| {
         let source = Arc::new(Numbers::default());
         DemandMemory::attach(file, PAGES * PAGE_BYTES, source).unwrap_err().to_string()
@@ -208,7 +208,7 @@ fn threads_touch_and_evict_at_once() {
     });
 }
 
-/// Runs the test `name` of this program again, as the process that ends.
+/// Runs the test `name` of this program again, in a process that may end; `None` in that process.
 fn in_child(name: &str) -> Option<Output> {
     if std::env::var_os("BINDERY_DEMAND_CHILD").is_some() {
         return None;
@@ -219,8 +219,8 @@ fn in_child(name: &str) -> Option<Output> {
 }
 
 #[test]
-fn who_touches_what_is_lost_ends_and_is_told_why() {
-    if let Some(output) = in_child("who_touches_what_is_lost_ends_and_is_told_why") {
+fn touching_a_lost_page_reports_and_ends_the_process() {
+    if let Some(output) = in_child("touching_a_lost_page_reports_and_ends_the_process") {
         let told = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
         assert!(told.contains("neighbours are there") && told.contains("lost page 7"), "{told}");
@@ -235,8 +235,8 @@ fn who_touches_what_is_lost_ends_and_is_told_why() {
 }
 
 #[test]
-fn a_process_that_locks_all_its_memory_sees_no_zeros() {
-    if let Some(output) = in_child("a_process_that_locks_all_its_memory_sees_no_zeros") {
+fn locking_all_memory_fills_none_with_zeros() {
+    if let Some(output) = in_child("locking_all_memory_fills_none_with_zeros") {
         assert!(output.status.success(), "{output:?}");
         return;
     }
@@ -252,7 +252,7 @@ fn a_process_that_locks_all_its_memory_sees_no_zeros() {
 }
 
 #[test]
-fn its_pages_are_not_joined() {
+fn pages_are_not_joined_to_huge_ones() {
     let demand = numbers(&Arc::new(Numbers::default()));
     let start = format!("{:x}-", demand.view(0, 1).as_ptr().addr());
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
