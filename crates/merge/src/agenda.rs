@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::domain::Domains;
 use crate::guest::Guest;
 
-/// The guest whose turn it is: its domain, and its number there.
+/// Guest whose turn it is: its domain, and its number there.
 pub(crate) type Turn = Option<(String, u32)>;
 
 /// Guests that have stable pages to be looked at in this period, in order.
@@ -39,7 +39,7 @@ impl Agenda {
         Self { left }
     }
 
-    /// Whose turn it is in the next period.
+    /// Returns the guest that the next period begins with.
     pub(crate) fn turn(&self) -> Turn {
         self.left.front().cloned()
     }
@@ -49,7 +49,7 @@ impl Agenda {
         self.left.iter().map(|guest| well_guest(domains, guest).map_or(0, Guest::ready)).sum()
     }
 
-    /// The next pages, about `most`: none if there are none left.
+    /// Returns the next pages, about `most`: none if there are none left.
     pub(crate) fn next_round(&mut self, domains: &mut Domains, most: usize) -> Vec<Portion> {
         let (mut round, mut count) = (Vec::new(), 0);
         while count < most
@@ -71,7 +71,7 @@ impl Agenda {
     }
 }
 
-/// A guest of the agenda, unless something went wrong with it or its domain in this period.
+/// Returns a guest of the agenda, unless something went wrong with it or its domain in this period.
 fn well_guest<'a>(domains: &'a Domains, (name, number): &(String, u32)) -> Option<&'a Guest> {
     let domain = domains.get(name).filter(|domain| domain.shortage().is_none())?;
     domain.guests.get(number).filter(|guest| guest.is_well())

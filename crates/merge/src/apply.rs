@@ -143,7 +143,7 @@ impl Applying<'_> {
         Ok(())
     }
 
-    /// A request has no answer. Unless the shim says that it has done nothing, it may have merged
+    /// Takes in that a request has no answer. Unless the shim says that it has done nothing, it may have merged
     /// any of its pages.
     fn unanswered(&mut self, runs: &[Run], error: &GuestError) {
         if matches!(error, GuestError::Refused { .. } | GuestError::Failed { .. }) {
@@ -205,12 +205,12 @@ impl Applying<'_> {
         }
     }
 
-    /// Whether a page that was to move has another slot, which it keeps.
+    /// Returns true if a page that was to move has another slot, which it keeps.
     fn stays_merged(&self, page: PageIndex) -> bool {
         matches!(self.guest.links.get(page), Link::Merged(_))
     }
 
-    /// A page was not merged: when is it to be looked at again?
+    /// Puts back a page that was not merged, for as long as the outcome says.
     fn left_private(&mut self, page: PageIndex, outcome: PageOutcome) {
         let State { tracking, counts, foreign, .. } = &mut *self.state;
         match outcome {
@@ -263,7 +263,7 @@ impl Applying<'_> {
     }
 }
 
-/// How many of `runs` go into one request: few enough that it is answered in time, that the
+/// Returns how many of `runs` go into one request: few enough that it is answered in time, that the
 /// mappings it makes are counted before more are asked for, and that the segments fit.
 fn batch(runs: &[Run], store: &Store) -> usize {
     let (mut pages, mut segments) = (0, BTreeSet::new());
@@ -275,7 +275,7 @@ fn batch(runs: &[Run], store: &Store) -> usize {
     fits.count().max(1)
 }
 
-/// The segments that `runs` touch, ascending.
+/// Returns the segments that `runs` touch, ascending.
 fn share(runs: &[Run], store: &Store) -> Result<Vec<(u32, Arc<File>)>, StoreError> {
     let numbers: BTreeSet<u32> = runs.iter().flat_map(|run| segments_of(run, store)).collect();
     numbers.into_iter().map(|number| Ok((number, store.share(number)?))).collect()

@@ -19,7 +19,7 @@ use bindery_units::{PageIndex, Slot};
 /// stretches in common, and any 16 pages that they have in common spare seven.
 pub(crate) const STRIDE: u32 = 8;
 
-/// Where a content was found.
+/// Place where a content was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In a page of a guest, which was seen with it first.
@@ -37,7 +37,7 @@ impl Place {
         }
     }
 
-    /// Whether `other` is `pages` further.
+    /// Returns true if `other` is `pages` further.
     fn is_before(self, other: Self, pages: u32) -> bool {
         let distance = match (self, other) {
             (Self::Page { guest: a, page }, Self::Page { guest: b, page: end }) if a == b => {
@@ -50,7 +50,7 @@ impl Place {
     }
 }
 
-/// Where in `pages`, which ascend, the first ends are: at multiples of [`STRIDE`], so that a stretch's
+/// Returns where in `pages`, which ascend, the first ends are: at multiples of [`STRIDE`], so that a stretch's
 /// last end is the next one's first.
 pub(crate) fn stretches(pages: &[u32]) -> impl Iterator<Item = usize> + '_ {
     let ends = pages.windows(STRIDE as usize + 1).enumerate();
@@ -59,7 +59,7 @@ pub(crate) fn stretches(pages: &[u32]) -> impl Iterator<Item = usize> + '_ {
     in_a_row.map(|(at, _)| at)
 }
 
-/// Where what lies between two ends is inferred to be: the place of the first end, if the other's is as
+/// Returns where what lies between two ends is inferred to be: the place of the first end, if the other's is as
 /// far from it as the ends are from each other. `places` are those of pages that were found, ascending.
 pub(crate) fn base(first: u32, places: &[(PageIndex, Place)]) -> Option<Place> {
     let at = places.binary_search_by_key(&first, |(page, _)| page.0).ok()?;

@@ -91,7 +91,7 @@ impl Moves {
     }
 }
 
-/// Whether so much is vacant that moving what is not pays.
+/// Returns true if so much is vacant that moving what is not pays.
 fn is_wanted(domain: &Domain, vacant: u32) -> bool {
     let used = domain.slots.used();
     match domain.pressure.state() {
@@ -133,7 +133,7 @@ fn can_be_asked(guest: &Guest) -> bool {
     guest.is_well() && is_settled && has_room
 }
 
-/// The pages of `guest` that map slots of the domain's store.
+/// Returns the pages of `guest` that map slots of the domain's store.
 fn merged_pages(guest: &Guest) -> impl Iterator<Item = (PageIndex, Slot)> + '_ {
     guest.links.linked(guest.links.range()).filter_map(|(page, link)| match link {
         Link::Merged(slot) => Some((page, slot)),
@@ -141,7 +141,7 @@ fn merged_pages(guest: &Guest) -> impl Iterator<Item = (PageIndex, Slot)> + '_ {
     })
 }
 
-/// Of segments that can be emptied those with the most vacant slots, until half of what makes it worth
+/// Chooses of segments that can be emptied those with the most vacant slots, until half of what makes it worth
 /// while is vacant; where slots or memory are short, as many as there is room for. In order.
 fn choose(domain: &Domain, mut movable: Vec<Sparse>) -> Vec<Sparse> {
     let slots = &domain.slots;
@@ -209,7 +209,7 @@ fn copy_run(store: &Store, moves: &[(Slot, Slot)]) -> Result<(), StoreError> {
     store.write_moved(moves[0].1, &pages)
 }
 
-/// Whose pages map what moves: guests, each with the page and its new slot, in order of pages.
+/// Returns the pages that map what moves: guests, each with the page and its new slot, in order of pages.
 fn mappers(domain: &Domain, moves: &[(Slot, Slot)]) -> Vec<(u32, Merge)> {
     let new_slot = |slot: Slot| {
         let at = moves.binary_search_by_key(&slot, |(old, _)| *old).ok()?;

@@ -29,10 +29,10 @@ use crate::status::{Counts, DomainStatus};
 use crate::store::StoreError;
 use crate::troubles::Troubles;
 
-/// All domains of an engine, by name.
+/// Domains of an engine, by name.
 pub(crate) type Domains = BTreeMap<String, Domain>;
 
-/// What a round finds.
+/// Findings of a round.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) seeds: Vec<Seed>,
@@ -66,7 +66,7 @@ pub(crate) struct Domain {
     pub(crate) troubles: Arc<Troubles>,
     /// Breaks until the end of the last period.
     pub(crate) breaks_seen: u64,
-    /// What guests that left had counted.
+    /// Counts of guests that left.
     left: Counts,
 }
 
@@ -157,7 +157,7 @@ impl Domain {
         locked(&self.shortage).get_or_insert(shortage);
     }
 
-    /// What was short first in this period.
+    /// Returns the first shortage of this period.
     pub(crate) fn shortage(&self) -> Option<Shortage> {
         *locked(&self.shortage)
     }

@@ -55,13 +55,13 @@ impl Borrow<u64> for Content {
     }
 }
 
-/// What a batch leads to.
+/// Outcome of a batch.
 #[derive(Default)]
 struct Outcome {
     zeros: Vec<u32>,
     merges: Vec<Merge>,
     found: Found,
-    /// Where contents were found, by page.
+    /// Places where contents were found, by page.
     places: Vec<(PageIndex, Place)>,
     inferred: Vec<u32>,
     /// There was no room in the index.

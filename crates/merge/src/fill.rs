@@ -31,7 +31,7 @@ const SOURCES_MAX: usize = 3;
 /// could have it go on with few slots and many classes.
 const PASSES_MAX: usize = 8;
 
-/// The classes of a round, in order of their homes; the first of them have slots.
+/// Classes of a round, in order of their homes; the first of them have slots.
 pub(crate) struct Plan {
     classes: Vec<Class>,
     joins: Vec<Join>,
@@ -173,12 +173,12 @@ impl Plan {
     }
 }
 
-/// Whether nothing more can be written in this period.
+/// Returns true if nothing more can be written in this period.
 fn is_short(domain: &Domain) -> bool {
     matches!(domain.shortage(), Some(Shortage::Memory | Shortage::Descriptors))
 }
 
-/// The link of the page that was seen first leads to the leaf as a candidate's, which it is no more.
+/// Unlinks the page that was seen first from the leaf, whose candidate it is no more.
 fn unlink_origin(domain: &Domain, class: &Class) {
     let (guest, page) = class.seed.origin;
     if let Some(guest) = domain.guests.get(&guest) {
@@ -187,8 +187,8 @@ fn unlink_origin(domain: &Domain, class: &Class) {
     }
 }
 
-/// No other page has it, or there is no room: the page that was seen first is a candidate still, as its link
-/// says.
+/// Turns the leaf of a class back into that of the page seen first, as its link says: no other page has
+/// the content, or there is no room.
 fn make_candidate(domain: &Domain, class: &Class) {
     let (guest, page) = class.seed.origin;
     exchange(domain, class, IndexEntry::Candidate { guest, page });
@@ -214,7 +214,7 @@ fn make_canonical(domain: &mut Domain, class: &Class, slot: Slot, joins: &[Join]
     }
 }
 
-/// Pages that have no slot to be merged with are looked at again: later if there was no room, and ever later
+/// Puts pages back that have no slot to be merged with: later if there was no room, and ever later
 /// if nobody had what was digested. Pages that were only inferred are put back at once, to be digested alone.
 fn give_up<'a>(domain: &mut Domain, joins: impl Iterator<Item = &'a Join>, no_room: bool) {
     for join in joins {

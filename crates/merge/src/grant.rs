@@ -6,12 +6,12 @@ use crate::store::Store;
 /// Error of making a domain.
 #[derive(Debug, thiserror::Error)]
 pub enum DomainError {
-    /// No secret could be drawn.
+    /// Drawing a secret failed.
     #[error("cannot draw a domain's secret from the kernel's random source: {0}")]
     Secret(getrandom::Error),
 }
 
-/// What a domain's guests are given: the secret, and what they must know of the store.
+/// Grant to a domain's guests: the secret, and what they must know of the store.
 #[derive(Debug)]
 pub struct Grant {
     name: String,

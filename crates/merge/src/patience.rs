@@ -31,10 +31,10 @@ const MENDED: Duration = Duration::from_micros(1);
 const READ: Duration = Duration::from_micros(10);
 const REMAPPED: Duration = Duration::from_micros(50);
 
-/// How much later than they may be a guest's answers of this period came, all together.
+/// Lateness of a guest's answers of this period, all together.
 #[derive(Debug)]
 pub(crate) struct Lateness {
-    /// When the period began.
+    /// Start of the period.
     start: Instant,
     ns: AtomicU64,
 }
@@ -50,7 +50,7 @@ impl Lateness {
         self.ns.fetch_add(late.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Whether the guest may be asked for more.
+    /// Checks whether the guest may be asked for more.
     ///
     /// # Errors
     /// [`GuestError::Stalled`].
@@ -88,7 +88,7 @@ impl<'a> TimedLane<'a> {
         Ok(answer)
     }
 
-    /// The same about a range, of which an answer may cover a part.
+    /// Asks about a range, of which an answer may cover a part.
     fn time_through(
         &mut self,
         request: &'static str,
@@ -99,7 +99,7 @@ impl<'a> TimedLane<'a> {
     }
 }
 
-/// What an answer about `range` may take.
+/// Returns what an answer about `range` may take.
 fn for_range(range: PageRange, resume: Resume) -> Duration {
     match resume {
         Some(at) => COVERED * (at.0 - range.first.0),

@@ -46,7 +46,7 @@ use crate::spread::spread;
 use crate::stop::Stop;
 use crate::workers::Workers;
 
-/// How often a rest looks whether it is to end.
+/// Pause between two looks whether a rest is to end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs one period. It ends when all stable pages were looked at, or at `deadline`, but not before the
@@ -89,15 +89,15 @@ pub(crate) fn run_period(
     publish(domains, means.pacer);
 }
 
-/// What a period works with.
+/// Means of a period.
 pub(crate) struct Means<'a> {
     pub(crate) workers: &'a Workers,
     pub(crate) pacer: &'a mut Pacer,
     pub(crate) meter: &'a Meter,
     pub(crate) stop: &'a Stop,
-    /// Where others wait for the period to end.
+    /// Queue of those who wait for the period to end.
     pub(crate) queue: &'a Queue,
-    /// Whether merging waits.
+    /// True while merging waits.
     pub(crate) is_idle: bool,
 }
 
@@ -129,7 +129,7 @@ impl Means<'_> {
         false
     }
 
-    /// Whether somebody waits for the period to end.
+    /// Returns true if somebody waits for the period to end.
     fn is_awaited(&self) -> bool {
         self.queue.is_awaited()
     }

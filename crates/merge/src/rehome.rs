@@ -23,7 +23,7 @@ pub(crate) fn rehome_all(domains: &Domains, workers: &Workers) {
     workers.each(&tasks, || (), |(), guest| rehome(guest));
 }
 
-/// Whether a domain merges, and all that its guests had when they came has been looked at.
+/// Returns true if a domain merges, and all that its guests had when they came has been looked at.
 fn is_looked_at(domain: &Domain) -> bool {
     let mut guests = domain.guests.values().filter(|guest| guest.is_well());
     domain.pressure.merges()
@@ -56,7 +56,7 @@ fn rehome(guest: &Guest) {
     guest.note_gauges(&mut lane, &mut state.usage);
 }
 
-/// How many pages are brought back in this period, at most.
+/// Returns how many pages are brought back in this period, at most.
 fn affordable(guest: &Guest) -> usize {
     let room = headroom_bytes(guest.connection.identity().pid).unwrap_or(u64::MAX);
     (room / PAGE_BYTES as u64).min(u64::from(REHOME_PAGES)) as usize

@@ -16,44 +16,44 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bindery_units::{PageIndex, Slot, SlotRange};
 
-/// The rows of one store.
+/// Rows of one store.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// How long each row is, and what its head is, by its first slot; no two overlap.
+    /// Length and head of each row, by its first slot; no two overlap.
     rows: BTreeMap<Slot, (u32, Slot)>,
     /// Heads, with the length and the first slot of each of their rows.
     heads: BTreeSet<(Slot, u32, Slot)>,
 }
 
 impl Rows {
-    /// The slot in which `page` finds the content of `head`.
+    /// Returns the slot in which `page` finds the content of `head`.
     pub(crate) fn place(&self, head: Slot, page: PageIndex) -> Slot {
         self.longest(head).map_or(head, |row| row.first.plus(page.0 % row.count))
     }
 
-    /// The row that `slot` is in, and its head.
+    /// Returns the row that `slot` is in, and its head.
     pub(crate) fn row_of(&self, slot: Slot) -> Option<(SlotRange, Slot)> {
         let (first, (count, head)) = self.rows.range(..=slot).next_back()?;
         (slot.0 - first.0 < *count).then(|| (SlotRange::new(*first, *count), *head))
     }
 
-    /// Whether `slot` is a head that has rows.
+    /// Returns true if `slot` is a head that has rows.
     pub(crate) fn has_rows(&self, slot: Slot) -> bool {
         self.longest(slot).is_some()
     }
 
-    /// The row that pages of `head` are given.
+    /// Returns the row that pages of `head` are given.
     fn longest(&self, head: Slot) -> Option<SlotRange> {
         let mut rows = self.heads.range((head, 0, Slot(0))..=(head, u32::MAX, Slot(u32::MAX)));
         rows.next_back().map(|(_, count, first)| SlotRange::new(*first, *count))
     }
 
-    /// How many copies a page of `head` can choose from.
+    /// Returns the number of copies that a page of `head` can choose from.
     pub(crate) fn copies(&self, head: Slot) -> u32 {
         self.longest(head).map_or(1, |row| row.count)
     }
 
-    /// How many copies there are in all rows.
+    /// Returns the number of copies in all rows.
     pub(crate) fn total(&self) -> usize {
         self.rows.values().map(|(count, _)| *count as usize).sum()
     }
@@ -65,7 +65,7 @@ impl Rows {
         self.heads.insert((head, row.count, row.first));
     }
 
-    /// Whether `segment` has slots of a row, or of a head that has rows.
+    /// Returns true if `segment` has slots of a row, or of a head that has rows.
     pub(crate) fn touch(&self, segment: SlotRange) -> bool {
         let (first, last) = (segment.first, Slot(segment.end().0 - 1));
         let head = self.heads.range((first, 0, Slot(0))..=(last, u32::MAX, Slot(u32::MAX)));
@@ -79,7 +79,7 @@ impl Rows {
         self.heads.remove(&(head, count, row.first));
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

@@ -13,7 +13,7 @@ use crate::headroom::pages_to_spare;
 use crate::runs::Merge;
 use crate::settings::MAPPING_BYTES;
 
-/// How many copies are worth their memory where they spare `mappings`: as many as take half of what
+/// Returns how many copies are worth their memory where they spare `mappings`: as many as take half of what
 /// those would.
 fn copies_for(mappings: u64) -> u32 {
     let bytes = mappings * MAPPING_BYTES / 2;
@@ -53,7 +53,7 @@ pub(crate) fn spread(domain: &mut Domain) {
     }
 }
 
-/// How many more copies there may be. A row stays as long as one page maps any of it, so that guests
+/// Returns how many more copies there may be. A row stays as long as one page maps any of it, so that guests
 /// could fill memory with rows: all of them together take no more than mappings of all merged pages
 /// could save.
 fn room_for_copies(domain: &Domain) -> usize {
@@ -63,7 +63,7 @@ fn room_for_copies(domain: &Domain) -> usize {
     most.saturating_sub(domain.rows.total()).min(pages_to_spare())
 }
 
-/// How many pages are to be merged with the same slot as the page before them, by slot. Sorts the
+/// Counts the pages that are to be merged with the same slot as the page before them, by slot. Sorts the
 /// merges.
 fn repeats(domain: &mut Domain) -> BTreeMap<Slot, u32> {
     let mut repeats = BTreeMap::new();
@@ -78,7 +78,7 @@ fn repeats(domain: &mut Domain) -> BTreeMap<Slot, u32> {
     repeats
 }
 
-/// A row of `copies` of what is in `head`, if there is room for it.
+/// Fills a row with `copies` of what is in `head`, if there is room for it.
 fn fill_row(domain: &mut Domain, head: Slot, copies: u32) -> Option<SlotRange> {
     let row = domain.slots.allocate_run(copies)?;
     match domain.grant.store.copy(head, row) {

@@ -4,7 +4,7 @@ use crate::domain::Domain;
 use crate::guest::{Guest, State};
 use crate::patience::TimedLane;
 
-/// A visit to a guest.
+/// Visit of one worker to one guest.
 pub(crate) struct Visit<'a> {
     pub(crate) domain: &'a Domain,
     pub(crate) guest: &'a Guest,
