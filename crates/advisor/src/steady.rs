@@ -84,7 +84,7 @@ pub struct Steady {
 #[derive(Clone, Copy, Debug, Default)]
 struct Within {
     /// All that was told.
-    told: Scan,
+    reported: Scan,
     /// What was told and not reckoned with yet, because it was less than a batch.
     part: Scan,
     /// What the dearest pages cost so far.
@@ -109,8 +109,8 @@ impl Within {
 
     /// For how long a page keeps this scan busy, where enough of them were looked at.
     fn busy_s(&self) -> Option<f64> {
-        let is_enough = self.batches >= DEARER_BATCHES && self.told.pages > 0;
-        is_enough.then(|| a_page_s(self.told.busy_us, self.told.pages))
+        let is_enough = self.batches >= DEARER_BATCHES && self.reported.pages > 0;
+        is_enough.then(|| a_page_s(self.reported.busy_us, self.reported.pages))
     }
 }
 
@@ -213,7 +213,7 @@ impl Steady {
     pub fn hold(&mut self, settings: &Settings, part: Scan) {
         let within = &mut self.within;
         within.account(within.pages.saturating_add(part.pages), self.pace.pages_to_scan);
-        within.told = within.told.and(part);
+        within.reported = within.reported.and(part);
         within.part = within.part.and(part);
         // What the CPU time of less than a batch is said to be is wrong by more than it is.
         if within.part.pages < self.pace.pages_to_scan.max(1) {

@@ -294,7 +294,7 @@ proptest! {
     fn bounds_are_honoured_and_no_input_has_it_panic(
         target in any::<u64>(), max_cpu in any::<u64>(), bounds in any::<(u64, u64)>(),
         rest_us in any::<u64>(),
-        told in prop::collection::vec((0..4_u8, any::<(u64, u64, u64, u64)>(), any::<Option<u64>>()), 1..40),
+        reported in prop::collection::vec((0..4_u8, any::<(u64, u64, u64, u64)>(), any::<Option<u64>>()), 1..40),
     ) {
         let settings = Settings {
             mode: Mode::Steady,
@@ -303,7 +303,7 @@ proptest! {
             min_pages_to_scan: bounds.0,
             max_pages_to_scan: bounds.1,
         };
-        check_bounds(settings, rest_us, &told)?;
+        check_bounds(settings, rest_us, &reported)?;
         let valid = Settings {
             target_scan_time_s: 1 + target % 86_400,
             max_cpu_percent: 1 + max_cpu % 25_600,
@@ -312,17 +312,21 @@ proptest! {
             ..settings
         };
         prop_assert!(valid.check().is_ok());
-        check_bounds(valid, 20_000, &told)?;
+        check_bounds(valid, 20_000, &reported)?;
     }
 }
 
-type Told = (u8, (u64, u64, u64, u64), Option<u64>);
+type Reported = (u8, (u64, u64, u64, u64), Option<u64>);
 
-fn check_bounds(settings: Settings, rest_us: u64, told: &[Told]) -> Result<(), TestCaseError> {
+fn check_bounds(
+    settings: Settings,
+    rest_us: u64,
+    reported: &[Reported],
+) -> Result<(), TestCaseError> {
     let mut advisor = Advisor::new(settings, 1, rest_us);
     let mut begun = advisor.pace();
     let mut before = begun;
-    for (what, (time_us, busy_us, cpu_us, pages), next_pages) in told {
+    for (what, (time_us, busy_us, cpu_us, pages), next_pages) in reported {
         let scan = Scan { time_us: *time_us, busy_us: *busy_us, cpu_us: *cpu_us, pages: *pages };
         let pace = match what {
             0 => advisor.end_scan(scan, *next_pages),

@@ -184,12 +184,12 @@ mod tests {
                     pages.retain(|page| !(first..first + count).contains(page));
                 }
                 prop_assert_eq!(table.pages as usize, pages.len());
-                let told: Vec<u32> = table
+                let changed: Vec<u32> = table
                     .regions()
                     .iter()
                     .flat_map(|region| region.pages.pages().map(|page| page.0))
                     .collect();
-                prop_assert_eq!(told, pages.iter().copied().collect::<Vec<_>>());
+                prop_assert_eq!(changed, pages.iter().copied().collect::<Vec<_>>());
                 for part in table.regions() {
                     prop_assert_eq!(part.address.0, BASE + part.pages.first.at() * 4096);
                 }

@@ -32,14 +32,14 @@ impl Stopping {
 pub struct Stopper {
     sender: Arc<UnixStream>,
     /// `SIGTERM` or `SIGINT` came, or the daemon is to end for another reason.
-    is_told: Arc<AtomicBool>,
+    is_signalled: Arc<AtomicBool>,
 }
 
 impl Stopper {
     /// Makes [`Daemon::run`](crate::Daemon::run) return. May be called any number of times.
     pub fn stop(&self) {
         // Before the byte: any byte that is there already will do. Gone: the daemon has ended.
-        self.is_told.store(true, Ordering::Relaxed);
+        self.is_signalled.store(true, Ordering::Relaxed);
         let _ = io::Write::write(&mut &*self.sender, b"s");
     }
 }
@@ -66,7 +66,7 @@ impl StopReceiver {
     pub(crate) fn new() -> io::Result<Self> {
         let (sender, receiver) = UnixStream::pair()?;
         sender.set_nonblocking(true)?;
-        let stopper = Stopper { sender: Arc::new(sender), is_told: Arc::default() };
+        let stopper = Stopper { sender: Arc::new(sender), is_signalled: Arc::default() };
         Ok(Self { receiver, stopper })
     }
 
@@ -78,7 +78,7 @@ impl StopReceiver {
         let mut byte = [0];
         io::Read::read_exact(&mut &self.receiver, &mut byte)?;
         // The flag is set before a byte is written; without it the byte is a SIGHUP's.
-        let is_end = self.stopper.is_told.load(Ordering::Relaxed);
+        let is_end = self.stopper.is_signalled.load(Ordering::Relaxed);
         Ok(if is_end { Order::Stop } else { Order::Reload })
     }
 
@@ -89,7 +89,7 @@ impl StopReceiver {
     /// The kernel's, when descriptors are short.
     pub(crate) fn take_signals(&self) -> io::Result<()> {
         for signal in [SIGTERM, SIGINT] {
-            flag::register(signal, Arc::clone(&self.stopper.is_told))?;
+            flag::register(signal, Arc::clone(&self.stopper.is_signalled))?;
         }
         for signal in [SIGTERM, SIGINT, SIGHUP] {
             pipe::register(signal, self.stopper.sender.try_clone()?)?;

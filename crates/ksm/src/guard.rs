@@ -129,9 +129,9 @@ impl Guard {
         &mut self,
         name: &'static str,
         value: u64,
-        tell: &mut dyn FnMut(&Event),
+        report: &mut dyn FnMut(&Event),
     ) -> Result<bool, PilotError> {
-        self.restore(tell)?;
+        self.restore(report)?;
         let place = SETTINGS.iter().position(|setting| *setting == name);
         let place = place.expect("only settings that are held are set");
         let value = value.to_string();
@@ -209,29 +209,29 @@ impl Guard {
 
     /// Compares all settings with what they are to be, and puts back and counts what is not. In a
     /// quarrel that waits for [`Self::restore_at_tick`].
-    pub(crate) fn restore(&mut self, tell: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
-        if self.quarrel.is_on() { Ok(()) } else { self.compare(tell) }
+    pub(crate) fn restore(&mut self, report: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
+        if self.quarrel.is_on() { Ok(()) } else { self.compare(report) }
     }
 
     /// The same, also in a quarrel; every now and then.
     pub(crate) fn restore_at_tick(
         &mut self,
-        tell: &mut dyn FnMut(&Event),
+        report: &mut dyn FnMut(&Event),
     ) -> Result<(), PilotError> {
         self.listen_or_log();
         let named: Vec<&str> = self.writers.keys().copied().filter(|name| *name != RUN).collect();
-        self.compare(tell)?;
+        self.compare(report)?;
         // Who wrote what was there already is not to be blamed for what another writes later.
         for name in named {
             self.writers.remove(name);
         }
         if self.quarrel.tick(self.begun.elapsed().as_micros() as u64) {
-            self.tell_rest(tell);
+            self.report_rest(report);
         }
         Ok(())
     }
 
-    fn compare(&mut self, tell: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
+    fn compare(&mut self, report: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
         let mut is_advisor_off = false;
         for (place, setting) in SETTINGS.into_iter().enumerate() {
             let Some(value) = self.values[place].clone() else { continue };
@@ -247,7 +247,7 @@ impl Guard {
                 continue;
             }
             is_advisor_off = setting == ADVISOR_MODE;
-            self.note(place, found, value, tell);
+            self.note(place, found, value, report);
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Guard {
         place: usize,
         found: String,
         restored: String,
-        tell: &mut dyn FnMut(&Event),
+        report: &mut dyn FnMut(&Event),
     ) {
         self.foreign_writes += 1;
         // The writer may not have been told of yet.
@@ -268,16 +268,16 @@ impl Guard {
         if self.quarrel.is_on() {
             self.untold[place] = Some(foreign.after(self.untold[place].take()));
         } else {
-            tell(&foreign.event(SETTINGS[place]));
+            report(&foreign.event(SETTINGS[place]));
         }
         self.quarrel.note();
     }
 
     /// Tells what a quarrel has kept back.
-    pub(crate) fn tell_rest(&mut self, tell: &mut dyn FnMut(&Event)) {
+    pub(crate) fn report_rest(&mut self, report: &mut dyn FnMut(&Event)) {
         for (setting, untold) in SETTINGS.into_iter().zip(&mut self.untold) {
             if let Some(foreign) = untold.take() {
-                tell(&foreign.event(setting));
+                report(&foreign.event(setting));
             }
         }
     }

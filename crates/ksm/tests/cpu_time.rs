@@ -27,7 +27,7 @@ struct Trace(PathBuf);
 
 /// What the kernel says of a scan: whole seconds, at least one, and whole percents of them.
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct Reported {
     scan_time_s: u64,
     cpu_percent: u64,
 }
@@ -42,7 +42,7 @@ impl Trace {
         Some(trace)
     }
 
-    fn told(&self) -> Vec<Told> {
+    fn reported(&self) -> Vec<Reported> {
         let text = fs::read_to_string(self.0.join("trace")).unwrap();
         let after = |line: &str, what: &str| -> Option<u64> {
             let (_, rest) = line.split_once(what)?;
@@ -50,7 +50,7 @@ impl Trace {
         };
         let line = |line: &str| {
             let scan_time_s = after(line, "scan time ")?;
-            Some(Told { scan_time_s, cpu_percent: after(line, "cpu percent ")? })
+            Some(Reported { scan_time_s, cpu_percent: after(line, "cpu percent ")? })
         };
         text.lines().filter_map(line).collect()
     }
@@ -78,7 +78,7 @@ fn kernels_advisor() -> Option<Vec<SettingGuard>> {
 }
 
 /// Both clocks say the same of a scan. Figures of the kernel's are rounded down; ours are a look late.
-fn agree(ours: Scan, kernels: Told) -> bool {
+fn agree(ours: Scan, kernels: Reported) -> bool {
     let cpu_ms = kernels.scan_time_s * 10 * kernels.cpu_percent;
     let percent_ms = kernels.scan_time_s * 10;
     let ours_ms = ours.cpu_us / 1000;
@@ -105,7 +105,7 @@ fn userspace_knows_how_much_cpu_ksmd_spent_in_the_last_scan() {
     let meter = Meter::new().unwrap();
     let mut scans = Scans::new(meter.sample().unwrap());
     // Scans that ended before we looked are told of by the kernel alone.
-    let mut unseen = trace.told().len();
+    let mut unseen = trace.reported().len();
     let mut ours: Vec<Option<Scan>> = Vec::new();
     let mut was_late = false;
     wait_until("the end of enough scans", || {
@@ -121,13 +121,13 @@ fn userspace_knows_how_much_cpu_ksmd_spent_in_the_last_scan() {
         }
         ours.iter().flatten().count() >= SCANS
     });
-    let told = trace.told();
-    assert!(told.len() >= unseen + ours.len(), "{told:?}");
+    let reported = trace.reported();
+    assert!(reported.len() >= unseen + ours.len(), "{reported:?}");
     // A scan that ended between the first look at the trace and ours counts as unseen.
-    if told.len() > unseen + ours.len() {
-        unseen = told.len() - ours.len();
+    if reported.len() > unseen + ours.len() {
+        unseen = reported.len() - ours.len();
     }
-    let compared: Vec<_> = ours.iter().zip(&told[unseen..]).skip(1).collect();
+    let compared: Vec<_> = ours.iter().zip(&reported[unseen..]).skip(1).collect();
     let mut agreed = 0;
     for (ours, kernels) in compared {
         let Some(ours) = ours else { continue };

@@ -53,8 +53,8 @@ fn nobody_else_sets_the_rate_meanwhile() {
     }
     for (setting, value) in &writes {
         let writer = Writer::start(setting, value);
-        let (told, found, restored, suspect) = pilot.next(foreign);
-        assert_eq!((told, found.as_str()), (*setting, *value));
+        let (reported, found, restored, suspect) = pilot.next(foreign);
+        assert_eq!((reported, found.as_str()), (*setting, *value));
         if names_writers {
             let command = Some("sh".to_owned());
             assert_eq!(suspect, Some(Suspect { pid: writer.0.id(), command }));

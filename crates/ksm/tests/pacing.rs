@@ -18,16 +18,16 @@ const LONGEST_TARGETS: f64 = 1.8;
 
 /// A scan as the pilot tells of it.
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct Reported {
     time_us: u64,
     pages: u64,
     cpu_us: u64,
 }
 
-fn told(event: &Event) -> Option<Told> {
+fn reported(event: &Event) -> Option<Reported> {
     match event {
         Event::KsmAdvisor { scan_time_us, pages, cpu_us, .. } => {
-            Some(Told { time_us: *scan_time_us, pages: *pages, cpu_us: *cpu_us })
+            Some(Reported { time_us: *scan_time_us, pages: *pages, cpu_us: *cpu_us })
         }
         _ => None,
     }
@@ -49,15 +49,15 @@ fn scans_to_reach(pilot: &Piloted, target_s: u64, is_all: impl Fn(u64) -> bool) 
     let (mut scans, mut longest_us) = (0, 0);
     let (mut waited, mut before_us) = (waited_us(), 0);
     loop {
-        let told = pilot.next(told);
+        let reported = pilot.next(reported);
         let lately_us = waited_us() - waited;
         waited += lately_us;
-        println!("{told:?}, waited {} ms", lately_us / 1000);
+        println!("{reported:?}, waited {} ms", lately_us / 1000);
         let slack_us = target_s * 100_000 + lately_us + before_us;
         before_us = lately_us;
-        scans += usize::from(is_all(told.pages));
-        longest_us = longest_us.max(told.time_us.saturating_sub(lately_us));
-        if is_all(told.pages) && told.time_us.abs_diff(target_s * 1_000_000) <= slack_us {
+        scans += usize::from(is_all(reported.pages));
+        longest_us = longest_us.max(reported.time_us.saturating_sub(lately_us));
+        if is_all(reported.pages) && reported.time_us.abs_diff(target_s * 1_000_000) <= slack_us {
             return (scans, longest_us);
         }
         assert!(scans < 20, "the target is never reached");
@@ -105,10 +105,10 @@ fn ksmd_stays_below_its_ceiling() {
     let pilot = Piloted::start(ceiling);
     let mut scans = 0;
     while scans < 3 {
-        let told = pilot.next(told);
-        println!("{told:?}");
+        let reported = pilot.next(reported);
+        println!("{reported:?}");
         if scans > 0 {
-            let percent = told.cpu_us as f64 * 100.0 / told.time_us as f64;
+            let percent = reported.cpu_us as f64 * 100.0 / reported.time_us as f64;
             assert!(percent <= 7.0, "{percent}% in a scan");
         }
         scans += 1;
@@ -125,9 +125,9 @@ fn scans_that_pass_over_everything_are_not_done_in_a_rush() {
     let pilot = Piloted::start(settings(Mode::Steady, 1));
     let (mut begun, mut scans, mut empty) = (None, 0_u32, 0);
     while empty < 8 {
-        let told = pilot.next(told);
-        println!("{told:?}");
-        empty += usize::from(told.pages < 2000);
+        let reported = pilot.next(reported);
+        println!("{reported:?}");
+        empty += usize::from(reported.pages < 2000);
         scans += u32::from(begun.is_some());
         // From the first of them on.
         if empty > 0 {
@@ -147,12 +147,12 @@ fn the_kernels_law_and_no_law_fly_too() {
     let _memory = Memory::offer(4000);
     let pilot = Piloted::start(settings(Mode::None, 60));
     assert_eq!(file("pages_to_scan"), "100");
-    pilot.next(told);
+    pilot.next(reported);
     let totals = pilot.end();
     assert_eq!((totals.changes, totals.foreign_writes), (0, 0));
     let pilot = Piloted::start(Settings { min_pages_to_scan: 400, ..settings(Mode::ScanTime, 1) });
     assert_eq!(file("pages_to_scan"), "400", "it begins with the least");
-    pilot.next(told);
-    pilot.next(told);
+    pilot.next(reported);
+    pilot.next(reported);
     assert!(pilot.end().changes > 0);
 }

@@ -43,12 +43,12 @@ pub(crate) fn find_copies(pagemap: &Pagemap, start: HostAddress, count: u32) -> 
     let mut copies = Copies::default();
     for _ in 0..LOOKS_MAX {
         let mut away = PageSet::default();
-        let is_told = scan_window(pagemap, start, count, OWN, |pages, categories| {
+        let is_scanned = scan_window(pagemap, start, count, OWN, |pages, categories| {
             let found =
                 if categories & category::PRESENT != 0 { &mut copies.copied } else { &mut away };
             *found = found.or(pages);
         });
-        if !is_told {
+        if !is_scanned {
             let unknown = PageSet::first(count).without(copies.copied);
             return Copies { unknown, ..copies };
         }

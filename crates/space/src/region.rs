@@ -224,7 +224,7 @@ impl Region {
     }
 
     /// The caller tells of `run`.
-    pub(crate) fn note_told(&self, run: PendingRun) {
+    pub(crate) fn note_reported(&self, run: PendingRun) {
         if run.untracked {
             return;
         }
@@ -353,7 +353,7 @@ mod tests {
         let part = |first, count| whole.part(range(first, count)).pending_run(range(first, count));
         for _ in 0..2 {
             assert_eq!(whole.pending_run(range(0, 300)), run(7, 3, true));
-            whole.note_told(run(7, 3, true).unwrap());
+            whole.note_reported(run(7, 3, true).unwrap());
         }
         assert_eq!(whole.pending_run(range(8, 1)), run(8, 1, true));
         assert_eq!((part(100, 100), part(280, 20)), (None, run(290, 1, true)));
@@ -362,7 +362,7 @@ mod tests {
         }
         // How they got rid of their copies nobody has told.
         assert_eq!(whole.pending_run(range(0, 300)), run(7, 3, false));
-        whole.note_told(run(7, 3, false).unwrap());
+        whole.note_reported(run(7, 3, false).unwrap());
         assert_eq!(whole.pending_run(range(0, 300)), run(290, 1, false));
         whole.forget_pending(range(256, 44));
         assert_eq!(whole.pending_run(range(0, 300)), None);
@@ -374,14 +374,14 @@ mod tests {
         let range = |first, count| PageRange::new(PageIndex(first), count);
         region.add_pending(range(600, 10));
         region.set_entry(PageIndex(604), Entry::COW_COPY);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let mut at = 512;
         while let Some(run) = region.pending_run(range(at, 812 - at)) {
-            region.note_told(run);
-            told.push((run.pages.first.0, run.pages.count, run.untracked));
+            region.note_reported(run);
+            reported.push((run.pages.first.0, run.pages.count, run.untracked));
             at = run.pages.end().0;
         }
-        assert_eq!(told, [(600, 4, false), (604, 1, true), (605, 5, false)]);
+        assert_eq!(reported, [(600, 4, false), (604, 1, true), (605, 5, false)]);
         let stays = PendingRun { pages: range(604, 1), untracked: true };
         assert_eq!(region.pending_run(range(512, 300)), Some(stays));
     }

@@ -52,7 +52,10 @@ pub fn run(settings: &Settings, load: &Load, conditions: Conditions) -> Run {
         advisor,
         random: Random::new(conditions.seed),
         now_s: 0.0,
-        told: Told { next_s: conditions.hold_s.unwrap_or(f64::INFINITY), ..Told::default() },
+        reported: Reported {
+            next_s: conditions.hold_s.unwrap_or(f64::INFINITY),
+            ..Reported::default()
+        },
         run: Run::default(),
     };
     while scanner.now_s < conditions.duration_s {
@@ -67,13 +70,13 @@ struct Scanner<'a> {
     advisor: Advisor,
     random: Random,
     now_s: f64,
-    told: Told,
+    reported: Reported,
     run: Run,
 }
 
 /// What was done since the advisor was last told.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct Reported {
     next_s: f64,
     since_s: f64,
     cpu_s: f64,
@@ -93,8 +96,9 @@ impl Scanner<'_> {
             self.advisor.begin_scan(self.load.candidates(self.now_s) as u64);
         }
         let (start_s, begun) = (self.now_s, self.advisor.pace());
-        let next_s = self.told.next_s;
-        self.told = Told { since_s: start_s, begun_s: start_s, next_s, ..Told::default() };
+        let next_s = self.reported.next_s;
+        self.reported =
+            Reported { since_s: start_s, begun_s: start_s, next_s, ..Reported::default() };
         // How far it is through the candidates, from 0 to 1.
         let (mut progress, mut pages, mut cpu_s) = (0.0, 0.0, 0.0);
         loop {
@@ -144,22 +148,22 @@ impl Scanner<'_> {
     fn pass(&mut self, time_s: f64, cpu_s: f64, pages: f64) {
         let end_s = self.now_s + time_s;
         let (mut cpu_left_s, mut pages_left) = (cpu_s, pages);
-        while self.told.next_s < end_s {
-            let part = ((self.told.next_s - self.now_s) / (end_s - self.now_s)).max(0.0);
+        while self.reported.next_s < end_s {
+            let part = ((self.reported.next_s - self.now_s) / (end_s - self.now_s)).max(0.0);
             let (cpu_now_s, pages_now) = (cpu_left_s * part, pages_left * part);
-            self.told.cpu_s += cpu_now_s;
-            self.told.pages += pages_now;
+            self.reported.cpu_s += cpu_now_s;
+            self.reported.pages += pages_now;
             (cpu_left_s, pages_left) = (cpu_left_s - cpu_now_s, pages_left - pages_now);
-            self.now_s = self.now_s.max(self.told.next_s);
+            self.now_s = self.now_s.max(self.reported.next_s);
             self.hold();
         }
-        self.told.cpu_s += cpu_left_s;
-        self.told.pages += pages_left;
+        self.reported.cpu_s += cpu_left_s;
+        self.reported.pages += pages_left;
         self.now_s = end_s;
     }
 
     fn hold(&mut self) -> Pace {
-        let Told { next_s, since_s, cpu_s, pages, begun_s, done } = self.told;
+        let Reported { next_s, since_s, cpu_s, pages, begun_s, done } = self.reported;
         let part = Scan {
             time_us: ((next_s - since_s) * 1e6) as u64,
             busy_us: (cpu_s * 1e6) as u64,
@@ -173,8 +177,8 @@ impl Scanner<'_> {
             new_pages: 0,
         };
         let later_s = next_s + self.conditions.hold_s.unwrap_or(f64::INFINITY);
-        self.told =
-            Told { next_s: later_s, since_s: next_s, begun_s, done, cpu_s: 0.0, pages: 0.0 };
+        self.reported =
+            Reported { next_s: later_s, since_s: next_s, begun_s, done, cpu_s: 0.0, pages: 0.0 };
         self.advisor.hold(part);
         self.advisor.catch_up(progress)
     }

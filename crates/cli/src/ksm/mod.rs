@@ -3,8 +3,8 @@
 mod args;
 mod enable;
 mod pilot;
+mod reporter;
 mod status;
-mod teller;
 
 use bindery_ksm::{PilotError, State, restore};
 

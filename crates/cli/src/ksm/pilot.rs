@@ -13,7 +13,7 @@ use signal_hook::low_level::pipe;
 use tracing_subscriber::filter::LevelFilter;
 
 use super::args::RunArgs;
-use super::teller::{Line, Teller};
+use super::reporter::{Line, Reporter};
 use crate::exit::{Failure, Reason};
 use crate::logging;
 
@@ -31,11 +31,11 @@ pub(crate) fn run(arguments: &RunArgs, json: bool) -> Result<(), Failure> {
     let options = Options { settings, state: arguments.state.clone(), start: arguments.start };
     // A reader that went away does not end the pilot, nor does one that stalls stop it.
     let text = move |line: &Line| if json { as_json(line) } else { describe_line(line, target_s) };
-    let mut teller = Teller::start(io::stdout(), text)
+    let mut reporter = Reporter::start(io::stdout(), text)
         .map_err(|error| Failure::of_io("cannot start a thread", &error))?;
     let pilot = Pilot::start(&options)?;
-    let ended = pilot.run(stop.as_fd(), arguments.duration, &mut |event| teller.tell(event));
-    if !teller.finish() {
+    let ended = pilot.run(stop.as_fd(), arguments.duration, &mut |event| reporter.report(event));
+    if !reporter.finish() {
         tracing::debug!("nobody reads: some of what happened is not told");
     }
     ended?;

@@ -148,8 +148,8 @@ impl History {
         // A number of another daemon, before this one, is none of ours.
         let first = if since > self.taken { oldest } else { since.max(oldest) };
         let mut samples = Columns::default();
-        let told = self.samples.iter().skip((first - oldest) as usize);
-        told.for_each(|sample| samples.push(sample));
+        let samples_since = self.samples.iter().skip((first - oldest) as usize);
+        samples_since.for_each(|sample| samples.push(sample));
         let interval_ms = INTERVAL.as_millis() as u64;
         let (began_unix_ms, next) = (self.began_unix_ms, self.taken);
         Excerpt { began_unix_ms, interval_ms, first, next, samples }
@@ -167,14 +167,14 @@ mod tests {
         for time_ms in 0..1000 {
             history.push(Sample { time_ms, ..Sample::default() });
         }
-        let told = |since| {
+        let samples_since = |since| {
             let Excerpt { first, next, samples, .. } = history.since(since);
             (first, next, samples.time_ms.first().copied(), samples.time_ms.len())
         };
-        assert_eq!(told(0), (400, 1000, Some(400), 600));
-        assert_eq!(told(998), (998, 1000, Some(998), 2));
-        assert_eq!(told(1000), (1000, 1000, None, 0));
-        assert_eq!(told(5000), (400, 1000, Some(400), 600), "another daemon's number");
+        assert_eq!(samples_since(0), (400, 1000, Some(400), 600));
+        assert_eq!(samples_since(998), (998, 1000, Some(998), 2));
+        assert_eq!(samples_since(1000), (1000, 1000, None, 0));
+        assert_eq!(samples_since(5000), (400, 1000, Some(400), 600), "another daemon's number");
         assert!(history.samples.capacity() <= 1024);
     }
 }

@@ -14,9 +14,9 @@ impl Pilot {
         &mut self,
         ended: EndedScan,
         sample: Sample,
-        tell: &mut dyn FnMut(&Event),
+        report: &mut dyn FnMut(&Event),
     ) -> Result<(), PilotError> {
-        self.defend(tell)?;
+        self.defend(report)?;
         self.items = self.meter.items().map_err(PilotError::io("look at KSM"))?;
         let mut scan = ended.scan;
         if sample.pages_scanned.is_none() {
@@ -39,12 +39,12 @@ impl Pilot {
             self.pace
         };
         self.items_before = self.items.all;
-        self.told = sample;
+        self.reported = sample;
         self.reckoned = 0;
         self.totals.scans += ended.count;
         self.pause = self.pause_after(&ended, scan.pages, next_pages, sample.at_us);
         let pause_us = self.pause.map_or(0, |pause| pause.left_us(sample.at_us));
-        let (timing, written_within_us) = self.set_between_scans(pace, &ended, sample, tell)?;
+        let (timing, written_within_us) = self.set_between_scans(pace, &ended, sample, report)?;
         let event = Event::KsmAdvisor {
             scan_time_us: scan.time_us,
             pages_to_scan: self.pace.pages_to_scan,
@@ -60,7 +60,7 @@ impl Pilot {
             written_within_us,
             pilot_cpu_us: (process_cpu_time() - self.begun.pilot).as_micros() as u64,
         };
-        tell(&event);
+        report(&event);
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl Pilot {
     pub(super) fn go_on(
         &mut self,
         sample: Sample,
-        tell: &mut dyn FnMut(&Event),
+        report: &mut dyn FnMut(&Event),
     ) -> Result<(), PilotError> {
         let Some(pause) = &mut self.pause else { return Ok(()) };
         if self.scans.pages() > 0 || !self.runs {
@@ -94,7 +94,7 @@ impl Pilot {
         } else if pause.left_us(sample.at_us) == 0 {
             pause.probe(sample.at_us);
         }
-        self.guard.set(SLEEP_MILLISECS, self.sleep_ms(), tell)?;
+        self.guard.set(SLEEP_MILLISECS, self.sleep_ms(), report)?;
         Ok(())
     }
 
@@ -125,18 +125,18 @@ impl Pilot {
         pace: Pace,
         ended: &EndedScan,
         sample: Sample,
-        tell: &mut dyn FnMut(&Event),
+        report: &mut dyn FnMut(&Event),
     ) -> Result<(Timing, u64), PilotError> {
         // The pause that is to come is not the one that was.
         let rest_us = sleep_ms(self.pace) * 1000;
         let is_changed =
             sleep_ms(pace) != sleep_ms(self.pace) || pace.pages_to_scan != self.pace.pages_to_scan;
-        let is_set = self.guard.set(PAGES_TO_SCAN, pace.pages_to_scan, tell)?;
+        let is_set = self.guard.set(PAGES_TO_SCAN, pace.pages_to_scan, report)?;
         let written = self.look()?;
         self.pace = pace;
         self.fastest = pace;
         // Last: ksmd goes on at once when its rest is changed.
-        self.guard.set(SLEEP_MILLISECS, self.sleep_ms(), tell)?;
+        self.guard.set(SLEEP_MILLISECS, self.sleep_ms(), report)?;
         let within_us = written.at_us - ended.after_us;
         if !is_changed {
             return Ok((Timing::Unchanged, within_us));

@@ -34,7 +34,7 @@ impl Pilot {
 
     /// Pages that the scan under way has looked at, of `items`.
     pub(super) fn pages_so_far(&self, items: u64) -> u64 {
-        if self.told.pages_scanned.is_some() {
+        if self.reported.pages_scanned.is_some() {
             return self.scans.pages();
         }
         self.reckoned.min(items / 100 * RECKONED_PERCENT_MAX)
@@ -63,7 +63,7 @@ impl Pilot {
         }
         let least = self.forecast.least(self.items.all).min(self.items.never_skipped);
         // Where pages are not counted: as if all of the scan went at the fastest of its paces.
-        let (since_us, left, pace) = if self.told.pages_scanned.is_some() {
+        let (since_us, left, pace) = if self.reported.pages_scanned.is_some() {
             (self.scans.last_us(), least.saturating_sub(self.scans.pages()), self.pace)
         } else {
             (self.scans.begun_us(), least, self.fastest)

@@ -61,7 +61,7 @@ pub struct Pilot {
     known: KnownCost,
     items_before: u64,
     /// Up to where the law has been told of the scan under way.
-    told: Sample,
+    reported: Sample,
     /// Pages of the scan under way up to there, reckoned for kernels that do not count them.
     reckoned: u64,
     items: Items,
@@ -136,7 +136,7 @@ impl Pilot {
             forecast: Forecast::default(),
             known: KnownCost::default(),
             items_before: 0,
-            told: sample,
+            reported: sample,
             reckoned: 0,
             items: Items::default(),
             runs: false,
@@ -167,7 +167,7 @@ impl Pilot {
         self.items = self.meter.items().map_err(PilotError::io("look at KSM"))?;
         self.items_before = self.items.all;
         self.advisor.begin_scan(self.items.all);
-        self.told = self.look()?;
+        self.reported = self.look()?;
         Ok(())
     }
 
@@ -180,13 +180,13 @@ impl Pilot {
         mut self,
         stop: BorrowedFd<'_>,
         time: Option<Duration>,
-        tell: &mut dyn FnMut(&Event),
+        report: &mut dyn FnMut(&Event),
     ) -> Result<Totals, PilotError> {
-        let tell = &mut |event: &Event| {
+        let report = &mut |event: &Event| {
             event.trace();
-            tell(event);
+            report(event);
         };
-        tell(&Event::Started {
+        report(&Event::Started {
             advisor_mode: self.advisor.settings().mode,
             found: self.found.clone(),
             is_taken_over: self.is_taken_over,
@@ -194,7 +194,7 @@ impl Pilot {
         });
         if !self.runs {
             let run = read(&self.guard.knobs().run)?;
-            tell(&Event::KsmStopped { run, suspect: None });
+            report(&Event::KsmStopped { run, suspect: None });
         }
         let end_us = time.map(|time| self.meter.now_us().saturating_add(time.as_micros() as u64));
         loop {
@@ -208,11 +208,11 @@ impl Pilot {
             if is_stopped {
                 break;
             }
-            self.turn(is_touched, tell)?;
+            self.turn(is_touched, report)?;
         }
-        self.guard.tell_rest(tell);
+        self.guard.report_rest(report);
         self.end()?;
-        tell(&Event::Ended(self.totals));
+        report(&Event::Ended(self.totals));
         Ok(self.totals)
     }
 
@@ -227,11 +227,11 @@ impl Pilot {
     }
 
     /// One look, and what follows from it.
-    fn turn(&mut self, is_touched: bool, tell: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
+    fn turn(&mut self, is_touched: bool, report: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
         let is_written =
             is_touched && self.guard.listen().map_err(PilotError::io("hear of writers"))?;
         if is_written {
-            self.defend(tell)?;
+            self.defend(report)?;
         }
         let now_us = self.meter.now_us();
         let full_scans = self.meter.full_scans().map_err(PilotError::io("look at ksmd"))?;
@@ -241,20 +241,20 @@ impl Pilot {
         }
         let sample = self.look()?;
         if let Some(ended) = self.scans.observe(sample, self.pace.rest_us) {
-            self.end_scan(ended, sample, tell)?;
+            self.end_scan(ended, sample, report)?;
         } else {
-            self.go_on(sample, tell)?;
+            self.go_on(sample, report)?;
         }
         if is_time {
-            self.tick(sample, tell)?;
+            self.tick(sample, report)?;
         }
         self.fine_from_us = self.fine_from_us();
         Ok(())
     }
 
     /// Puts back what others have set.
-    fn defend(&mut self, tell: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
-        self.guard.restore(tell)?;
+    fn defend(&mut self, report: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
+        self.guard.restore(report)?;
         self.note_foreign();
         Ok(())
     }
@@ -271,17 +271,17 @@ impl Pilot {
 
     /// What is to be done now and then: the settings, the ceiling, whether the scan has grown, whether KSM
     /// runs.
-    fn tick(&mut self, sample: Sample, tell: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
+    fn tick(&mut self, sample: Sample, report: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
         self.ticked_us = sample.at_us;
-        self.guard.restore_at_tick(tell)?;
+        self.guard.restore_at_tick(report)?;
         self.note_foreign();
-        self.note_run(tell)?;
+        self.note_run(report)?;
         let items = self.meter.items().map_err(PilotError::io("look at KSM"))?;
         let new_pages = items.all.saturating_sub(self.items_before);
         self.items.all = self.items.all.min(items.all);
         self.items.never_skipped = self.items.never_skipped.min(items.never_skipped);
-        let part = self.part(self.told, sample);
-        self.told = sample;
+        let part = self.part(self.reported, sample);
+        self.reported = sample;
         self.reckoned += part.pages;
         if self.pause.is_some() || !self.runs {
             return Ok(());
@@ -291,12 +291,12 @@ impl Pilot {
         let before = self.advisor.pace();
         let pace = self.advisor.catch_up(Progress { time_us, pages, new_pages });
         let is_faster = pace != before;
-        if !self.set_within_scan(pace, tell)? {
+        if !self.set_within_scan(pace, report)? {
             return Ok(());
         }
         let Pace { pages_to_scan, .. } = pace;
         let sleep_millisecs = sleep_ms(pace);
-        tell(&if is_faster {
+        report(&if is_faster {
             Event::Raised { pages, new_pages, pages_to_scan, sleep_millisecs }
         } else {
             Event::Held { cpu_percent: part.cpu_percent(), pages_to_scan, sleep_millisecs }
@@ -309,7 +309,7 @@ impl Pilot {
     fn set_within_scan(
         &mut self,
         pace: Pace,
-        tell: &mut dyn FnMut(&Event),
+        report: &mut dyn FnMut(&Event),
     ) -> Result<bool, PilotError> {
         let Pace { pages_to_scan: now, rest_us } = self.pace;
         let is_slower = pace.pages_to_scan < now || pace.rest_us > rest_us;
@@ -318,8 +318,8 @@ impl Pilot {
         if !is_slower && !is_worth_it {
             return Ok(false);
         }
-        self.guard.set(PAGES_TO_SCAN, pace.pages_to_scan, tell)?;
-        self.guard.set(SLEEP_MILLISECS, sleep_ms(pace), tell)?;
+        self.guard.set(PAGES_TO_SCAN, pace.pages_to_scan, report)?;
+        self.guard.set(SLEEP_MILLISECS, sleep_ms(pace), report)?;
         self.pace = pace;
         self.fastest.pages_to_scan = self.fastest.pages_to_scan.max(pace.pages_to_scan);
         self.fastest.rest_us = self.fastest.rest_us.min(pace.rest_us);
@@ -328,7 +328,7 @@ impl Pilot {
     }
 
     /// Who stops KSM has the right to; scans are not what they were then.
-    fn note_run(&mut self, tell: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
+    fn note_run(&mut self, report: &mut dyn FnMut(&Event)) -> Result<(), PilotError> {
         let run = read(&self.guard.knobs().run)?;
         let suspect = self.guard.take_writer_of_run();
         let runs = run == 1;
@@ -336,8 +336,8 @@ impl Pilot {
             self.scans.disturb();
         }
         match (std::mem::replace(&mut self.runs, runs), runs) {
-            (true, false) => tell(&Event::KsmStopped { run, suspect }),
-            (false, true) => tell(&Event::KsmRunning),
+            (true, false) => report(&Event::KsmStopped { run, suspect }),
+            (false, true) => report(&Event::KsmRunning),
             _ => {}
         }
         Ok(())

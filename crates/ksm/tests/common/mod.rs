@@ -132,10 +132,10 @@ impl Piloted {
     }
 
     /// Ends it, and tells what nobody has asked for so far.
-    pub(crate) fn end_with(mut self, told: impl FnMut(Event)) -> Totals {
+    pub(crate) fn end_with(mut self, reported: impl FnMut(Event)) -> Totals {
         self.stop.write_all(b"s").unwrap();
         let totals = self.thread.take().unwrap().join().unwrap().unwrap();
-        self.events.try_iter().for_each(told);
+        self.events.try_iter().for_each(reported);
         totals
     }
 }

@@ -17,10 +17,10 @@ pub(super) struct Changes {
 
 /// Returns what changed from `told` to `current`. Both ascend by page, and neither has regions that
 /// overlap. Takes time in proportion to what there is.
-pub(super) fn changes(told: &[Region], current: &[Region]) -> Changes {
+pub(super) fn changes(announced: &[Region], current: &[Region]) -> Changes {
     let removed =
-        told.iter().flat_map(|region| without(region.pages, within(current, region.pages)));
-    let is_new = |region: &&Region| within(told, region.pages).is_empty();
+        announced.iter().flat_map(|region| without(region.pages, within(current, region.pages)));
+    let is_new = |region: &&Region| within(announced, region.pages).is_empty();
     Changes { removed: removed.collect(), added: current.iter().filter(is_new).copied().collect() }
 }
 
@@ -74,11 +74,11 @@ mod tests {
             // For each block of 16 pages: was it told, is it there, and which part is left?
             blocks in prop::collection::vec((any::<bool>(), 0u32..16, 0u32..16), 1..12)
         ) {
-            let (mut told, mut current) = (Vec::new(), Vec::new());
+            let (mut announced, mut current) = (Vec::new(), Vec::new());
             for (block, &(known, hole, length)) in (0u32..).zip(&blocks) {
                 let first = block * 16;
                 if known {
-                    told.push(region(first, 16));
+                    announced.push(region(first, 16));
                 }
                 let end = (hole + length).min(16);
                 for (from, to) in [(0, hole), (end, 16)] {
@@ -87,8 +87,8 @@ mod tests {
                     }
                 }
             }
-            let changes = changes(&told, &current);
-            let mut known = pages(&told);
+            let changes = changes(&announced, &current);
+            let mut known = pages(&announced);
             for range in &changes.removed {
                 for page in range.pages() {
                     prop_assert!(known.remove(&page.0), "a page is removed once");

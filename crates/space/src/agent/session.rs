@@ -81,7 +81,7 @@ pub(super) struct Session<'a> {
     /// The domain's secret, once the daemon has welcomed us.
     key: Option<DigestKey>,
     /// The regions that the daemon knows of.
-    told: Vec<Region>,
+    announced: Vec<Region>,
     /// Regions may have come or gone since it was told.
     stale: bool,
     /// When it may be told again.
@@ -112,7 +112,7 @@ impl<'a> Session<'a> {
             shared,
             channel,
             key: None,
-            told: Vec::new(),
+            announced: Vec::new(),
             stale: false,
             next_announcement: Instant::now(),
             next_taking: Instant::now(),
@@ -220,14 +220,14 @@ impl<'a> Session<'a> {
     fn announce(&mut self) -> Result<(), SessionError> {
         let begun = Instant::now();
         let current = self.shared.space.regions();
-        let changes = changes(&self.told, &current);
+        let changes = changes(&self.announced, &current);
         for range in changes.removed {
             self.channel.send(&FromShim::RegionRemoved(range), &[], PATIENCE)?;
         }
         for region in changes.added {
             self.channel.send(&FromShim::RegionAdded(region), &[], PATIENCE)?;
         }
-        self.told = current;
+        self.announced = current;
         self.stale = false;
         self.next_announcement = begun + begun.elapsed() * REST_TIMES;
         Ok(())
@@ -241,12 +241,12 @@ impl<'a> Session<'a> {
             return Ended::Kept(error);
         }
         self.shared.note_end();
-        let told = self
+        let announced = self
             .announce()
             .and_then(|()| Ok(self.channel.send(&FromShim::Released, &[], PATIENCE)?));
-        if let Err(error) = told {
+        if let Err(error) = announced {
             // It is done all the same: there is nothing left for another session.
-            log::say(format_args!("the daemon went away before it was told: {error}"));
+            log::say(format_args!("the daemon went away before it learned of that: {error}"));
         }
         Ended::Released
     }

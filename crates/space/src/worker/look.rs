@@ -93,7 +93,7 @@ impl Worker {
                 }
                 let limit = pending_reports.map_or(end, |run| region.address(run.pages.first));
                 if let Some(run) = pending_reports.filter(|_| at == limit) {
-                    region.note_told(run);
+                    region.note_reported(run);
                     let PageRange { first, count } = run.pages;
                     found.push(PageSpan {
                         first: first.0,

@@ -1,4 +1,4 @@
-//! What a pilot tells goes to stdout from a thread of its own: a reader that stalls stops that thread,
+//! Printing of a pilot's events, by a thread of its own: a reader that stalls stops that thread,
 //! not the pacing, nor the order to end.
 
 use std::io::{self, Write};
@@ -24,14 +24,14 @@ pub(super) enum Line {
 
 /// Writes lines, in the order in which they come.
 #[derive(Debug)]
-pub(super) struct Teller {
+pub(super) struct Reporter {
     lines: SyncSender<Line>,
     /// Hung up by the thread when it has written everything.
     done: Receiver<()>,
     lost: u64,
 }
 
-impl Teller {
+impl Reporter {
     /// Begins to write to `out` as `text` has it. A reader that goes away ends the writing alone.
     ///
     /// # Errors
@@ -40,11 +40,11 @@ impl Teller {
         mut out: impl Write + Send + 'static,
         text: impl Fn(&Line) -> String + Send + 'static,
     ) -> io::Result<Self> {
-        let (lines, told) = sync_channel(WAITING_MAX);
+        let (lines, waiting) = sync_channel(WAITING_MAX);
         let (hangs_up, done) = sync_channel(0);
-        std::thread::Builder::new().name("teller".into()).spawn(move || {
+        std::thread::Builder::new().name("reporter".into()).spawn(move || {
             let _hangs_up: SyncSender<()> = hangs_up;
-            for line in told {
+            for line in waiting {
                 if writeln!(out, "{}", text(&line)).and_then(|()| out.flush()).is_err() {
                     break;
                 }
@@ -54,14 +54,14 @@ impl Teller {
     }
 
     /// Has an event written. Never blocks.
-    pub(super) fn tell(&mut self, event: &Event) {
-        if !self.tell_lost() || !self.offer(Line::Event(Box::new(event.clone()))) {
+    pub(super) fn report(&mut self, event: &Event) {
+        if !self.report_lost() || !self.offer(Line::Event(Box::new(event.clone()))) {
             self.lost += 1;
         }
     }
 
-    /// Tells how many were dropped, first. Returns whether none is left to be told of.
-    fn tell_lost(&mut self) -> bool {
+    /// Reports how many were dropped. Returns true if none is left to be reported.
+    fn report_lost(&mut self) -> bool {
         if self.lost > 0 && self.offer(Line::Lost(self.lost)) {
             self.lost = 0;
         }
@@ -80,7 +80,7 @@ impl Teller {
 
     fn finish_within(mut self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
-        while !self.tell_lost() {
+        while !self.report_lost() {
             if Instant::now() > deadline {
                 return false;
             }
@@ -110,37 +110,37 @@ mod tests {
     #[test]
     fn everything_is_written_in_order() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let mut teller = Teller::start(writer, text).unwrap();
-        teller.tell(&Event::KsmRunning);
-        teller.tell(&Event::KsmStopped { run: 0, suspect: None });
-        assert!(teller.finish_within(SOON));
-        let mut told = String::new();
-        reader.read_to_string(&mut told).unwrap();
-        let lines: Vec<&str> = told.lines().collect();
-        assert!(lines[0].contains("ksm_running") && lines[1].contains("ksm_stopped"), "{told}");
+        let mut reporter = Reporter::start(writer, text).unwrap();
+        reporter.report(&Event::KsmRunning);
+        reporter.report(&Event::KsmStopped { run: 0, suspect: None });
+        assert!(reporter.finish_within(SOON));
+        let mut printed = String::new();
+        reader.read_to_string(&mut printed).unwrap();
+        let lines: Vec<&str> = printed.lines().collect();
+        assert!(lines[0].contains("ksm_running") && lines[1].contains("ksm_stopped"), "{printed}");
     }
 
     #[test]
     fn what_a_stalled_reader_misses_is_counted() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let mut teller = Teller::start(writer, text).unwrap();
+        let mut reporter = Reporter::start(writer, text).unwrap();
         let mut events = 0_u64;
         // As many as fit into the pipe and the queue, and some more.
-        while teller.lost < 10 {
-            teller.tell(&Event::KsmRunning);
+        while reporter.lost < 10 {
+            reporter.report(&Event::KsmRunning);
             events += 1;
         }
         let reader = std::thread::spawn(move || {
-            let mut told = String::new();
-            reader.read_to_string(&mut told).unwrap();
-            told
+            let mut printed = String::new();
+            reader.read_to_string(&mut printed).unwrap();
+            printed
         });
-        assert!(teller.finish_within(SOON));
-        let told = reader.join().unwrap();
+        assert!(reporter.finish_within(SOON));
+        let printed = reader.join().unwrap();
         let lost = |line: &str| line.strip_prefix("lost ").map(|count| count.parse().unwrap());
         let count = |line: &str| lost(line).unwrap_or(1_u64);
-        assert_eq!(told.lines().map(count).sum::<u64>(), events);
-        assert!(told.lines().filter_map(lost).sum::<u64>() >= 10);
+        assert_eq!(printed.lines().map(count).sum::<u64>(), events);
+        assert!(printed.lines().filter_map(lost).sum::<u64>() >= 10);
     }
 
     /// Takes nothing as long as the other end is there.
@@ -160,17 +160,17 @@ mod tests {
     #[test]
     fn who_never_reads_is_not_waited_for() {
         let (_stalls, stalled) = sync_channel(0);
-        let mut teller = Teller::start(Stalled(stalled), text).unwrap();
-        teller.tell(&Event::KsmRunning);
-        assert!(!teller.finish());
+        let mut reporter = Reporter::start(Stalled(stalled), text).unwrap();
+        reporter.report(&Event::KsmRunning);
+        assert!(!reporter.finish());
     }
 
     #[test]
     fn a_reader_that_went_away_loses_nothing() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
-        let mut teller = Teller::start(writer, text).unwrap();
-        (0..1000).for_each(|_| teller.tell(&Event::KsmRunning));
-        assert!(teller.finish_within(SOON));
+        let mut reporter = Reporter::start(writer, text).unwrap();
+        (0..1000).for_each(|_| reporter.report(&Event::KsmRunning));
+        assert!(reporter.finish_within(SOON));
     }
 }
