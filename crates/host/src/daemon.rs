@@ -2,7 +2,7 @@
 //!
 //! One thread takes connections. Each connection has a thread of its own: an operator's for as
 //! long as it asks, a guest's for as long as the guest lives. Merging has its thread and workers
-//! in [`Engine`]. All share [`Shared`], which locks inside.
+//! in [`HostEngine`]. All share [`Shared`], which locks inside.
 //!
 //! Ending takes nothing from guests: their shims serve their faults, and keep merged pages mapped
 //! until the next daemon.
@@ -32,7 +32,7 @@ use bindery_wire::control::MAGIC;
 
 use crate::access::{Access, Group, Rights};
 use crate::endpoint::{Endpoint, EndpointError};
-use crate::engine::Engine;
+use crate::engine::HostEngine;
 use crate::http::{HttpConfig, HttpError, Server};
 use crate::notify::{Notifier, Progress};
 use crate::operator;
@@ -115,7 +115,7 @@ pub struct Daemon {
 
 #[derive(Debug)]
 struct Shared {
-    engine: Engine,
+    engine: HostEngine,
     guests: Registry,
     http: Option<SocketAddr>,
     access: Access,
@@ -145,7 +145,7 @@ impl Daemon {
         }
         let stop = StopReceiver::new()?;
         let shared = Shared {
-            engine: Engine::new(config.settings, config.store_bytes_max),
+            engine: HostEngine::new(config.settings, config.store_bytes_max),
             guests: Registry::default(),
             http: http.as_ref().map(Server::address),
             access: Access::new(config.group),

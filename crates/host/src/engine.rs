@@ -49,7 +49,7 @@ pub(crate) enum EngineError {
 }
 
 /// The merge engine and the guests that it has.
-pub(crate) struct Engine {
+pub(crate) struct HostEngine {
     merge: bindery_merge::Engine,
     settings: Mutex<Settings>,
     guests: Mutex<Guests>,
@@ -63,7 +63,7 @@ struct Guests {
     lost: BTreeSet<u32>,
 }
 
-impl Engine {
+impl HostEngine {
     pub(crate) fn new(settings: Settings, store_bytes_max: Option<u64>) -> Self {
         let merge = bindery_merge::Engine::new(bindery_merge::MergeSettings {
             workers: settings.workers as usize,
@@ -81,12 +81,12 @@ impl Engine {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Merges until [`Engine::stop`].
+    /// Merges until [`HostEngine::stop`].
     pub(crate) fn run(&self) {
         self.merge.run();
     }
 
-    /// Has [`Engine::run`] return, soon.
+    /// Has [`HostEngine::run`] return, soon.
     pub(crate) fn stop(&self) {
         self.merge.stop();
     }
@@ -268,9 +268,9 @@ impl Engine {
     }
 }
 
-impl std::fmt::Debug for Engine {
+impl std::fmt::Debug for HostEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").finish_non_exhaustive()
+        f.debug_struct("HostEngine").finish_non_exhaustive()
     }
 }
 

@@ -19,16 +19,16 @@ use bindery_units::{PageIndex, Slot};
 /// stretches in common, and any 16 pages that they have in common spare seven.
 pub(crate) const STRIDE: u32 = 8;
 
-/// Place where a content was found.
+/// ContentPlace where a content was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ContentPlace {
     /// In a page of a guest, which was seen with it first.
     Page { guest: u32, page: PageIndex },
     /// In the store.
     Slot(Slot),
 }
 
-impl Place {
+impl ContentPlace {
     /// So many pages further.
     pub(crate) const fn plus(self, pages: u32) -> Self {
         match self {
@@ -61,7 +61,7 @@ pub(crate) fn stretches(pages: &[u32]) -> impl Iterator<Item = usize> + '_ {
 
 /// Returns where what lies between two ends is inferred to be: the place of the first end, if the other's is as
 /// far from it as the ends are from each other. `places` are those of pages that were found, ascending.
-pub(crate) fn base(first: u32, places: &[(PageIndex, Place)]) -> Option<Place> {
+pub(crate) fn base(first: u32, places: &[(PageIndex, ContentPlace)]) -> Option<ContentPlace> {
     let at = places.binary_search_by_key(&first, |(page, _)| page.0).ok()?;
     // Of the pages between none has been looked up.
     let [(_, start), (page, end)] = places.get(at..at + 2)? else { return None };
@@ -82,8 +82,8 @@ mod tests {
 
     #[test]
     fn ends_must_be_as_far_apart_there() {
-        let page = |guest, page| Place::Page { guest, page: PageIndex(page) };
-        let slot = |slot| Place::Slot(Slot(slot));
+        let page = |guest, page| ContentPlace::Page { guest, page: PageIndex(page) };
+        let slot = |slot| ContentPlace::Slot(Slot(slot));
         let found =
             |start, end| [(PageIndex(3), slot(9)), (PageIndex(8), start), (PageIndex(16), end)];
         assert_eq!(base(8, &found(page(1, 70), page(1, 78))), Some(page(1, 70)));

@@ -188,7 +188,7 @@ impl Engine {
     /// If an invariant is broken. The engine is of no further use then: end the process, guests go
     /// on and a new daemon takes them over.
     pub fn run_period(&self) {
-        let _place = self.queue.enter();
+        let _turn = self.queue.enter();
         let mut core = guard(&self.core);
         let (start, settings) = (Instant::now(), self.settings());
         self.workers.begin();
@@ -270,7 +270,7 @@ impl Engine {
         id: u32,
         work: impl FnOnce(&Domain, &Guest) -> T,
     ) -> Result<T, UnmergeError> {
-        let _place = self.queue.enter();
+        let _turn = self.queue.enter();
         let mut core = guard(&self.core);
         self.take_changes(&mut core);
         // Who came since the last period has regions already, and may have merged pages.

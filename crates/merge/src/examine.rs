@@ -14,7 +14,7 @@ use bindery_index::{Full, Handle, Inserted, pin};
 use bindery_units::{PageIndex, Slot};
 use bindery_wire::lane::{DigestKind, PageDigest};
 
-use crate::between::{self, Place, STRIDE};
+use crate::between::{self, ContentPlace, STRIDE};
 use crate::domain::{Domain, Found};
 use crate::guest::Guest;
 use crate::index_entry::IndexEntry;
@@ -62,7 +62,7 @@ struct Outcome {
     merges: Vec<Merge>,
     found: Found,
     /// Places where contents were found, by page.
-    places: Vec<(PageIndex, Place)>,
+    places: Vec<(PageIndex, ContentPlace)>,
     inferred: Vec<u32>,
     /// There was no room in the index.
     left_out: Vec<PageIndex>,
@@ -92,7 +92,7 @@ impl Batch<'_> {
     }
 
     /// Digests pages and looks them up. Returns where what they hold was found, by page.
-    fn digest(&self, pages: &[u32], scratch: &mut Scratch) -> Vec<(PageIndex, Place)> {
+    fn digest(&self, pages: &[u32], scratch: &mut Scratch) -> Vec<(PageIndex, ContentPlace)> {
         if pages.is_empty() {
             return Vec::new();
         }
@@ -131,7 +131,7 @@ impl Batch<'_> {
     /// others: all of them, if the guest is watched. A page that the guest writes in the instant between
     /// the question whether it was written and its move is merged with what it held before, if it was
     /// digested, and nobody needs to hear of it; with anything, if it was inferred.
-    fn infer(&self, stretches: &[usize], places: &[(PageIndex, Place)]) -> Vec<u32> {
+    fn infer(&self, stretches: &[usize], places: &[(PageIndex, ContentPlace)]) -> Vec<u32> {
         let (mut outcome, mut left) = (Outcome::default(), Vec::new());
         let watched = self.guest.connection.written().is_watched();
         for at in stretches {
@@ -151,17 +151,17 @@ impl Batch<'_> {
     }
 
     /// Joins a page to what is at `place`. False if nothing is known of that, or the page is known itself.
-    fn join_at(&self, page: PageIndex, place: Place, outcome: &mut Outcome) -> bool {
+    fn join_at(&self, page: PageIndex, place: ContentPlace, outcome: &mut Outcome) -> bool {
         if self.guest.links.get(page) != Link::None {
             return false;
         }
         match place {
-            Place::Slot(slot) => {
+            ContentPlace::Slot(slot) => {
                 let taken = self.domain.slots.take_indexed(slot);
                 outcome.merges.extend(taken.then_some(Merge { page, slot }));
                 taken
             }
-            Place::Page { guest, page: origin } => {
+            ContentPlace::Page { guest, page: origin } => {
                 let guests = &self.domain.guests;
                 let link = guests.get(&guest).map(|guest| guest.links.get(origin));
                 let Some(Link::Candidate(leaf)) = link else { return false };
@@ -196,7 +196,13 @@ impl Batch<'_> {
     }
 
     /// Joins a page to what has its content. Returns where that was found.
-    fn join(&self, content: Content, leaf: Handle, mut value: u64, outcome: &mut Outcome) -> Place {
+    fn join(
+        &self,
+        content: Content,
+        leaf: Handle,
+        mut value: u64,
+        outcome: &mut Outcome,
+    ) -> ContentPlace {
         loop {
             match IndexEntry::from_bits(value) {
                 IndexEntry::Canonical { slot } => {
@@ -215,19 +221,19 @@ impl Batch<'_> {
         }
     }
 
-    fn join_slot(&self, page: PageIndex, slot: Slot, outcome: &mut Outcome) -> Place {
+    fn join_slot(&self, page: PageIndex, slot: Slot, outcome: &mut Outcome) -> ContentPlace {
         // Mapped by somebody, or one of its copies is: it cannot go away before the reference is
         // taken.
         self.domain.slots.take(slot);
         outcome.merges.push(Merge { page, slot });
-        Place::Slot(slot)
+        ContentPlace::Slot(slot)
     }
 
-    fn join_class(&self, content: Content, class: u32, outcome: &mut Outcome) -> Place {
+    fn join_class(&self, content: Content, class: u32, outcome: &mut Outcome) -> ContentPlace {
         let (guest, inferred) = (self.guest.number, content.tail.is_none());
         outcome.found.joins.push(Join { class, guest, page: content.page, inferred });
         let (guest, page) = self.domain.classes.origin(class);
-        Place::Page { guest, page }
+        ContentPlace::Page { guest, page }
     }
 
     /// Makes a class of the candidate that `value` says, by the one exchange that decides who is
@@ -256,7 +262,7 @@ impl Batch<'_> {
     }
 
     /// Puts pages back of which nothing was found: they are looked at when their guest is well.
-    fn put_back(&self, pages: &[u32]) -> Vec<(PageIndex, Place)> {
+    fn put_back(&self, pages: &[u32]) -> Vec<(PageIndex, ContentPlace)> {
         let mut state = self.guest.state();
         for page in pages {
             state.tracking.put_back(PageIndex(*page), 0);

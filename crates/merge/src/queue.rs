@@ -18,21 +18,21 @@ struct Tickets {
     done: u64,
 }
 
-/// The first place: it is its holder's turn until this is dropped.
-pub(crate) struct Place<'a>(&'a Queue);
+/// The turn: it is its holder's turn until this is dropped.
+pub(crate) struct QueueTurn<'a>(&'a Queue);
 
 impl Queue {
     /// Waits for all who came before, and has the turn. Blocks.
-    pub(crate) fn enter(&self) -> Place<'_> {
+    pub(crate) fn enter(&self) -> QueueTurn<'_> {
         let mut tickets = self.tickets();
         let own = tickets.given;
         tickets.given += 1;
         let is_early = |tickets: &mut Tickets| tickets.done < own;
         drop(self.bell.wait_while(tickets, is_early).expect("no thread panics with it"));
-        Place(self)
+        QueueTurn(self)
     }
 
-    /// Whether somebody waits for whoever has the turn.
+    /// Returns true if somebody waits for whoever has the turn.
     pub(crate) fn is_awaited(&self) -> bool {
         let tickets = self.tickets();
         tickets.given - tickets.done > 1
@@ -43,7 +43,7 @@ impl Queue {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueTurn<'_> {
     fn drop(&mut self) {
         self.0.tickets().done += 1;
         self.0.bell.notify_all();

@@ -135,7 +135,7 @@ struct Piece {
 
 impl Stored {
     pub(super) fn open(archive: &Archive, pool: Uuid, object: ObjectId) -> Result<Self, ReadError> {
-        let place = Place { archive, pool, object, part: 0 };
+        let place = PartPlace { archive, pool, object, part: 0 };
         place.repeat(|| {
             let mut bytes = place.get(0..FIRST_BYTES)?;
             let header = Header::decode(&bytes).map_err(|error| place.damaged(error.into()))?;
@@ -283,9 +283,9 @@ impl Stored {
         })
     }
 
-    fn place(&self, part: u32) -> Place<'_> {
+    fn place(&self, part: u32) -> PartPlace<'_> {
         let Header { pool, object, .. } = self.header;
-        Place { archive: &self.archive, pool, object, part }
+        PartPlace { archive: &self.archive, pool, object, part }
     }
 
     /// Cuts units where parts end.
@@ -365,14 +365,14 @@ impl fmt::Debug for Stored {
 
 /// A part, by its name.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct PartPlace<'a> {
     archive: &'a Archive,
     pool: Uuid,
     object: ObjectId,
     part: u32,
 }
 
-impl Place<'_> {
+impl PartPlace<'_> {
     fn key(self) -> object_store::path::Path {
         self.archive.0.location.keys.part(self.pool, self.object, self.part)
     }
