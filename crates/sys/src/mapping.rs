@@ -133,6 +133,18 @@ impl Mapping {
         Self::aligned(bytes, libc::PROT_READ, flags, file.as_raw_fd())
     }
 
+    /// As [`anonymous`](Self::anonymous), at a multiple of [`HUGE_PAGE_BYTES`].
+    ///
+    /// # Errors
+    /// As mmap(2).
+    ///
+    /// # Panics
+    /// If `bytes` is not a multiple of the page size.
+    pub fn anonymous_aligned(bytes: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        Self::aligned(bytes, READ_WRITE, flags, -1)
+    }
+
     /// As [`anonymous`](Self::anonymous), of huge pages where the kernel gives them
     /// (/sys/kernel/mm/transparent_hugepage/enabled), each filled at the first touch of any of it.
     ///
@@ -142,8 +154,7 @@ impl Mapping {
     /// # Panics
     /// If `bytes` is not a multiple of the page size.
     pub fn huge(bytes: usize) -> io::Result<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let mapping = Self::aligned(bytes, READ_WRITE, flags, -1)?;
+        let mapping = Self::anonymous_aligned(bytes)?;
         // SAFETY: this advice changes no content. A kernel without huge pages does not know it.
         let _ = unsafe { advise(mapping.address, bytes, libc::MADV_HUGEPAGE) };
         Ok(mapping)

@@ -10,19 +10,19 @@ use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::service::Service;
 
 /// Names the `bindery` program to use.
 pub const PROGRAM_VARIABLE: &str = "BINDERY_PROGRAM";
 
 const POLL: Duration = Duration::from_millis(20);
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Why the daemon could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -120,8 +120,8 @@ impl Bindery {
         let mut daemon = Daemon {
             bindery: self.clone(),
             arguments: arguments.iter().map(Into::into).collect(),
+            service: None,
             directory,
-            child: None,
         };
         daemon.start()?;
         Ok(daemon)
@@ -133,8 +133,9 @@ impl Bindery {
 pub struct Daemon {
     bindery: Bindery,
     arguments: Vec<OsString>,
+    // Ended before its directory is removed.
+    service: Option<Service>,
     directory: TempDir,
-    child: Option<Child>,
 }
 
 impl Daemon {
@@ -150,41 +151,39 @@ impl Daemon {
             .open(self.log_path())
             .map_err(failed("the daemon's log"))?;
         let second = log.try_clone().map_err(failed("the daemon's log"))?;
-        let mut child = Command::new(&self.bindery.program)
+        let mut command = Command::new(&self.bindery.program);
+        command
             .args(["daemon", "--socket"])
             .arg(self.socket())
             .args(&self.arguments)
             .envs(self.bindery.log_level.map(|level| ("BINDERY_LOG", level)))
             .stdin(Stdio::null())
             .stdout(log)
-            .stderr(second)
-            .spawn()
-            .map_err(failed("starting bindery"))?;
+            .stderr(second);
+        let mut service = Service::start(&mut command).map_err(failed("starting bindery"))?;
         let deadline = Instant::now() + START_TIMEOUT;
         while UnixStream::connect(self.socket()).is_err() {
-            if Instant::now() >= deadline || !matches!(child.try_wait(), Ok(None)) {
-                let _ = child.kill();
-                let _ = child.wait();
+            if Instant::now() >= deadline || !service.is_running() {
+                service.kill();
                 return Err(BinderyError::NotUp { log: self.log() });
             }
             std::thread::sleep(POLL);
         }
-        self.child = Some(child);
+        self.service = Some(service);
         Ok(())
     }
 
     /// Ends it at once, as `kill -9` does.
     pub fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
+        if let Some(service) = self.service.take() {
+            service.kill();
         }
     }
 
     /// Its pid, while it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+        self.service.as_ref().map(Service::pid)
     }
 
     /// Its socket.
@@ -260,21 +259,5 @@ impl Daemon {
 
     fn log_path(&self) -> PathBuf {
         self.directory.path().join("daemon.log")
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let Some(mut child) = self.child.take() else { return };
-        if let Some(pid) = Pid::from_raw(child.id().cast_signed()) {
-            // The child was not waited for yet, so the pid is still its own.
-            let _ = kill_process(pid, Signal::TERM);
-        }
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(POLL);
-        }
-        let _ = child.kill();
-        let _ = child.wait();
     }
 }

@@ -1,10 +1,8 @@
 //! A program whose memory grows and shrinks as it is told to, and all of which KSM may merge.
 
-use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-
 use anyhow::{Context, Result};
 use bindery_sys::ksm::set_merge_any;
+use bindery_testkit::coprocess::{self, Coprocess};
 use bindery_units::PAGE_BYTES;
 
 /// What memory comes and goes in. glibc maps blocks of more than 32 MiB one by one and unmaps them
@@ -14,56 +12,37 @@ pub(super) const BLOCK_MIB: usize = 64;
 /// Pages of a block.
 pub(super) const BLOCK_PAGES: u64 = (BLOCK_MIB << 20) as u64 / PAGE_BYTES as u64;
 
-/// Such a program. It ends when this is dropped.
+/// Program with such memory. Dropping it ends the program.
 #[derive(Debug)]
-pub(super) struct Candidates {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
+pub(super) struct Candidates(Coprocess);
 
 impl Candidates {
     /// Starts one without memory.
     pub(super) fn start() -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("candidates").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().context("starting a program whose memory KSM merges")?;
-        let (Some(orders), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            unreachable!("both were asked for")
-        };
-        Ok(Self { child, orders, answers: BufReader::new(answers) })
+        let program = std::env::current_exe()?;
+        let started = Coprocess::start(&[], program, |command| _ = command.arg("candidates"));
+        Ok(Self(started.context("starting a program whose memory KSM merges")?))
     }
 
     /// Has it have so many blocks, and waits until it has.
     pub(super) fn resize(&mut self, blocks: usize) -> Result<()> {
-        writeln!(self.orders, "{blocks}")?;
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer)?;
-        anyhow::ensure!(answer.trim() == "done", "the program with the memory said {answer:?}");
-        Ok(())
+        self.0.ask(&blocks.to_string()).map(drop).context("the program with the memory")
     }
 }
 
-impl Drop for Candidates {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Is such a program: reads how many blocks it is to have, line by line, until nobody writes.
+/// Is such a program: obeys numbers of blocks that it is to have.
 pub(crate) fn serve() -> Result<()> {
     set_merge_any(true).context("prctl(PR_SET_MEMORY_MERGE); this needs Linux 6.4")?;
     let mut blocks: Vec<Vec<u8>> = Vec::new();
-    for line in io::stdin().lock().lines() {
-        let wanted: usize = line?.parse().context("a number of blocks")?;
+    coprocess::serve(|order| -> Result<String> {
+        let wanted: usize = order.parse().context("a number of blocks")?;
         blocks.truncate(wanted);
         while blocks.len() < wanted {
             blocks.push(block(blocks.len()));
         }
-        println!("done");
-    }
-    Ok(())
+        Ok(String::new())
+    })
+    .context("the standard streams")
 }
 
 /// Half of a block's pages are of 64 contents that come again in every block; the others are like

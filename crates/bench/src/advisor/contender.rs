@@ -3,8 +3,8 @@
 use std::{
     fmt,
     path::Path,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -12,6 +12,7 @@ use bindery_advisor::Mode;
 use bindery_host::settings::Change;
 use bindery_sys::ksm::DIRECTORY;
 use bindery_testkit::machine::{KsmSettings, SettingGuard};
+use bindery_testkit::service::Service;
 use serde::Serialize;
 
 use super::{Crowds, Options, sizing::FixedRate};
@@ -93,7 +94,7 @@ impl Running {
             sum += self.merger.guests_cpu_time(crowd)?;
         }
         if let Some(pilot) = &self.pilot {
-            sum += process_cpu_time(pilot.process.id())?;
+            sum += process_cpu_time(pilot.process.pid())?;
         }
         Ok(sum)
     }
@@ -156,16 +157,17 @@ fn start_kernels(options: &Options) -> Result<Vec<SettingGuard>> {
     Ok(guards)
 }
 
-/// `bindery ksm run`, as a process of its own.
+/// `bindery ksm run`, as a process of its own, which puts KSM's settings back when it ends.
 struct Pilot {
-    process: Child,
+    process: Service,
     _directory: tempfile::TempDir,
 }
 
 impl Pilot {
     fn start(options: &Options) -> Result<Self> {
         let directory = tempfile::tempdir()?;
-        let process = Command::new(&options.program)
+        let mut command = Command::new(&options.program);
+        command
             .args(["ksm", "run", "--mode", "steady"])
             .args(["--target-scan-time", &format!("{}s", options.target_scan_time_s)])
             .args(["--max-cpu", &options.max_cpu_percent.to_string()])
@@ -175,29 +177,12 @@ impl Pilot {
             .arg(directory.path().join("ksm.json"))
             .env("BINDERY_LOG", "warn")
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
+            .stdout(Stdio::null());
+        let process = Service::start(&mut command)
             .with_context(|| format!("cannot start {}", options.program.display()))?;
         let mut pilot = Self { process, _directory: directory };
         interrupt::rest(Duration::from_millis(300))?;
-        ensure!(pilot.process.try_wait()?.is_none(), "the pilot has ended by itself");
+        ensure!(pilot.process.is_running(), "the pilot has ended by itself");
         Ok(pilot)
-    }
-}
-
-/// How long the pilot may take to put KSM back.
-const FAREWELL: Duration = Duration::from_secs(5);
-
-impl Drop for Pilot {
-    fn drop(&mut self) {
-        // It is ours, and puts KSM's settings back when it is told to end.
-        let pid = rustix::process::Pid::from_child(&self.process);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        let deadline = Instant::now() + FAREWELL;
-        while Instant::now() < deadline && matches!(self.process.try_wait(), Ok(None)) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }

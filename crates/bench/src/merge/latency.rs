@@ -104,7 +104,7 @@ fn time_march(memory: &Memory, pages: impl Iterator<Item = usize>) -> f64 {
     let mut shared = 0;
     let start = Instant::now();
     for at in pages {
-        let byte = memory.page(at).cast::<u8>();
+        let byte = memory.pages.page(at).cast::<u8>();
         // SAFETY: the page is in the mapping, which this process alone writes to, here.
         unsafe { byte.write_volatile(byte.read_volatile()) };
         shared += u32::from(is_image(memory.seeds[at]));
@@ -117,7 +117,7 @@ fn time_writes(memory: &Memory, targets: &[usize], rest: Duration) -> Latencies 
         if !rest.is_zero() {
             thread::sleep(rest);
         }
-        let byte = memory.page(at).cast::<u8>();
+        let byte = memory.pages.page(at).cast::<u8>();
         // SAFETY: the page is in the mapping, which this process alone writes to, here.
         let value = unsafe { byte.read_volatile() };
         let start = Instant::now();
@@ -144,7 +144,7 @@ impl Watch {
             // Relaxed: the flag stands for itself.
             while !heard.load(Ordering::Relaxed) && waits.len() < READS_MAX {
                 let at = (random.next() % memory.seeds.len() as u64) as usize;
-                let byte = memory.page(at).cast::<u8>();
+                let byte = memory.pages.page(at).cast::<u8>();
                 let start = Instant::now();
                 // SAFETY: the page is in the mapping, which lives as long as `memory`.
                 let _ = unsafe { byte.read_volatile() };

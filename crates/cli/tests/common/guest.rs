@@ -1,12 +1,12 @@
 //! Guests for tests: this test program once more, with managed memory and an agent linked in, as a
 //! VMM in Rust would have them.
 
-use std::io::{BufRead, BufReader, Write};
+use std::num::ParseIntError;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use bindery_space::Space;
 use bindery_space::agent::{Agent, AgentConfig};
+use bindery_testkit::coprocess::{self, Coprocess};
 use bindery_units::{HostAddress, PAGE_BYTES};
 use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 
@@ -26,81 +26,49 @@ pub(crate) const PAGES: usize = 1024;
 const CHILD: &str = "guest_process";
 
 /// A guest that runs. Killed when dropped.
-pub(crate) struct TestGuest {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
+pub(crate) struct TestGuest(Coprocess);
 
 impl TestGuest {
     /// Starts a guest and waits until its memory is filled and managed.
     pub(crate) fn start(socket: &Path, name: &str, domain: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", CHILD, "--ignored", "--nocapture"])
-            .env(SOCKET_VARIABLE, socket)
-            .env(NAME_VARIABLE, name)
-            .env(DOMAIN_VARIABLE, domain)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let orders = child.stdin.take().unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        let mut guest = Self { child, orders, answers };
-        assert_eq!(guest.answer(), "ready");
-        guest
+        let program = std::env::current_exe().unwrap();
+        let mut process = Coprocess::start(&[], program, |command| {
+            command.args(["--exact", CHILD, "--ignored", "--nocapture"]);
+            command.env(SOCKET_VARIABLE, socket).env(NAME_VARIABLE, name);
+            command.env(DOMAIN_VARIABLE, domain);
+        })
+        .unwrap();
+        process.ask("ready").unwrap();
+        Self(process)
     }
 
     #[allow(dead_code, reason = "not every test program asks")]
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.0.pid()
     }
 
     /// Has the guest write to its first `pages` pages.
     #[allow(dead_code, reason = "not every test program asks")]
     pub(crate) fn write(&mut self, pages: usize) {
-        assert_eq!(self.order(&format!("write {pages}")), "done");
+        self.0.ask(&format!("write {pages}")).unwrap();
     }
 
     /// Has the guest compare all of its memory with what it wrote.
     #[allow(dead_code, reason = "not every test program asks")]
     pub(crate) fn check(&mut self) {
-        assert_eq!(self.order("check"), "0 pages are wrong");
+        assert_eq!(self.0.ask_for::<usize>("check").unwrap(), 0, "pages are wrong");
     }
 
     /// Whether the guest's agent has given up on daemons.
     #[allow(dead_code, reason = "not every test program asks")]
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.order("ended?") == "true"
+        self.0.ask_for("ended").unwrap()
     }
 
     /// Where the guest's memory begins in its process.
     #[allow(dead_code, reason = "not every test program asks")]
     pub(crate) fn address(&mut self) -> u64 {
-        self.order("address?").parse().unwrap()
-    }
-
-    fn order(&mut self, order: &str) -> String {
-        writeln!(self.orders, "{order}").unwrap();
-        self.answer()
-    }
-
-    /// The next answer, past what the test harness of the child says.
-    fn answer(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the guest has ended");
-            if let Some((_, answer)) = line.trim().split_once("guest: ") {
-                return answer.to_owned();
-            }
-        }
-    }
-}
-
-impl Drop for TestGuest {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.0.ask_for("address").unwrap()
     }
 }
 
@@ -137,18 +105,16 @@ pub(crate) fn live() {
     let space = Space::start().unwrap();
     space.manage(HostAddress(memory.as_ptr().addr()), memory.len()).unwrap();
     let agent = Agent::start(space, AgentConfig::from_environment()).unwrap();
-    println!("\nguest: ready");
-    for order in std::io::stdin().lines() {
-        let order = order.unwrap();
+    coprocess::serve(|order| -> Result<String, ParseIntError> {
         let answer = match order.split_once(' ') {
             Some(("write", pages)) => {
-                let pages: usize = pages.parse().unwrap();
+                let pages: usize = pages.parse()?;
                 let rounds = generations.iter_mut().zip(memory.chunks_exact_mut(PAGE_BYTES));
                 for (at, (generation, page)) in rounds.enumerate().take(pages) {
                     *generation += 1;
                     put(page, content(at, *generation));
                 }
-                "done".to_owned()
+                String::new()
             }
             None if order == "check" => {
                 let pages = generations.iter().zip(memory.chunks_exact(PAGE_BYTES)).enumerate();
@@ -156,13 +122,16 @@ pub(crate) fn live() {
                     let (zeros, end) = page.split_at(PAGE_BYTES - 8);
                     end != content(*at, **generation).to_ne_bytes() || zeros.iter().any(|&b| b != 0)
                 });
-                format!("{} pages are wrong", wrong.count())
+                wrong.count().to_string()
             }
-            None if order == "address?" => memory.as_ptr().addr().to_string(),
-            _ => agent.has_ended().to_string(),
+            None if order == "address" => memory.as_ptr().addr().to_string(),
+            None if order == "ended" => agent.has_ended().to_string(),
+            None if order == "ready" => String::new(),
+            _ => panic!("{order:?} is no order"),
         };
-        println!("guest: {answer}");
-    }
+        Ok(answer)
+    })
+    .unwrap();
 }
 
 fn put(page: &mut [u8], content: u64) {

@@ -48,8 +48,8 @@ impl Machines {
         pause: Duration,
     ) -> Result<Self, TinyGuestError> {
         let (address, pages) = {
-            let mut memory = memory.lock().expect("no thread panicked while it wrote");
-            (memory.give_away(), memory.pages() / count)
+            let memory = memory.lock().expect("no thread panicked while it wrote");
+            (memory.pages().page(0).expose_provenance(), memory.pages().pages() / count)
         };
         let shared = Arc::new(Shared::default());
         let start = |number: usize| {

@@ -1,8 +1,8 @@
 //! A guest without a VMM: a process that offers its memory to be merged as a VMM does
 //! (`madvise(MADV_MERGEABLE)`), writes to it all the time, and verifies every byte.
 //!
-//! It is the test program itself, run once more. A test program that uses it has one test named
-//! [`ENTRY`], which does nothing else than call [`serve_if_started`].
+//! It is the test program itself, run once more as a [coprocess](crate::coprocess). A test program
+//! that uses it has one test named [`ENTRY`], which does nothing else than call [`serve_if_started`].
 //!
 //! Its memory can be that of KVM guests instead, which then write and verify.
 //!
@@ -14,9 +14,10 @@ mod memory;
 mod serve;
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io;
+use std::process::Command;
 
+use crate::coprocess::Coprocess;
 pub use serve::serve_if_started;
 
 /// The test that is the process.
@@ -24,9 +25,6 @@ pub const ENTRY: &str = "guest_process";
 
 /// Set in the process.
 const VARIABLE: &str = "BINDERY_TEST_PROCESS";
-
-/// What answers begin with: the test harness writes to the same stream.
-const MARK: &str = "guest: ";
 
 /// How much of a guest's memory was compared with what it wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +49,7 @@ pub struct MachineFigures {
 /// A running process; dropping it ends it at once.
 #[derive(Debug)]
 pub struct ProcessGuest {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    process: Coprocess,
     address: u64,
     pages: usize,
 }
@@ -95,20 +91,12 @@ impl ProcessGuest {
         seed: u64,
         prepare: impl FnOnce(&mut Command),
     ) -> io::Result<Self> {
-        let mut words = launcher.iter().cloned().chain([program]);
-        let mut command = Command::new(words.next().expect("the program is the last word"));
-        command.args(words).args(["--exact", ENTRY, "--nocapture"]).env(VARIABLE, "1");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        prepare(&mut command);
-        let mut child = command.spawn()?;
-        let (Some(orders), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            unreachable!("both were asked for")
-        };
-        let answers = BufReader::new(answers);
-        let mut guest = Self { child, orders, answers, address: 0, pages };
-        let address = guest.order(&format!("fill {pages} {seed}"))?;
-        guest.address = address.parse().map_err(|_| io::Error::other(address))?;
-        Ok(guest)
+        let mut process = Coprocess::start(launcher, program, |command| {
+            command.args(["--exact", ENTRY, "--nocapture"]).env(VARIABLE, "1");
+            prepare(command);
+        })?;
+        let address = process.ask_for(&format!("fill {pages} {seed}"))?;
+        Ok(Self { process, address, pages })
     }
 
     /// Has it offer all of its memory.
@@ -116,7 +104,7 @@ impl ProcessGuest {
     /// # Errors
     /// When the advice is refused, or the process has ended.
     pub fn offer(&mut self) -> io::Result<()> {
-        self.expect("offer", "offered")
+        self.process.ask("offer").map(drop)
     }
 
     /// Has it write and verify pages from now on, in batches with a pause between them.
@@ -124,7 +112,7 @@ impl ProcessGuest {
     /// # Errors
     /// When the process has ended.
     pub fn churn(&mut self, pause_us: u64) -> io::Result<()> {
-        self.expect(&format!("churn {pause_us}"), "churning")
+        self.process.ask(&format!("churn {pause_us}")).map(drop)
     }
 
     /// Has it stop writing.
@@ -132,7 +120,7 @@ impl ProcessGuest {
     /// # Errors
     /// When the process has ended.
     pub fn rest(&mut self) -> io::Result<()> {
-        self.expect("rest", "resting")
+        self.process.ask("rest").map(drop)
     }
 
     /// Has it compare all of its memory with what it wrote.
@@ -140,12 +128,8 @@ impl ProcessGuest {
     /// # Errors
     /// When the process has ended.
     pub fn verify(&mut self) -> io::Result<Verified> {
-        let answer = self.order("verify")?;
-        let mut figures = answer.split(' ').map(str::parse);
-        match (figures.next(), figures.next()) {
-            (Some(Ok(pages)), Some(Ok(bad))) => Ok(Verified { pages, bad }),
-            _ => Err(io::Error::other(answer)),
-        }
+        let [pages, bad] = self.figures("verify")?;
+        Ok(Verified { pages, bad })
     }
 
     /// Has it run `count` KVM guests in its memory, offered or not, which write and verify in
@@ -154,7 +138,7 @@ impl ProcessGuest {
     /// # Errors
     /// Without KVM, or when the process has ended.
     pub fn run_machines(&mut self, count: usize, pause_us: u64) -> io::Result<()> {
-        self.expect(&format!("machines {count} {pause_us}"), "running")
+        self.process.ask(&format!("machines {count} {pause_us}")).map(drop)
     }
 
     /// What its KVM guests have done so far.
@@ -175,10 +159,14 @@ impl ProcessGuest {
     }
 
     fn machine_order(&mut self, order: &str) -> io::Result<MachineFigures> {
-        let answer = self.order(order)?;
-        let figures: Vec<u64> = answer.split(' ').filter_map(|word| word.parse().ok()).collect();
-        let [read, written, bad] = figures[..] else { return Err(io::Error::other(answer)) };
+        let [read, written, bad] = self.figures(order)?;
         Ok(MachineFigures { read, written, bad })
+    }
+
+    fn figures<const COUNT: usize>(&mut self, order: &str) -> io::Result<[u64; COUNT]> {
+        let answer = self.process.ask(order)?;
+        let figures: Vec<u64> = answer.split(' ').filter_map(|word| word.parse().ok()).collect();
+        figures.try_into().map_err(|_| io::Error::other(answer))
     }
 
     /// Has it shut down every socket that it has: those of the agent in it. Returns how many.
@@ -186,8 +174,7 @@ impl ProcessGuest {
     /// # Errors
     /// When the process has ended.
     pub fn cut_connections(&mut self) -> io::Result<usize> {
-        let answer = self.order("cut")?;
-        answer.parse().map_err(|_| io::Error::other(answer))
+        self.process.ask_for("cut")
     }
 
     /// Has it try to open a file for reading, or for reading and writing. Returns whether it could.
@@ -195,14 +182,13 @@ impl ProcessGuest {
     /// # Errors
     /// When the process has ended.
     pub fn try_to_open(&mut self, path: &str, for_writing: bool) -> io::Result<bool> {
-        let answer = self.order(&format!("open {for_writing} {path}"))?;
-        answer.parse().map_err(|_| io::Error::other(answer))
+        self.process.ask_for(&format!("open {for_writing} {path}"))
     }
 
     /// Its pid.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     /// Where its memory is.
@@ -215,31 +201,5 @@ impl ProcessGuest {
     #[must_use]
     pub const fn pages(&self) -> usize {
         self.pages
-    }
-
-    fn expect(&mut self, order: &str, expected: &str) -> io::Result<()> {
-        let answer = self.order(order)?;
-        if answer == expected { Ok(()) } else { Err(io::Error::other(answer)) }
-    }
-
-    fn order(&mut self, order: &str) -> io::Result<String> {
-        writeln!(self.orders, "{order}")?;
-        loop {
-            let mut line = String::new();
-            if self.answers.read_line(&mut line)? == 0 {
-                let status = self.child.wait()?;
-                return Err(io::Error::other(format!("the process has ended ({status})")));
-            }
-            if let Some((_, answer)) = line.trim_end_matches('\n').split_once(MARK) {
-                return Ok(answer.to_owned());
-            }
-        }
-    }
-}
-
-impl Drop for ProcessGuest {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

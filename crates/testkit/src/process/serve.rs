@@ -1,7 +1,7 @@
 //! The process itself: obeys orders from its standard input until that ends.
 
+use std::error::Error;
 use std::fs::{self, File};
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -12,23 +12,21 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use super::machines::Machines;
 use super::memory::Memory;
-use super::{MARK, MachineFigures, VARIABLE};
+use super::{MachineFigures, VARIABLE, Verified};
+use crate::coprocess;
 use crate::kvm::TinyGuestError;
 
 /// Is the guest's process, if this process was started as one; returns at once if not.
 ///
 /// # Panics
-/// When an order makes no sense, which ends the process and is seen by who gave it.
+/// When the standard streams fail.
 pub fn serve_if_started() {
     if std::env::var_os(VARIABLE).is_none() {
         return;
     }
     let mut guest = None;
-    for order in io::stdin().lines() {
-        let order = order.expect("orders are text");
-        let words: Vec<&str> = order.splitn(3, ' ').collect();
-        println!("{MARK}{}", obey(&mut guest, &words).replace('\n', " "));
-    }
+    let obey = |order: &str| obey(&mut guest, &order.splitn(3, ' ').collect::<Vec<_>>());
+    coprocess::serve(obey).expect("the parent listens");
 }
 
 struct Guest {
@@ -42,51 +40,38 @@ struct Churn {
     thread: JoinHandle<()>,
 }
 
-fn obey(guest: &mut Option<Guest>, words: &[&str]) -> String {
+fn obey(guest: &mut Option<Guest>, words: &[&str]) -> Result<String, Box<dyn Error>> {
     if let &["fill", pages, seed] = words {
-        let pages = pages.parse().expect("a number of pages");
-        let memory = Memory::filled(pages, seed.parse().expect("a seed"));
-        let address = memory.address();
+        let memory = Memory::filled(pages.parse()?, seed.parse()?)?;
+        let address = memory.pages().page(0).addr();
         *guest = Some(Guest { memory: Arc::new(Mutex::new(memory)), churn: None, machines: None });
-        return address.to_string();
+        return Ok(address.to_string());
     }
-    let guest = guest.as_mut().expect("memory is filled first");
+    let guest = guest.as_mut().ok_or("memory is filled first")?;
     match *words {
-        ["offer"] => match guest.memory().offer() {
-            Ok(()) => "offered".into(),
-            Err(error) => error.to_string(),
-        },
-        ["churn", pause_us] => {
-            guest.churn(Duration::from_micros(pause_us.parse().expect("a pause")));
-            "churning".into()
-        }
-        ["rest"] => {
-            guest.rest();
-            "resting".into()
-        }
+        ["offer"] => guest.memory().pages().offer()?,
+        ["churn", pause_us] => guest.churn(Duration::from_micros(pause_us.parse()?)),
+        ["rest"] => guest.rest(),
         ["verify"] => {
-            let verified = guest.memory().verify_all();
-            format!("{} {}", verified.pages, verified.bad)
+            let Verified { pages, bad } = guest.memory().verify_all();
+            return Ok(format!("{pages} {bad}"));
         }
         ["machines", count, pause_us] => {
-            let pause = Duration::from_micros(pause_us.parse().expect("a pause"));
-            match guest.run_machines(count.parse().expect("a number of machines"), pause) {
-                Ok(()) => "running".into(),
-                Err(error) => error.to_string(),
-            }
+            guest.run_machines(count.parse()?, Duration::from_micros(pause_us.parse()?))?;
         }
-        ["figures"] => say(&guest.machines.as_ref().expect("machines run").figures()),
-        ["halt"] => match guest.machines.take().expect("machines run").halt() {
-            Ok(figures) => say(&figures),
-            Err(error) => error.to_string(),
-        },
-        ["cut"] => cut_connections().to_string(),
+        ["figures"] => return Ok(say(guest.machines.as_ref().ok_or(NO_MACHINES)?.figures())),
+        ["halt"] => return Ok(say(guest.machines.take().ok_or(NO_MACHINES)?.halt()?)),
+        ["cut"] => return Ok(cut_connections().to_string()),
         ["open", for_writing, path] => {
-            File::options().read(true).write(for_writing == "true").open(path).is_ok().to_string()
+            let opened = File::options().read(true).write(for_writing.parse()?).open(path);
+            return Ok(opened.is_ok().to_string());
         }
-        _ => panic!("{words:?} is no order"),
+        _ => return Err(format!("{words:?} is no order").into()),
     }
+    Ok(String::new())
 }
+
+const NO_MACHINES: &str = "no machine runs";
 
 impl Guest {
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -121,7 +106,7 @@ impl Guest {
     }
 }
 
-fn say(MachineFigures { read, written, bad }: &MachineFigures) -> String {
+fn say(MachineFigures { read, written, bad }: MachineFigures) -> String {
     format!("{read} {written} {bad}")
 }
 

@@ -1,0 +1,70 @@
+//! Memory of a process that is a guest: filled, offered for merging and compared page by page.
+
+use std::io;
+
+use bindery_sys::mapping::Mapping;
+use bindery_units::PAGE_BYTES;
+
+/// Contents of a page.
+pub type PageBytes = [u8; PAGE_BYTES];
+
+/// Whole pages of a mapping.
+#[derive(Debug)]
+pub struct GuestMemory(Mapping);
+
+impl GuestMemory {
+    /// Takes a mapping that is readable and writable.
+    #[must_use]
+    pub const fn over(mapping: Mapping) -> Self {
+        Self(mapping)
+    }
+
+    /// Number of pages.
+    #[must_use]
+    pub const fn pages(&self) -> usize {
+        self.0.bytes() / PAGE_BYTES
+    }
+
+    /// Address of page `at`.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    #[must_use]
+    pub fn page(&self, at: usize) -> *mut PageBytes {
+        assert!(at < self.pages(), "page {at} of {}", self.pages());
+        self.0.as_ptr().cast::<PageBytes>().wrapping_add(at)
+    }
+
+    /// Contents of page `at`, to be changed.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    pub fn page_mut(&mut self, at: usize) -> &mut PageBytes {
+        // SAFETY: the page is in the mapping, which is borrowed by this alone.
+        unsafe { &mut *self.page(at) }
+    }
+
+    /// Offers all pages for merging (`MADV_MERGEABLE`) as a VMM does: by the C library's function, which
+    /// a preload library can take.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn offer(&self) -> io::Result<()> {
+        // SAFETY: the advice changes no content of this mapping.
+        let result =
+            unsafe { libc::madvise(self.0.as_ptr().cast(), self.0.bytes(), libc::MADV_MERGEABLE) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Compares page `at` with what it must hold. Returns the first byte that differs.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    #[must_use]
+    pub fn first_difference(&self, at: usize, expected: &PageBytes) -> Option<usize> {
+        // SAFETY: the page is in the mapping. Whoever writes to it meanwhile by its address has to
+        // answer for that. Read anew: it may have been merged since it was written.
+        let found = unsafe { &*std::hint::black_box(self.page(at)) };
+        found.iter().zip(expected).position(|(found, expected)| found != expected)
+    }
+}
