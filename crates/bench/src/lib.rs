@@ -1,6 +1,7 @@
 //! Benchmarks beside their rivals.
 
 pub mod advisor;
+mod choice;
 mod crowd;
 pub mod dirty;
 mod engine;

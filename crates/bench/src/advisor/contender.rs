@@ -13,6 +13,7 @@ use bindery_host::settings::Change;
 use bindery_sys::ksm::DIRECTORY;
 use bindery_testkit::machine::{KsmSettings, SettingGuard};
 use bindery_testkit::service::Service;
+use clap::ValueEnum;
 use serde::Serialize;
 
 use super::{Crowds, Options, sizing::FixedRate};
@@ -22,22 +23,17 @@ use crate::{
 };
 
 /// Who paces whom.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contender {
-    /// Nobody: KSM at the rate that the start-up asks for.
+    /// KSM at a fixed rate, which the start-up asks for.
     Fixed,
-    /// The kernel's advisor paces KSM.
+    /// KSM, paced by the kernel's advisor.
     Kernel,
-    /// Bindery paces KSM.
+    /// KSM, paced by `bindery ksm run`.
     Pilot,
-    /// Bindery paces its own engine.
+    /// Bindery's own engine, paced by itself.
     Engine,
-}
-
-impl Contender {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Fixed, Self::Kernel, Self::Pilot, Self::Engine];
 }
 
 impl fmt::Display for Contender {

@@ -3,31 +3,8 @@
 use std::path::Path;
 
 use anyhow::Result;
-use bindery_bench::advisor;
-use clap::{Args, ValueEnum};
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ContenderName {
-    /// KSM at a rate fixed by hand
-    Fixed,
-    /// KSM, paced by the kernel
-    Kernel,
-    /// KSM, paced by `bindery ksm run`
-    Pilot,
-    /// Bindery
-    Engine,
-}
-
-impl From<ContenderName> for advisor::Contender {
-    fn from(name: ContenderName) -> Self {
-        match name {
-            ContenderName::Fixed => Self::Fixed,
-            ContenderName::Kernel => Self::Kernel,
-            ContenderName::Pilot => Self::Pilot,
-            ContenderName::Engine => Self::Engine,
-        }
-    }
-}
+use bindery_bench::advisor::{self, Contender};
+use clap::Args;
 
 #[derive(Debug, Args)]
 pub(crate) struct AdvisorArgs {
@@ -54,7 +31,7 @@ pub(crate) struct AdvisorArgs {
     smart_scan: bool,
     /// Who takes part
     #[arg(long, value_delimiter = ',', default_value = "fixed,kernel,pilot,engine")]
-    contenders: Vec<ContenderName>,
+    contenders: Vec<Contender>,
 }
 
 impl AdvisorArgs {
@@ -71,7 +48,7 @@ impl AdvisorArgs {
             max_cpu_percent: self.max_cpu,
             phase_scans: self.phase_scans,
             smart_scan: self.smart_scan,
-            contenders: self.contenders.iter().copied().map(Into::into).collect(),
+            contenders: self.contenders.clone(),
             program: bindery.to_owned(),
         }
     }

@@ -1,16 +1,14 @@
 //! `bindery-bench guest-process`: a process with memory to merge, started by other benchmarks.
 
 use anyhow::{Result, anyhow};
-use bindery_bench::merge::dataset::Dataset;
+use bindery_bench::merge::dataset::{Content, Dataset};
 use bindery_bench::merge::process;
 use clap::Args;
-
-use super::content::ContentName;
 
 #[derive(Debug, Args)]
 pub(crate) struct GuestProcessArgs {
     #[arg(long)]
-    content: ContentName,
+    content: Content,
     #[arg(long)]
     pages: u32,
     #[arg(long)]
@@ -32,7 +30,7 @@ impl GuestProcessArgs {
 
     fn dataset(&self) -> Dataset {
         Dataset {
-            content: self.content.into(),
+            content: self.content,
             pages: self.pages,
             extent_pages: self.extent_pages,
             processes: self.processes,

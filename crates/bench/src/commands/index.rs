@@ -1,25 +1,8 @@
 //! `bindery-bench index`.
 
 use anyhow::Result;
-use bindery_bench::index::{self, Content as IndexContent};
-use clap::{Args, ValueEnum};
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum IndexContentName {
-    Easy,
-    ZeroPrefix,
-    LastWord,
-}
-
-impl From<IndexContentName> for IndexContent {
-    fn from(name: IndexContentName) -> Self {
-        match name {
-            IndexContentName::Easy => Self::Easy,
-            IndexContentName::ZeroPrefix => Self::ZeroPrefix,
-            IndexContentName::LastWord => Self::LastWord,
-        }
-    }
-}
+use bindery_bench::index::{self, Content};
+use clap::Args;
 
 #[derive(Debug, Args)]
 pub(crate) struct IndexArgs {
@@ -36,7 +19,7 @@ pub(crate) struct IndexArgs {
     threads: Vec<u64>,
     /// Data sets: PageONE's two, and pages that differ in their last word only
     #[arg(long, value_delimiter = ',', default_value = "easy,zero-prefix,last-word")]
-    content: Vec<IndexContentName>,
+    content: Vec<Content>,
     /// Operations of each phase after the keys are in; at most half as many as keys
     #[arg(long, default_value_t = 1_000_000,
           value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
@@ -50,7 +33,7 @@ impl IndexArgs {
 
     fn options(&self) -> index::Options {
         index::Options {
-            contents: self.content.iter().copied().map(IndexContent::from).collect(),
+            contents: self.content.clone(),
             keys: self.keys.clone(),
             threads: self.threads.clone(),
             rounds: self.rounds,

@@ -4,10 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use bindery_bench::merge;
+use bindery_bench::merge::{self, dataset::Content};
 use clap::Args;
-
-use super::content::ContentName;
 
 #[derive(Debug, Args)]
 pub(crate) struct MergeArgs {
@@ -30,7 +28,7 @@ pub(crate) struct MergeArgs {
     workers: Vec<u32>,
     /// PageONE's data sets
     #[arg(long, value_delimiter = ',', default_value = "easy,zero-prefix")]
-    content: Vec<ContentName>,
+    content: Vec<Content>,
     /// Bindery's merge period, in milliseconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     period_ms: u64,
@@ -48,7 +46,7 @@ impl MergeArgs {
             process_mib: self.process_mib,
             extent_pages: self.extent_pages.clone(),
             workers: self.workers.clone(),
-            contents: self.content.iter().map(|&name| name.into()).collect(),
+            contents: self.content.clone(),
             period: Duration::from_millis(self.period_ms),
             program: bindery.to_owned(),
         }

@@ -2,7 +2,6 @@
 
 mod advisor;
 mod all;
-mod content;
 mod dirty;
 mod guest_process;
 mod guests;
@@ -208,5 +207,18 @@ mod tests {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.contains("Examples:"), "{} has none", command.get_name());
         }
+    }
+
+    #[test]
+    fn only_ycsb_holds_the_device_below_to_a_rate() {
+        let parses = |command: &str, latency: bool| {
+            let line = ["bindery-bench", "pool", command];
+            let rate = ["--device-mib-per-s=1", "--device-requests-per-s=1"];
+            let latency = latency.then_some("--device-latency-us=1");
+            Arguments::try_parse_from(line.into_iter().chain(rate).chain(latency)).is_ok()
+        };
+        assert!(["write", "read", "faults", "ycsb"].iter().all(|command| parses(command, true)));
+        assert!(parses("ycsb", false));
+        assert!(!["write", "read", "faults"].iter().any(|command| parses(command, false)));
     }
 }

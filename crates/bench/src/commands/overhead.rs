@@ -4,31 +4,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use bindery_bench::overhead;
-use clap::{Args, ValueEnum};
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PartName {
-    /// A guest measures itself
-    Guests,
-    /// Plain processes time first writes to merged pages, and reads while pages are merged
-    Accesses,
-}
-
-impl From<PartName> for overhead::Part {
-    fn from(name: PartName) -> Self {
-        match name {
-            PartName::Guests => Self::Guests,
-            PartName::Accesses => Self::Accesses,
-        }
-    }
-}
+use bindery_bench::overhead::{self, Part};
+use clap::Args;
 
 #[derive(Debug, Args)]
 pub(crate) struct OverheadArgs {
     /// Parts to measure
     #[arg(long, value_delimiter = ',', default_value = "guests,accesses")]
-    parts: Vec<PartName>,
+    parts: Vec<Part>,
     /// Interleaved rounds; medians are shown
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -56,7 +39,7 @@ impl OverheadArgs {
 
     fn options(&self, bindery: &Path) -> overhead::Options {
         overhead::Options {
-            parts: self.parts.iter().map(|&name| name.into()).collect(),
+            parts: self.parts.clone(),
             rounds: self.rounds,
             guests: self.guests,
             memory_mib: self.memory_mib,

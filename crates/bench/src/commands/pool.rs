@@ -62,6 +62,9 @@ Examples:
   bindery-bench pool ycsb --engines mmap,maps,reaper --memory-mib 512 --json
   bindery-bench pool ycsb --device-mib-per-s 200 --device-requests-per-s 20000
 
+Without --device-latency-us the device below is held to the rate, each way, by a control group. That lets
+requests pass in bursts, and then makes whoever comes wait for up to 100 ms.
+
 Takes root, for control groups, and three times the data in free space.")]
     Ycsb(YcsbArgs),
     /// A store under a workload, for the benchmark

@@ -29,6 +29,7 @@ use anyhow::{Result, ensure};
 use bindery_page::DigestKey;
 use serde::Serialize;
 
+use crate::choice;
 use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns};
 
 use self::bound::Bound;
@@ -235,7 +236,7 @@ impl fmt::Display for Comparison {
         let Self { content, keys, runs } = self;
         for (at, run) in runs.iter().enumerate() {
             let plural = if run.threads == 1 { "" } else { "s" };
-            let name = content.name();
+            let name = choice::name(content);
             let mut title = format!("{name}, {keys} keys, {} thread{plural}", run.threads);
             if let Some(line) = run.line_round_trip_ns {
                 title += &format!(" (a line takes {line:.0} ns there and back)");

@@ -27,7 +27,7 @@ const RUN_LIMIT: u64 = 257;
 static ZEROES: [u8; RUN_LIMIT as usize] = [0; RUN_LIMIT as usize];
 
 /// What pages look like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Content {
     /// Pages differ in their first eight bytes: PageONE's easy set.
@@ -36,18 +36,6 @@ pub enum Content {
     ZeroPrefix,
     /// Pages are equal but for their last eight bytes: the worst case of a tree ordered by content.
     LastWord,
-}
-
-impl Content {
-    /// The name of the data set.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Easy => "easy",
-            Self::ZeroPrefix => "zero-prefix",
-            Self::LastWord => "last-word",
-        }
-    }
 }
 
 /// A page as a mapping has it.

@@ -10,10 +10,13 @@
 use std::fmt;
 
 use bindery_units::{ByteCount, PAGE_BYTES};
+use clap::ValueEnum;
 use serde::Serialize;
 
+use crate::choice;
+
 /// What pages look like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Content {
     /// The first 8 bytes tell any two pages apart.
@@ -24,10 +27,7 @@ pub enum Content {
 
 impl fmt::Display for Content {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Easy => "easy",
-            Self::ZeroPrefix => "zero-prefix",
-        })
+        f.pad(&choice::name(self))
     }
 }
 

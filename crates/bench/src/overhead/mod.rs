@@ -17,6 +17,7 @@ mod probe;
 use std::{fmt, path::PathBuf, time::Duration};
 
 use anyhow::{Result, ensure};
+use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::{
@@ -25,11 +26,12 @@ use crate::{
 };
 
 /// What can be measured by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     /// A guest measures itself: minutes a round.
     Guests,
-    /// Plain processes time their accesses: seconds a round.
+    /// Plain processes time first writes to merged pages, and reads while pages are merged: seconds a
+    /// round.
     Accesses,
 }
 

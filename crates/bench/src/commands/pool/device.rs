@@ -1,12 +1,14 @@
-//! A device that is played instead of the one below.
+//! The device that is measured: the one below, or one that is played.
 
 use std::time::Duration;
 
 use bindery_bench::pool::medium::Rates;
 use clap::Args;
 
+/// What the device is to give, and whether it is played. Without a latency, a rate is for the device
+/// below.
 #[derive(Debug, Args)]
-pub(in crate::commands) struct DeviceArgs {
+pub(super) struct DeviceArgs {
     /// Play a device that answers after so many microseconds, kept in memory, instead of the one below. A
     /// SATA SSD: 80, with 500 MiB and 90000 requests a second
     #[arg(
@@ -15,29 +17,45 @@ pub(in crate::commands) struct DeviceArgs {
         value_parser = clap::value_parser!(u64).range(..=1_000_000),
     )]
     device_latency_us: Option<u64>,
-    /// What that device transfers, both ways together, in MiB a second
+    /// What the device transfers, in MiB a second: both ways together if it is played
     #[arg(
         long,
         requires = "device_requests_per_s",
         value_parser = clap::value_parser!(u64).range(1..=1 << 24),
     )]
     device_mib_per_s: Option<u64>,
-    /// How many requests it serves a second, if they are small
+    /// How many requests the device serves a second, if they are small
     #[arg(
         long,
-        requires = "device_latency_us",
+        requires = "device_mib_per_s",
         value_parser = clap::value_parser!(u64).range(1..=1_000_000_000),
     )]
     device_requests_per_s: Option<u64>,
 }
 
 impl DeviceArgs {
-    /// What that device can do, if one is to be played.
+    /// Rate of the device: MiB and requests a second.
+    pub(super) fn rate(&self) -> Option<(u64, u64)> {
+        self.device_mib_per_s.zip(self.device_requests_per_s)
+    }
+
+    /// Latency of the device, if it is played.
+    pub(super) fn latency(&self) -> Option<Duration> {
+        self.device_latency_us.map(Duration::from_micros)
+    }
+}
+
+/// What a played device is to give, where the device below is never held to a rate.
+#[derive(Debug, Args)]
+#[command(mut_arg("device_requests_per_s", |requests| requests.requires("device_latency_us")))]
+pub(super) struct PlayedDeviceArgs {
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+impl PlayedDeviceArgs {
+    /// Rates of the played device, if there is one.
     pub(super) fn rates(&self) -> Option<Rates> {
-        Some(Rates {
-            latency: Duration::from_micros(self.device_latency_us?),
-            bytes_per_s: self.device_mib_per_s? << 20,
-            requests_per_s: self.device_requests_per_s?,
-        })
+        Rates::of(self.device.rate(), self.device.latency())
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use bindery_bench::pool::faults::Options;
 use clap::Args;
 
-use super::device::DeviceArgs;
+use super::device::PlayedDeviceArgs;
 
 #[derive(Debug, Args)]
 pub(in crate::commands) struct PoolFaultsArgs {
@@ -13,7 +13,7 @@ pub(in crate::commands) struct PoolFaultsArgs {
     #[arg(long, default_value = ".")]
     directory: PathBuf,
     #[command(flatten)]
-    device: DeviceArgs,
+    device: PlayedDeviceArgs,
     /// How many objects there are
     #[arg(long, default_value_t = 512)]
     objects: usize,

@@ -6,7 +6,7 @@ use anyhow::Result;
 use bindery_bench::pool::transfers::{self, Options, Report, Work};
 use clap::Args;
 
-use super::device::DeviceArgs;
+use super::device::PlayedDeviceArgs;
 
 #[derive(Debug, Args)]
 pub(in crate::commands) struct PoolArgs {
@@ -14,7 +14,7 @@ pub(in crate::commands) struct PoolArgs {
     #[arg(long, default_value = ".")]
     directory: PathBuf,
     #[command(flatten)]
-    device: DeviceArgs,
+    device: PlayedDeviceArgs,
     /// Length of each file, in MiB
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     file_mib: u64,

@@ -5,39 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bindery_bench::pool::ycsb::{self, Engine, Options, Report};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum EngineName {
-    /// The example store, each object mapped by itself
-    Mmap,
-    /// The same, advised MADV_RANDOM
-    Random,
-    /// The example store, one map a collection, and the kernel reclaims
-    Maps,
-    /// The example store, one map a collection, and the reaper evicts pages
-    Reaper,
-    /// The same, and it evicts objects
-    Objects,
-    Redb,
-    Fjall,
-    Rocksdb,
-}
-
-impl From<EngineName> for Engine {
-    fn from(name: EngineName) -> Self {
-        match name {
-            EngineName::Mmap => Self::Mmap,
-            EngineName::Random => Self::Random,
-            EngineName::Maps => Self::Maps,
-            EngineName::Reaper => Self::Reaper,
-            EngineName::Objects => Self::Objects,
-            EngineName::Redb => Self::Redb,
-            EngineName::Fjall => Self::Fjall,
-            EngineName::Rocksdb => Self::Rocksdb,
-        }
-    }
-}
+use super::device::DeviceArgs;
 
 #[derive(Debug, Args)]
 pub(in crate::commands) struct YcsbArgs {
@@ -51,7 +21,7 @@ pub(in crate::commands) struct YcsbArgs {
         value_delimiter = ',',
         default_value = "mmap,random,maps,reaper,redb,fjall,rocksdb"
     )]
-    engines: Vec<EngineName>,
+    engines: Vec<Engine>,
     /// Memory of each, page cache included, in MiB
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     memory_mib: u64,
@@ -74,25 +44,8 @@ pub(in crate::commands) struct YcsbArgs {
     /// one
     #[arg(long)]
     write_all_fields: bool,
-    /// Hold the device to so many MiB a second, each way
-    #[arg(
-        long,
-        requires = "device_requests_per_s",
-        value_parser = clap::value_parser!(u64).range(1..=1 << 24),
-    )]
-    device_mib_per_s: Option<u64>,
-    /// Hold the device to so many requests a second, each way
-    #[arg(
-        long,
-        requires = "device_mib_per_s",
-        value_parser = clap::value_parser!(u64).range(1..=1_000_000_000),
-    )]
-    device_requests_per_s: Option<u64>,
-    /// Play a device of that rate, both ways together, that answers after so many microseconds, instead
-    /// of having a control group hold the one below: that lets requests pass in bursts, and then makes
-    /// whoever comes wait for up to 100 ms. A SATA SSD: 80, with 500 MiB and 90000 requests a second
-    #[arg(long, requires = "device_mib_per_s", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
-    device_latency_us: Option<u64>,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// How much the kernel reads around a page that is not in memory, in KiB; put back afterwards
     #[arg(long, default_value_t = 128)]
     read_ahead_kib: u64,
@@ -116,7 +69,7 @@ impl YcsbArgs {
             program.ancestors().nth(2).map(|target| target.join("rivals/release/bindery-rivals"));
         Ok(Options {
             rounds: self.rounds,
-            engines: self.engines.iter().copied().map(Engine::from).collect(),
+            engines: self.engines.clone(),
             memory_mib: self.memory_mib,
             data_to_memory: self.data_to_memory,
             threads: self.threads,
@@ -124,8 +77,8 @@ impl YcsbArgs {
             duration: Duration::from_secs(self.duration),
             target_per_s: self.target_ops.map(|target| target as f64),
             write_all_fields: self.write_all_fields,
-            device_rate: self.device_mib_per_s.zip(self.device_requests_per_s),
-            device_latency: self.device_latency_us.map(Duration::from_micros),
+            device_rate: self.device.rate(),
+            device_latency: self.device.latency(),
             read_ahead_kib: self.read_ahead_kib,
             directory: self.directory.clone(),
             rivals: self.rivals.clone().or(beside).unwrap_or_default(),

@@ -26,6 +26,17 @@ pub struct Rates {
 }
 
 impl Rates {
+    /// Rates of a device that transfers so many MiB and serves so many requests a second. None if there is
+    /// no rate, or no latency.
+    #[must_use]
+    pub fn of(
+        mib_and_requests_per_s: Option<(u64, u64)>,
+        latency: Option<Duration>,
+    ) -> Option<Self> {
+        let ((mib_per_s, requests_per_s), latency) = mib_and_requests_per_s.zip(latency)?;
+        Some(Self { latency, bytes_per_s: mib_per_s << 20, requests_per_s })
+    }
+
     /// # Errors
     /// If nothing would ever be answered.
     pub(super) fn check(self) -> Result<()> {

@@ -6,61 +6,36 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use bindery_testkit::machine::{BlockDevice, ControlGroup, SettingGuard, drop_caches};
 use bindery_ycsb::{Report as Figures, Task, Workload};
+use clap::ValueEnum;
 use serde::Serialize;
 
 use super::{Course, Options};
+use crate::choice;
 use crate::pool::medium::Medium;
 
 /// A store under a workload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// The example on a pool, each object mapped by itself.
+    /// The example store, each object mapped by itself.
     Mmap,
-    /// The same, advised `MADV_RANDOM`.
+    /// The example store, each object mapped by itself and advised MADV_RANDOM.
     Random,
-    /// The example on a pool, one map a collection.
+    /// The example store, one map a collection, and the kernel reclaims.
     Maps,
-    /// The same with the reaper, which evicts pages.
+    /// The example store, one map a collection, and the reaper evicts pages.
     Reaper,
-    /// The same with the reaper, which evicts objects, as mpool's does.
+    /// The example store, one map a collection, and the reaper evicts objects, as mpool's does.
     Objects,
-    /// redb.
+    /// A B+ tree, copied on writes, in Rust.
     Redb,
-    /// fjall.
+    /// A log-structured merge tree in Rust.
     Fjall,
-    /// RocksDB.
+    /// A log-structured merge tree in C++.
     Rocksdb,
 }
 
 impl Engine {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Mmap,
-        Self::Random,
-        Self::Maps,
-        Self::Reaper,
-        Self::Objects,
-        Self::Redb,
-        Self::Fjall,
-        Self::Rocksdb,
-    ];
-
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Mmap => "mmap",
-            Self::Random => "random",
-            Self::Maps => "maps",
-            Self::Reaper => "reaper",
-            Self::Objects => "objects",
-            Self::Redb => "redb",
-            Self::Fjall => "fjall",
-            Self::Rocksdb => "rocksdb",
-        }
-    }
-
     /// Whether another program runs it.
     const fn is_rival(self) -> bool {
         matches!(self, Self::Redb | Self::Fjall | Self::Rocksdb)
@@ -77,7 +52,7 @@ impl Engine {
             options.rivals.exists(),
             "{} is not there: build it with `cargo xtask rivals`, or leave {} out with --engines",
             options.rivals.display(),
-            self.name(),
+            self,
         );
         Ok(Command::new(&options.rivals))
     }
@@ -85,7 +60,7 @@ impl Engine {
 
 impl fmt::Display for Engine {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
+        formatter.pad(&choice::name(self))
     }
 }
 
@@ -136,7 +111,7 @@ impl<'a> Stage<'a> {
     fn task(&self, workload: Option<Workload>, round_seed: u64) -> Task {
         let options = self.options;
         Task {
-            engine: self.engine.name().into(),
+            engine: self.engine.to_string(),
             directory: self.directory.path().into(),
             cache_bytes: options.memory_bytes() / 3,
             records: options.records(),

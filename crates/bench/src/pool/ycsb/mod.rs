@@ -99,13 +99,7 @@ impl Options {
 impl Options {
     /// A played device, if one is asked for, with room for what the stores write beside the data.
     fn medium(&self) -> Result<Option<Medium>> {
-        let rates = self.device_rate.zip(self.device_latency).map(
-            |((mib_per_s, requests_per_s), latency)| Rates {
-                latency,
-                bytes_per_s: mib_per_s << 20,
-                requests_per_s,
-            },
-        );
+        let rates = Rates::of(self.device_rate, self.device_latency);
         let data_bytes = self.records() * (KEY_BYTES + VALUE_BYTES) as u64;
         let bytes = (MEDIUM_TO_DATA * data_bytes + (2 << 30)).next_multiple_of(1 << 20);
         Medium::create_for(&self.directory, bytes, rates)

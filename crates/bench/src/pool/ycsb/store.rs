@@ -14,6 +14,7 @@ use bindery_sys::mapped::View;
 use bindery_sys::mapping::{self, Mapping};
 use bindery_units::PAGE_BYTES;
 use bindery_ycsb::{BoxError, KEY_BYTES, Report as Figures, Store, Task, VALUE_BYTES};
+use clap::ValueEnum;
 
 use super::Engine;
 
@@ -40,18 +41,19 @@ impl OnPool {
     fn open(task: &Task) -> Result<Self> {
         let pool = open_pool(task).context("opening the pool")?;
         let maps = Maps::default();
-        let grain = match () {
-            () if task.engine == Engine::Reaper.name() => Some(Grain::Page),
-            () if task.engine == Engine::Objects.name() => Some(Grain::Object),
-            () => None,
+        let engine = Engine::from_str(&task.engine, false).map_err(anyhow::Error::msg)?;
+        let grain = match engine {
+            Engine::Reaper => Some(Grain::Page),
+            Engine::Objects => Some(Grain::Object),
+            _ => None,
         };
         let start = |grain| Reaper::start(&maps, settings(grain));
         let reaper = grain.map(start).transpose().context("starting the reaper")?;
         let by_itself = |advice| Arc::new(EachByItself { advice }) as Arc<dyn Mapper>;
-        let mapper = match () {
-            () if task.engine == Engine::Mmap.name() => by_itself(libc::MADV_NORMAL),
-            () if task.engine == Engine::Random.name() => by_itself(libc::MADV_RANDOM),
-            () => Arc::new(maps),
+        let mapper = match engine {
+            Engine::Mmap => by_itself(libc::MADV_NORMAL),
+            Engine::Random => by_itself(libc::MADV_RANDOM),
+            _ => Arc::new(maps),
         };
         let tables = Tables::open(pool, mapper, Options::default())?;
         Ok(Self { tables, _reaper: reaper })
