@@ -27,7 +27,6 @@ use bindery_testkit::bindery::{self, Bindery};
 use bindery_testkit::machine::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
 
 pub(crate) use self::metadata::Metadata;
-use crate::crowd::Crowd;
 
 /// How fast KSM runs.
 #[derive(Clone, Copy, Debug)]
@@ -186,16 +185,21 @@ impl Merger {
         }
     }
 
-    /// CPU time spent on merging so far: its own, and all that happens in the processes of a crowd,
+    /// CPU time spent on merging so far: its own, and all that happens in the processes of `guests`,
     /// which do nothing else meanwhile.
-    pub(crate) fn cpu_time(&self, crowd: &Crowd) -> Result<Duration> {
-        Ok(self.own_cpu_time()? + self.guests_cpu_time(crowd)?)
+    pub(crate) fn cpu_time(&self, guests: impl Iterator<Item = u32>) -> Result<Duration> {
+        Ok(self.own_cpu_time()? + self.guests_cpu_time(guests)?)
     }
 
-    /// What of that is spent in the processes of a crowd.
-    pub(crate) fn guests_cpu_time(&self, crowd: &Crowd) -> Result<Duration> {
+    /// CPU time of those processes alone.
+    pub(crate) fn guests_cpu_time(
+        &self,
+        mut guests: impl Iterator<Item = u32>,
+    ) -> Result<Duration> {
         match self {
-            Self::Bindery(_) => crowd.pids().map(process_cpu_time).sum(),
+            Self::Bindery(_) => {
+                guests.try_fold(Duration::ZERO, |sum, pid| Ok(sum + process_cpu_time(pid)?))
+            }
             Self::Neither { .. } | Self::Ksm(_) => Ok(Duration::ZERO),
         }
     }

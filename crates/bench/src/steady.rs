@@ -98,9 +98,9 @@ fn scan_cpu_us(engine: &Engine, dataset: &Dataset, options: &Options) -> Result<
     // KSM passes over pages the more often the longer they did not merge (should_skip_rmap_item in
     // mm/ksm.c), Bindery over blocks the longer they were not written: let both settle.
     wait_for_scans(&merger, SETTLING_SCANS)?;
-    let (scans, cpu) = (merger.full_scans()?, merger.cpu_time(&crowd)?);
+    let (scans, cpu) = (merger.full_scans()?, merger.cpu_time(crowd.pids())?);
     wait_for_scans(&merger, options.scans)?;
-    let (scans, cpu) = (merger.full_scans()? - scans, merger.cpu_time(&crowd)? - cpu);
+    let (scans, cpu) = (merger.full_scans()? - scans, merger.cpu_time(crowd.pids())? - cpu);
     merger.pause()?;
     crowd.verify()?;
     drop(crowd);

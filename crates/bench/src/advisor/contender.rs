@@ -16,7 +16,7 @@ use bindery_testkit::service::Service;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::{Crowds, Options, sizing::FixedRate};
+use super::{Crowds, Options, fixed_rate::FixedRate};
 use crate::{
     engine::{Engine, KSM_SLEEP, KsmPace, Merger, process_cpu_time},
     interrupt,
@@ -87,7 +87,7 @@ impl Running {
     pub(crate) fn cpu_time(&self, crowds: &Crowds) -> Result<Duration> {
         let mut sum = self.merger.own_cpu_time()?;
         for crowd in crowds.all() {
-            sum += self.merger.guests_cpu_time(crowd)?;
+            sum += self.merger.guests_cpu_time(crowd.pids())?;
         }
         if let Some(pilot) = &self.pilot {
             sum += process_cpu_time(pilot.process.pid())?;

@@ -5,6 +5,7 @@
 //! daemon's process and of all guests, which do nothing else meanwhile.
 
 mod contender;
+mod fixed_rate;
 mod report;
 mod sizing;
 mod watch;
@@ -21,7 +22,8 @@ pub use self::{
 };
 use self::{
     contender::Running,
-    sizing::FixedRate,
+    fixed_rate::FixedRate,
+    sizing::rate_by_trying,
     watch::{Scans, watch},
 };
 use crate::{
@@ -121,7 +123,7 @@ impl Phase {
 pub fn run(options: &Options) -> Result<Report> {
     interrupt::catch()?;
     let rate = match options.contenders.contains(&Contender::Fixed) {
-        true => FixedRate::found_by_trying(options)?,
+        true => rate_by_trying(options)?,
         false => FixedRate::reckoned(options),
     };
     let mut courses = Vec::new();

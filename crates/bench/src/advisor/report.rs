@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Contender, Course, Options, Phase, sizing::FixedRate};
+use super::{Contender, Course, Options, Phase, fixed_rate::FixedRate};
 use crate::harness::{Table, median, significant};
 
 /// How far from the target a scan may be that still counts as on target.

@@ -49,12 +49,12 @@ pub(super) fn converge(engine: &Engine, dataset: &Dataset) -> Result<Measured> {
     let mut crowd = Crowd::start(&merger, dataset)?;
     let used_before = MemorySnapshot::take_settled()?.used();
     back_free_memory(dataset.contents());
-    let cpu = merger.cpu_time(&crowd)?;
+    let cpu = merger.cpu_time(crowd.pids())?;
     crowd.merge()?;
     await_taken(&merger)?;
     let wall = Instant::now();
     wait_until_merged(&merger, dataset)?;
-    let (time, cpu_time) = (wall.elapsed(), merger.cpu_time(&crowd)?.saturating_sub(cpu));
+    let (time, cpu_time) = (wall.elapsed(), merger.cpu_time(crowd.pids())?.saturating_sub(cpu));
     // What is left of the work ends by itself; memory is compared when both are done.
     interrupt::rest(Duration::from_millis(500))?;
     let used_after = MemorySnapshot::take_settled()?.used();

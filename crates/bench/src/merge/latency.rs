@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     dataset::{Mix, is_image},
-    process::Memory,
+    memory::Memory,
 };
 
 /// Pages between two that are written to: as many as are ever brought back together.
@@ -94,13 +94,13 @@ impl FirstWrites {
         Self {
             alone: time_writes(memory, &targets, WRITE_REST),
             burst: time_writes(memory, &burst, Duration::ZERO),
-            up_us: time_march(memory, apart..half),
-            down_us: time_march(memory, (half..pages).rev()),
+            up_us: time_stream(memory, apart..half),
+            down_us: time_stream(memory, (half..pages).rev()),
         }
     }
 }
 
-fn time_march(memory: &Memory, pages: impl Iterator<Item = usize>) -> f64 {
+fn time_stream(memory: &Memory, pages: impl Iterator<Item = usize>) -> f64 {
     let mut shared = 0;
     let start = Instant::now();
     for at in pages {

@@ -13,6 +13,7 @@
 mod contender;
 pub mod dataset;
 pub mod latency;
+mod memory;
 pub mod process;
 
 use std::{fmt, path::PathBuf, time::Duration};

@@ -14,14 +14,12 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use bindery_sys::mapping::Mapping;
 use bindery_testkit::coprocess;
-use bindery_testkit::guest_memory::GuestMemory;
-use bindery_units::PAGE_BYTES;
 
 use super::{
     dataset::Dataset,
     latency::{FirstWrites, Watch},
+    memory::Memory,
 };
 
 /// Runs a guest's process until its standard input ends.
@@ -47,31 +45,4 @@ pub fn run(dataset: &Dataset, process: u32) -> Result<()> {
         Ok(String::new())
     })?;
     Ok(())
-}
-
-/// Memory of a process, and the seed of what each page holds.
-pub(super) struct Memory {
-    pub(super) seeds: Vec<u64>,
-    pub(super) pages: GuestMemory,
-}
-
-impl Memory {
-    fn fill(dataset: &Dataset, process: u32) -> Result<Self> {
-        let seeds = dataset.seeds(process);
-        let mapping = Mapping::anonymous(seeds.len() * PAGE_BYTES).context("guest memory")?;
-        let mut pages = GuestMemory::over(mapping);
-        seeds.iter().enumerate().for_each(|(at, &seed)| dataset.fill(seed, pages.page_mut(at)));
-        Ok(Self { seeds, pages })
-    }
-
-    fn verify(&self, dataset: &Dataset) -> Result<()> {
-        let mut expected = [0; PAGE_BYTES];
-        for (at, &seed) in self.seeds.iter().enumerate() {
-            dataset.fill(seed, &mut expected);
-            if let Some(byte) = self.pages.first_difference(at, &expected) {
-                bail!("byte {byte} of page {at} is not what it was");
-            }
-        }
-        Ok(())
-    }
 }

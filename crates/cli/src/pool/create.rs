@@ -11,6 +11,7 @@ use super::Pools;
 use super::args::{CreateArgs, GrowArgs};
 use super::places::{absolute, devices_of};
 use super::registry::Entry;
+use super::values::id_text;
 use crate::exit::{Failure, Reason};
 use crate::output::{human_bytes, print, print_json};
 
@@ -58,11 +59,6 @@ pub(super) fn grow(pools: &Pools, arguments: &GrowArgs) -> Result<(), Failure> {
         pools.registry.put(name, &entry)?;
     }
     report(pools, "grown", &pool, &entry)
-}
-
-/// A pool's id, as it is remembered and shown.
-pub(super) fn id_text(id: u128) -> String {
-    format!("{id:032x}")
 }
 
 fn device_paths(

@@ -9,9 +9,9 @@ use serde_json::json;
 
 use super::Pools;
 use super::args::{DestroyArgs, ImportArgs, RenameArgs};
-use super::create::id_text;
 use super::places::{absolute, devices_of, usual};
 use super::registry::Entry;
+use super::values::id_text;
 use crate::exit::{Failure, Reason};
 use crate::output::{print, print_json};
 

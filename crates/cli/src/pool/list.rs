@@ -9,8 +9,8 @@ use bindery_pool::{
 use serde_json::{Value, json};
 
 use super::args::ScanArgs;
-use super::create::id_text;
 use super::registry::Entry;
+use super::values::id_text;
 use super::{Pools, places};
 use crate::exit::Failure;
 use crate::output::{Table, human_bytes, print, print_json};

@@ -7,7 +7,7 @@ use bindery_pool::{DeviceIndex, DeviceUsage, MediaClass, PoolName, PoolReader, S
 use serde_json::{Value, json};
 
 use super::Pools;
-use super::create::id_text;
+use super::values::id_text;
 use crate::exit::Failure;
 use crate::output::{Table, human_bytes, print, print_json};
 

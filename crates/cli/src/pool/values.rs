@@ -1,8 +1,13 @@
-//! Sizes, classes and object ids on the command line.
+//! Sizes, classes and ids on the command line.
 
 use std::time::Duration;
 
 use bindery_pool::{BLOCK_BYTES, MediaClass, ObjectId};
+
+/// Returns a pool's id as it is remembered and shown.
+pub(super) fn id_text(id: u128) -> String {
+    format!("{id:032x}")
+}
 
 /// A length in bytes, of whole blocks: `4096`, `64K`, `512MiB`, `2T`.
 pub(super) fn parse_size(text: &str) -> Result<u64, String> {

@@ -4,6 +4,12 @@ use bindery_units::{PageIndex, PageRange};
 
 use crate::geometry::WORD_BITS;
 
+/// Most runs that begin in a word: every other page.
+pub(super) const WORD_RUNS: usize = WORD_BITS as usize / 2;
+
+/// Room that no word has: for the run before it, and for what decoders write beyond the last number.
+pub(super) const SPARE_RUNS: usize = 1 + WORD_RUNS;
+
 /// What is listed: 32-bit numbers, one or two of them.
 pub(super) trait Entry {
     /// How many a list that grows has room for at least whenever it is asked.
@@ -23,7 +29,7 @@ const _: () = assert!(
 
 impl Entry for PageRange {
     /// Every other one of those pages, and what no word has room for.
-    const ROOM_LEAST: usize = PageIndex::ROOM_LEAST / 2 + super::runs::SPARE_RUNS;
+    const ROOM_LEAST: usize = PageIndex::ROOM_LEAST / 2 + SPARE_RUNS;
 }
 
 pub(super) trait List {

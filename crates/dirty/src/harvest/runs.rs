@@ -9,18 +9,12 @@ use std::mem::MaybeUninit;
 
 use bindery_units::PageRange;
 
-use super::list::List;
+use super::list::{List, SPARE_RUNS, WORD_RUNS};
 use super::output::Output;
 use super::takes::Takes;
 use crate::decode::{Decoder, LIST, Words};
 use crate::geometry::WORD_BITS;
 use crate::take::Take;
-
-/// Most runs that begin in a word: every other page.
-const WORD_RUNS: usize = WORD_BITS as usize / 2;
-
-/// Room that no word has: for the run before it, and for what decoders write beyond the last number.
-pub(super) const SPARE_RUNS: usize = 1 + WORD_RUNS;
 
 /// Runs, to the end of a list. None of them is next to another, within one walk.
 pub(super) struct Runs<'l, L> {
