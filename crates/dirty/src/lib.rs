@@ -62,7 +62,7 @@
 //! # Around the tree
 //!
 //! - [`Feed`]: one source of marks, several readers, each with a tree of its own.
-//! - [`lane()`]: a bitmap of one marker, as of a vCPU, which marks at the cost of a plain store.
+//! - [`bitmap()`]: a bitmap of one marker, as of a vCPU, which marks at the cost of a plain store.
 //! - [`ring()`]: a bounded list for one marker, as for a vCPU, whose overflow goes to the tree.
 //! - [`source`]: where marks come from: scans of written pages, KVM's bitmap and rings, soft-dirty bits,
 //!   and software, each behind one trait.
@@ -75,8 +75,8 @@ mod feed;
 mod geometry;
 mod harvest;
 mod iterate;
-mod lane;
 mod mark;
+mod marker_bitmap;
 pub mod marks;
 mod primitive;
 mod ring;
@@ -93,7 +93,7 @@ pub use error::{MismatchError, OutOfRange, SizeError};
 pub use feed::{Feed, JoinError, Joining, MOST_READERS, Reader};
 pub use harvest::Harvest;
 pub use iterate::{Pages, Runs};
-pub use lane::{LaneMarker, LaneReader, lane};
+pub use marker_bitmap::{BitmapMarker, BitmapReader, bitmap};
 pub use ring::{Drained, RingMarker, RingReader, ring};
 pub use tree::Tree;
 pub use window::Window;

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use bindery_dirty::marks::Drain;
-use bindery_dirty::{Drained, Feed, Joining, Tree, Window, lane, ring};
+use bindery_dirty::{Drained, Feed, Joining, Tree, Window, bitmap, ring};
 use bindery_units::{PageIndex, PageRange};
 
 struct Counting;
@@ -142,13 +142,13 @@ fn what_stands_in_front_allocates_nothing() {
     let tree = Arc::new(Tree::new(PAGES).unwrap());
     let feed = Arc::new(Feed::new(PAGES).unwrap());
     let reader = feed.join(Joining::Clean).unwrap();
-    let (mut lane_marker, lane_reader) = lane(PAGES).unwrap();
+    let (mut bitmap_marker, bitmap_reader) = bitmap(PAGES).unwrap();
     let (mut ring_marker, mut ring_reader) = ring(&tree, 4);
     let mut pages = Vec::with_capacity(10_000);
     let allocated = allocations(|| {
-        lane_marker.mark(9_u64).unwrap();
-        lane_marker.mark_range(5000_u64, 100).unwrap();
-        assert_eq!(lane_reader.drain(&*feed), 101);
+        bitmap_marker.mark(9_u64).unwrap();
+        bitmap_marker.mark_range(5000_u64, 100).unwrap();
+        assert_eq!(bitmap_reader.drain(&*feed), 101);
         assert_eq!(reader.drain(&*tree), 101);
         (0..6).for_each(|page| ring_marker.push(PageIndex(page)).unwrap());
         assert_eq!(ring_reader.drain(&mut pages), Drained::RestInTree);

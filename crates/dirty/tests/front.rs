@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use bindery_dirty::marks::Drain;
 use bindery_dirty::{
-    Drained, Feed, JoinError, Joining, MOST_READERS, OutOfRange, Tree, lane, ring,
+    Drained, Feed, JoinError, Joining, MOST_READERS, OutOfRange, Tree, bitmap, ring,
 };
 use bindery_units::{PageIndex, PageRange};
 use proptest::collection::vec;
@@ -143,20 +143,20 @@ const MOST_IN_A_RANGE: u64 = if cfg!(miri) { 70 } else { 600 };
 const MOST_RANGES: usize = if cfg!(miri) { 6 } else { 20 };
 
 /// Pages of every block are looked at: under Miri, few of them.
-fn lane_cases() -> u32 {
+fn bitmap_cases() -> u32 {
     if cfg!(miri) { 3 } else { ProptestConfig::default().cases / 2 }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: lane_cases(), failure_persistence: None, ..<_>::default() })]
+    #![proptest_config(ProptestConfig { cases: bitmap_cases(), failure_persistence: None, ..<_>::default() })]
 
-    /// A lane is a set that is emptied whenever it is drained.
+    /// A bitmap is a set that is emptied whenever it is drained.
     #[test]
-    fn a_lane_is_a_set(
+    fn a_bitmap_is_a_set(
         pages in prop_oneof![1..200_u64, 4000..5000_u64, 10_000..MOST_PAGES],
         turns in vec(vec((any::<u64>(), 0..MOST_IN_A_RANGE), 0..MOST_RANGES), 1..4),
     ) {
-        let (tree, (mut marker, reader)) = (Tree::new(pages).unwrap(), lane(pages).unwrap());
+        let (tree, (mut marker, reader)) = (Tree::new(pages).unwrap(), bitmap(pages).unwrap());
         for turn in turns {
             let mut expected = BTreeSet::new();
             for (first, count) in turn {
@@ -178,11 +178,11 @@ proptest! {
     }
 }
 
-/// Nobody reads the feed: whoever joins later sees what was written, and the lane is empty for it.
+/// Nobody reads the feed: whoever joins later sees what was written, and the bitmap is empty for it.
 #[test]
-fn a_lane_goes_to_every_reader_that_there_is() {
+fn a_bitmap_goes_to_every_reader_that_there_is() {
     let feed = Arc::new(Feed::new(PAGES).unwrap());
-    let (mut marker, reader) = lane(PAGES).unwrap();
+    let (mut marker, reader) = bitmap(PAGES).unwrap();
     marker.mark_range(4990_u64, 10).unwrap();
     assert_eq!(reader.drain(&*feed), 10);
     let [merge, checkpoint] = [(); 2].map(|()| feed.join(Joining::Clean).unwrap());
@@ -193,11 +193,11 @@ fn a_lane_goes_to_every_reader_that_there_is() {
     assert_eq!((harvest(&merge), harvest(&checkpoint)), (vec![0, 4999], vec![0, 4999]));
 }
 
-/// Two readers of a lane beside its marker: each mark goes to one of them, and the last content is read.
+/// Two readers of a bitmap beside its marker: each mark goes to one of them, and the last content is read.
 #[test]
-fn two_readers_share_a_lane_beside_its_marker() {
+fn two_readers_share_a_bitmap_beside_its_marker() {
     let tree = Tree::new(PAGES).unwrap();
-    let (mut marker, reader) = lane(PAGES).unwrap();
+    let (mut marker, reader) = bitmap(PAGES).unwrap();
     let content: Vec<_> = (0..PAGES).map(|_| AtomicU32::new(0)).collect();
     let seen: Vec<_> = (0..PAGES).map(|_| AtomicU32::new(0)).collect();
     let is_over = AtomicBool::new(false);
@@ -238,12 +238,12 @@ fn two_readers_share_a_lane_beside_its_marker() {
     assert!(tree.is_empty() && tree.is_sound());
 }
 
-/// A lane of any size goes into a tree that is harvested window by window meanwhile.
+/// A bitmap of any size goes into a tree that is harvested window by window meanwhile.
 #[test]
 #[cfg(not(miri))]
-fn a_lane_of_2_to_the_40_goes_into_windows() {
+fn a_bitmap_of_2_to_the_40_goes_into_windows() {
     let pages = 1_u64 << 40;
-    let (tree, (mut marker, reader)) = (Tree::new(pages).unwrap(), lane(pages).unwrap());
+    let (tree, (mut marker, reader)) = (Tree::new(pages).unwrap(), bitmap(pages).unwrap());
     assert_eq!(reader.reserved_bytes().0, (1 << 37) + (1 << 28));
     let edges = [0, 63, 4095, (1 << 31) - 1, 1 << 31, (1 << 32) + 77, pages - 4096, pages - 1];
     let windows: Vec<_> = tree.windows().collect();
@@ -272,14 +272,14 @@ fn a_lane_of_2_to_the_40_goes_into_windows() {
 }
 
 #[test]
-fn a_lane_names_the_page_that_it_does_not_have() {
-    let (mut marker, reader) = lane(PAGES).unwrap();
+fn a_bitmap_names_the_page_that_it_does_not_have() {
+    let (mut marker, reader) = bitmap(PAGES).unwrap();
     assert_eq!(marker.mark(PAGES), Err(OutOfRange { page: PAGES, pages: PAGES }));
     assert_eq!(marker.mark_range(PAGES - 1, 2), Err(OutOfRange { page: PAGES, pages: PAGES }));
     let beyond = Err(OutOfRange { page: u64::MAX, pages: PAGES });
     assert_eq!(marker.mark_range(2_u64, u64::MAX), beyond);
     assert_eq!(reader.drain(&Tree::new(PAGES).unwrap()), 0);
-    assert!(lane(0).is_err() && lane((1 << 40) + 1).is_err());
+    assert!(bitmap(0).is_err() && bitmap((1 << 40) + 1).is_err());
     // A bit a page, a byte for 4096 of them.
-    assert_eq!(lane(1 << 16).unwrap().1.reserved_bytes().0, (1 << 13) + (1 << 4));
+    assert_eq!(bitmap(1 << 16).unwrap().1.reserved_bytes().0, (1 << 13) + (1 << 4));
 }

@@ -11,7 +11,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test does not expect fails it")]
 
 use bindery_dirty::marks::Drain;
-use bindery_dirty::{Drained, Feed, Joining, Tree, lane, ring};
+use bindery_dirty::{Drained, Feed, Joining, Tree, bitmap, ring};
 use bindery_units::{PageIndex, PageRange};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -298,14 +298,14 @@ fn push_beside_drain() {
     });
 }
 
-/// A lane's marks are in the tree after one drain or the next, and only what was marked. Pages 0 and 1 share a
-/// word, page 64 a block with them; page 128 is in the next one.
+/// A bitmap's marks are in the tree after one drain or the next, and only what was marked. Pages 0 and 1
+/// share a word, page 64 a block with them; page 128 is in the next one.
 #[test]
-fn lane_beside_drain() {
+fn bitmap_beside_drain() {
     for marks in [[0_u64, 1], [0, 64], [0, 128], [0, 0]] {
         model(4, move || {
             let tree = Tree::new(PAGES).unwrap();
-            let (mut marker, reader) = lane(PAGES).unwrap();
+            let (mut marker, reader) = bitmap(PAGES).unwrap();
             let content = Arc::new(AtomicU64::new(0));
             let written = Arc::clone(&content);
             let writer = thread::spawn(move || {
@@ -331,10 +331,10 @@ fn lane_beside_drain() {
 }
 
 #[test]
-fn two_drains_share_a_lanes_marks() {
+fn two_drains_share_a_bitmaps_marks() {
     model(3, || {
         let tree = std::sync::Arc::new(Tree::new(PAGES).unwrap());
-        let (mut marker, reader) = lane(PAGES).unwrap();
+        let (mut marker, reader) = bitmap(PAGES).unwrap();
         marker.mark(64_u64).unwrap();
         let reader = std::sync::Arc::new(reader);
         let (own_tree, own_reader) = (std::sync::Arc::clone(&tree), std::sync::Arc::clone(&reader));

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
 
-use bindery_dirty::{Feed, Joining, MOST_READERS, OutOfRange, Tree, lane, ring};
+use bindery_dirty::{Feed, Joining, MOST_READERS, OutOfRange, Tree, bitmap, ring};
 use bindery_units::{PageIndex, PageRange};
 
 const PAGES: u64 = 100;
@@ -23,7 +23,7 @@ fn a_page_out_of_range_is_told_by_every_way_to_mark() {
     let feed = Arc::new(Feed::new(PAGES).unwrap());
     let reader = feed.join(Joining::Clean).unwrap();
     let (mut marker, _) = ring(&tree, 8);
-    let (mut lane_marker, _lane_reader) = lane(PAGES).unwrap();
+    let (mut bitmap_marker, _bitmap_reader) = bitmap(PAGES).unwrap();
     let beyond = [PageIndex(100)];
     let refused: [Result<(), OutOfRange>; 11] = [
         tree.mark(100_u64),
@@ -35,8 +35,8 @@ fn a_page_out_of_range_is_told_by_every_way_to_mark() {
         feed.mark_words(1, &[1 << 36]),
         feed.mark_pages(0, &beyond),
         marker.push(beyond[0]),
-        lane_marker.mark(100_u64),
-        lane_marker.mark_range(90_u64, 11),
+        bitmap_marker.mark(100_u64),
+        bitmap_marker.mark_range(90_u64, 11),
     ];
     for (way, refused) in refused.into_iter().enumerate() {
         let expected = "page 100 is out of range: the dirty set has 100 pages";
@@ -139,7 +139,7 @@ fn tell_that_there_is_no_room() {
     // A bit a page and a byte for 4096 of them.
     let expected =
         "no room for a dirty set of 68719476736 pages (8606711808 bytes): Cannot allocate";
-    let refused = said(lane(pages));
+    let refused = said(bitmap(pages));
     assert!(refused.starts_with(expected), "{refused}");
     println!("there was no room");
 }

@@ -15,7 +15,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use bindery_dirty::marks::Drain;
-use bindery_dirty::{LaneMarker, LaneReader, Tree, lane};
+use bindery_dirty::{BitmapMarker, BitmapReader, Tree, bitmap};
 use bindery_units::{PageIndex, PageRange};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -126,12 +126,12 @@ impl Guest {
         self.harvested.fetch_add(pages.len() as u64, Ordering::Relaxed);
     }
 
-    fn harvest_until_over(&self, lanes: &[LaneReader], seed: u64) {
+    fn harvest_until_over(&self, bitmaps: &[BitmapReader], seed: u64) {
         let mut random = SmallRng::seed_from_u64(seed);
         let mut pages = Vec::new();
         while !self.is_over.load(Ordering::Acquire) {
-            for lane in lanes.iter().filter(|_| random.random_bool(0.7)) {
-                lane.drain(&self.tree);
+            for bitmap in bitmaps.iter().filter(|_| random.random_bool(0.7)) {
+                bitmap.drain(&self.tree);
             }
             self.harvest(&mut random, &mut pages);
             // A checkpoint that fails gives everything back unread.
@@ -146,8 +146,8 @@ impl Guest {
         }
     }
 
-    fn settle(&self, lanes: &[LaneReader]) {
-        lanes.iter().for_each(|lane| _ = lane.drain(&self.tree));
+    fn settle(&self, bitmaps: &[BitmapReader]) {
+        bitmaps.iter().for_each(|bitmap| _ = bitmap.drain(&self.tree));
         assert!(self.tree.is_sound());
         let mut pages = Vec::new();
         let whole = PageRange::new(PageIndex(0), self.tree.pages() as u32);
@@ -167,22 +167,22 @@ impl Guest {
     }
 }
 
-/// Every marker by itself in the tree, or all by lanes of their own.
-fn stress(pages: u64, marks: u64, by_lanes: bool) {
+/// Every marker by itself in the tree, or all by bitmaps of their own.
+fn stress(pages: u64, marks: u64, by_bitmaps: bool) {
     let guest = Guest::new(pages);
-    let lanes = (0..MARKERS).map(|_| lane(pages).unwrap()).collect::<Vec<_>>();
-    let (markers, lanes): (Vec<_>, Vec<_>) = lanes.into_iter().unzip();
+    let bitmaps = (0..MARKERS).map(|_| bitmap(pages).unwrap()).collect::<Vec<_>>();
+    let (markers, bitmaps): (Vec<_>, Vec<_>) = bitmaps.into_iter().unzip();
     std::thread::scope(|scope| {
-        let (guest, lanes, each) = (&guest, &lanes, marks / MARKERS as u64);
-        let by_lane = |mut lane: LaneMarker| {
+        let (guest, bitmaps, each) = (&guest, &bitmaps, marks / MARKERS as u64);
+        let by_bitmap = |mut bitmap: BitmapMarker| {
             move |page, count, _: &mut SmallRng| match count {
-                1 => lane.mark(page).unwrap(),
-                _ => lane.mark_range(page, count).unwrap(),
+                1 => bitmap.mark(page).unwrap(),
+                _ => bitmap.mark_range(page, count).unwrap(),
             }
         };
-        let mark = |(marker, lane)| {
-            scope.spawn(move || match by_lanes {
-                true => guest.write_and_mark(each, marker, by_lane(lane)),
+        let mark = |(marker, bitmap)| {
+            scope.spawn(move || match by_bitmaps {
+                true => guest.write_and_mark(each, marker, by_bitmap(bitmap)),
                 false => guest.write_and_mark(each, marker, |page, count, random| {
                     guest.mark(page, count, random);
                 }),
@@ -190,18 +190,18 @@ fn stress(pages: u64, marks: u64, by_lanes: bool) {
         };
         let markers: Vec<_> = (0..).zip(markers).map(mark).collect();
         for seed in 0..HARVESTERS {
-            scope.spawn(move || guest.harvest_until_over(lanes, 100 + seed));
+            scope.spawn(move || guest.harvest_until_over(bitmaps, 100 + seed));
         }
         let ended: Vec<_> = markers.into_iter().map(|marker| marker.join()).collect();
         guest.is_over.store(true, Ordering::Release);
         assert!(ended.iter().all(Result::is_ok), "a marker has failed");
     });
-    guest.settle(&lanes);
+    guest.settle(&bitmaps);
     assert!(guest.harvested.load(Ordering::Relaxed) > 0);
 }
 
 #[test]
-fn nothing_is_lost_in_lanes() {
+fn nothing_is_lost_in_bitmaps() {
     stress(if cfg!(miri) { 5000 } else { 100_000 }, operations() / 4, true);
 }
 

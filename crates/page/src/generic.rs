@@ -69,9 +69,9 @@ unsafe fn no_bit<V: Vector>(vector_at: impl Fn(usize) -> V) -> bool {
     const { assert!(PAGE_BYTES.is_multiple_of(UNROLL * V::BYTES), "blocks tile the page") };
     (0..PAGE_BYTES).step_by(UNROLL * V::BYTES).all(|block| {
         let mut union = vector_at(block);
-        for lane in 1..UNROLL {
+        for vector in 1..UNROLL {
             // SAFETY: the instruction set is enabled by this function's contract.
-            union = unsafe { union.or(vector_at(block + lane * V::BYTES)) };
+            union = unsafe { union.or(vector_at(block + vector * V::BYTES)) };
         }
         // SAFETY: as above.
         unsafe { union.is_zero() }

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::marks::{Marks, ONE, RANGE, TWO};
 use super::{
-    ATOMIC_BITMAP, COLD_HARVEST, Comparison, FLAT, HARVEST, LANE, LIST, Order, RUNS, RUNS_ALONE,
-    SEED_TREE, TREE, TREE_ALONE, random_pages,
+    ATOMIC_BITMAP, COLD_HARVEST, Comparison, FLAT, HARVEST, LIST, OWN_BITMAP, Order, RUNS,
+    RUNS_ALONE, SEED_TREE, TREE, TREE_ALONE, random_pages,
 };
 use crate::harness::{Table, median, significant, timed};
 
@@ -64,9 +64,19 @@ pub(super) fn of(comparisons: &[Comparison], marks: &Marks, rounds: usize) -> Re
         Some(a?.ratio_to(b?))
     };
     let list = [
-        (mark(by(LANE, ONE), by(FLAT, ONE)), "mark, random: lane ÷ plain store", 2.0, false),
+        (
+            mark(by(OWN_BITMAP, ONE), by(FLAT, ONE)),
+            "mark, random: own bitmap ÷ plain store",
+            2.0,
+            false,
+        ),
         (mark(by(TREE, ONE), by(FLAT, ONE)), "mark, random: tree ÷ plain store", 2.0, false),
-        (mark(by(LANE, ONE), by(LANE, TWO)), "mark, random: one lane ÷ two", 1.9, true),
+        (
+            mark(by(OWN_BITMAP, ONE), by(OWN_BITMAP, TWO)),
+            "mark, random: one own bitmap ÷ two",
+            1.9,
+            true,
+        ),
         (mark(by(TREE, ONE), by(TREE, TWO)), "mark, random, tree: one thread ÷ two", 1.9, true),
         (
             mark(by(ATOMIC_BITMAP, RANGE), by(TREE, RANGE)),

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use bindery_dirty::marks::Drain;
-use bindery_dirty::{LaneMarker, LaneReader, OutOfRange, SizeError, Tree, lane};
+use bindery_dirty::{BitmapMarker, BitmapReader, OutOfRange, SizeError, Tree, bitmap};
 use bindery_units::{PageIndex, PageRange};
 use hi_sparse_bitset::{BitSet, config};
 use roaring::RoaringBitmap;
@@ -234,23 +234,23 @@ impl Contender for Own {
     }
 }
 
-/// This project's tree, with a lane of one marker in front.
-pub(super) struct Laned {
-    pub(super) marker: LaneMarker,
-    pub(super) reader: LaneReader,
+/// This project's tree, with a bitmap of one marker in front.
+pub(super) struct OwnBitmap {
+    pub(super) marker: BitmapMarker,
+    pub(super) reader: BitmapReader,
     tree: Tree,
 }
 
-impl Laned {
+impl OwnBitmap {
     pub(super) fn new(pages: u64) -> Result<Self, SizeError> {
-        let (marker, reader) = lane(pages)?;
+        let (marker, reader) = bitmap(pages)?;
         Ok(Self { marker, reader, tree: Tree::new(pages)? })
     }
 }
 
-impl Contender for Laned {
+impl Contender for OwnBitmap {
     fn mark(&mut self, pages: &[u32]) {
-        mark_lane(&mut self.marker, pages);
+        mark_bitmap(&mut self.marker, pages);
     }
 
     fn harvest(&mut self, lists: &mut Lists) {
@@ -264,8 +264,8 @@ impl Contender for Laned {
     }
 }
 
-pub(super) fn mark_lane(marker: &mut LaneMarker, pages: &[u32]) {
-    pages.iter().for_each(|page| marker.mark(*page).expect("the page is the lane's"));
+pub(super) fn mark_bitmap(marker: &mut BitmapMarker, pages: &[u32]) {
+    pages.iter().for_each(|page| marker.mark(*page).expect("the page is the bitmap's"));
 }
 
 /// `vm-memory`'s bitmap: taken as a vector of words, which is its interface.

@@ -8,8 +8,8 @@ use bindery_dirty::Tree;
 use bindery_units::{PageIndex, PageRange};
 use serde::Serialize;
 
-use super::contender::{Contender, Flat, Laned, Lists, VmMemory, mark_lane};
-use super::{ATOMIC_BITMAP, FLAT, LANE, TREE, random_pages};
+use super::contender::{Contender, Flat, Lists, OwnBitmap, VmMemory, mark_bitmap};
+use super::{ATOMIC_BITMAP, FLAT, OWN_BITMAP, TREE, random_pages};
 use crate::harness::{Measured, SampleSet, Table, take_turns, timed};
 
 /// Marks of a round.
@@ -62,11 +62,11 @@ fn run_pages(pages: u64, rounds: usize) -> Result<Vec<SampleSet>> {
 const WHO: [(&str, &str); 8] = [
     (FLAT, ONE),
     (TREE, ONE),
-    (LANE, ONE),
+    (OWN_BITMAP, ONE),
     (ATOMIC_BITMAP, ONE),
     (FLAT, TWO),
     (TREE, TWO),
-    (LANE, TWO),
+    (OWN_BITMAP, TWO),
     (ATOMIC_BITMAP, TWO),
 ];
 
@@ -74,7 +74,7 @@ const WHO: [(&str, &str); 8] = [
 struct Scene {
     flats: [Flat; 2],
     tree: Tree,
-    lanes: [Laned; 2],
+    own: [OwnBitmap; 2],
     bitmap: VmMemory,
     lists: Lists,
 }
@@ -85,27 +85,27 @@ impl Scene {
         Ok(Self {
             flats: [Flat::new(count), Flat::new(count)],
             tree: Tree::new(pages)?,
-            lanes: [Laned::new(pages)?, Laned::new(pages)?],
+            own: [OwnBitmap::new(pages)?, OwnBitmap::new(pages)?],
             bitmap: VmMemory::new(count),
             lists: Lists::new(count),
         })
     }
 
     fn mark(&mut self, who: (&str, &str), all: &[u32], halves: &[Vec<u32>; 2]) -> Duration {
-        let Self { flats: [flat, other_flat], tree, lanes: [lane, other_lane], bitmap, .. } = self;
+        let Self { flats: [flat, other_flat], tree, own: [own, other_own], bitmap, .. } = self;
         let set_bit = |page: &u32| bitmap.bitmap.set_bit(*page as usize);
         match who {
             (FLAT, ONE) => timed(|| flat.mark(all)).0,
             (TREE, ONE) => timed(|| mark_tree(tree, all)).0,
-            (LANE, ONE) => timed(|| lane.mark(all)).0,
+            (OWN_BITMAP, ONE) => timed(|| own.mark(all)).0,
             (_, ONE) => timed(|| all.iter().for_each(set_bit)).0,
             (FLAT, _) => by_two(halves, |pages| flat.mark(pages), |pages| other_flat.mark(pages)),
             (TREE, _) => {
                 by_two(halves, |pages| mark_tree(tree, pages), |pages| mark_tree(tree, pages))
             }
-            (LANE, _) => {
-                let (one, other) = (&mut lane.marker, &mut other_lane.marker);
-                by_two(halves, |pages| mark_lane(one, pages), |pages| mark_lane(other, pages))
+            (OWN_BITMAP, _) => {
+                let (one, other) = (&mut own.marker, &mut other_own.marker);
+                by_two(halves, |pages| mark_bitmap(one, pages), |pages| mark_bitmap(other, pages))
             }
             _ => {
                 let set_all = |pages: &[u32]| pages.iter().for_each(set_bit);
@@ -117,7 +117,7 @@ impl Scene {
     /// Empties what a turn has marked, and lists it: the next one finds all sets in the same state.
     fn settle(&mut self) {
         self.flats.iter_mut().for_each(|flat| flat.harvest(&mut self.lists));
-        self.lanes.iter_mut().for_each(|lane| lane.harvest(&mut self.lists));
+        self.own.iter_mut().for_each(|own| own.harvest(&mut self.lists));
         self.bitmap.bitmap.reset();
         let whole = PageRange::new(PageIndex(0), self.tree.pages() as u32);
         self.tree.harvest_into(whole, &mut self.lists.narrow).expect("the pages are the tree's");

@@ -27,7 +27,7 @@ use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns
 
 pub use self::bars::Bar;
 use self::contender::{
-    Contender, Flat, HiSparse, Laned, List, Lists, Own, Roaring, SeedBitmap, SeedTree, VmMemory,
+    Contender, Flat, HiSparse, List, Lists, Own, OwnBitmap, Roaring, SeedBitmap, SeedTree, VmMemory,
 };
 pub use self::marks::Marks;
 use self::seed::RadixTree;
@@ -104,8 +104,8 @@ const TREE: &str = "tree";
 const TREE_ALONE: &str = "tree, alone";
 const RUNS: &str = "tree, runs";
 const RUNS_ALONE: &str = "tree, runs, alone";
-const LANE_TREE: &str = "lane, tree";
-const LANE: &str = "lane";
+const OWN_BITMAP_TREE: &str = "own bitmap, tree";
+const OWN_BITMAP: &str = "own bitmap";
 const ATOMIC_BITMAP: &str = "AtomicBitmap";
 const ROARING: &str = "roaring";
 const HI_SPARSE: &str = "hi_sparse_bitset";
@@ -119,7 +119,7 @@ const NAMES: [&str; 12] = [
     TREE_ALONE,
     RUNS,
     RUNS_ALONE,
-    LANE_TREE,
+    OWN_BITMAP_TREE,
     ATOMIC_BITMAP,
     ROARING,
     HI_SPARSE,
@@ -191,7 +191,7 @@ fn contenders(pages: u64) -> Result<[Box<dyn Contender>; NAMES.len()]> {
         Box::new(Own::new(pages, Own::ALONE)?),
         Box::new(Own::new(pages, Own::RUNS)?),
         Box::new(Own::new(pages, Own::RUNS_ALONE)?),
-        Box::new(Laned::new(pages)?),
+        Box::new(OwnBitmap::new(pages)?),
         Box::new(VmMemory::new(count)),
         Box::new(Roaring::default()),
         Box::new(HiSparse::default()),

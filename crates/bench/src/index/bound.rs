@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_page::digest;
 
-use super::contender::{Contender, Group, LANES, Setting};
+use super::contender::{Contender, GROUP_PAGES, Group, Setting};
 
 /// A table that knows where every page is.
 pub(super) struct Bound<'a> {
@@ -59,7 +59,7 @@ impl Contender for Bound<'_> {
         found.sum()
     }
 
-    fn delete(&self, ids: &[u64; LANES]) -> u64 {
+    fn delete(&self, ids: &[u64; GROUP_PAGES]) -> u64 {
         let present = ids.iter().filter(|id| self.has(**id));
         present.inspect(|id| self.set(**id, false)).count() as u64
     }

@@ -6,12 +6,12 @@ use super::pages::{Page, Pages};
 
 /// Pages that are asked about together. Only Bindery's batches make use of it; for all others it is
 /// a loop, and what pins once a group instead of once a page.
-pub(super) const LANES: usize = 32;
+pub(super) const GROUP_PAGES: usize = 32;
 
 /// Pages in hand and their ids.
 pub(super) struct Group<'a> {
-    pub(super) pages: [&'a Page; LANES],
-    pub(super) ids: [u64; LANES],
+    pub(super) pages: [&'a Page; GROUP_PAGES],
+    pub(super) ids: [u64; GROUP_PAGES],
 }
 
 /// What all contenders are given.
@@ -36,5 +36,5 @@ pub(super) trait Contender: Sync {
 
     /// Deletes by what the caller has kept of each page since it was inserted: a handle, a digest,
     /// or for a tree of contents the stored page itself. Tells how many were there.
-    fn delete(&self, ids: &[u64; LANES]) -> u64;
+    fn delete(&self, ids: &[u64; GROUP_PAGES]) -> u64;
 }

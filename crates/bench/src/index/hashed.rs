@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bindery_page::digest;
 
-use super::contender::{Contender, Group, LANES, Setting};
+use super::contender::{Contender, GROUP_PAGES, Group, Setting};
 
 /// A map from digests to ids.
 pub(super) trait Map: Sync {
@@ -73,7 +73,7 @@ impl<M: Map> Contender for Hashed<'_, M> {
         found.sum()
     }
 
-    fn delete(&self, ids: &[u64; LANES]) -> u64 {
+    fn delete(&self, ids: &[u64; GROUP_PAGES]) -> u64 {
         let session = self.map.session();
         let deleted = ids.iter().filter(|id| {
             let [high, low] = &self.digests[**id as usize];

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::contender::{Contender, Group, LANES, Setting};
+use super::contender::{Contender, GROUP_PAGES, Group, Setting};
 use super::pages::Pages;
 
 /// Pages in the order of memcmp under one lock: KSM's way, with a B-tree for its red-black one.
@@ -75,7 +75,7 @@ impl Contender for Ordered<'_> {
         found.sum()
     }
 
-    fn delete(&self, ids: &[u64; LANES]) -> u64 {
+    fn delete(&self, ids: &[u64; GROUP_PAGES]) -> u64 {
         let deleted = ids.iter().filter(|id| self.tree().remove(&self.stored(**id)).is_some());
         deleted.count() as u64
     }

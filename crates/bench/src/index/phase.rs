@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use crate::harness::timed;
 
-use super::contender::{Group, LANES};
+use super::contender::{GROUP_PAGES, Group};
 use super::pages::{CLASSES, Page, Pages};
 use super::processors;
 
-pub(super) const GROUPS_A_ROW: u64 = (CLASSES / LANES) as u64;
+pub(super) const GROUPS_A_ROW: u64 = (CLASSES / GROUP_PAGES) as u64;
 
 /// Parts that the rows of a span are dealt into, one by one.
 pub(super) const PARTS: u64 = 64;
@@ -29,7 +29,7 @@ pub(super) struct Hand<'a> {
 
 impl Hand<'_> {
     /// Writes the pages of `ids` out, each into the buffer of its class.
-    pub(super) fn take(&mut self, ids: [u64; LANES]) -> Group<'_> {
+    pub(super) fn take(&mut self, ids: [u64; GROUP_PAGES]) -> Group<'_> {
         for id in ids {
             self.pages.take_in_hand(id, &mut self.buffers[Pages::class(id)]);
         }
@@ -108,7 +108,7 @@ impl<'a> Phase<'a> {
                 // Before the time begins: looking through all steps is no less work for two threads
                 // than for one.
                 let own: Vec<u64> = self.steps.of(thread, threads).collect();
-                let operations = own.len() as u64 * LANES as u64;
+                let operations = own.len() as u64 * GROUP_PAGES as u64;
                 scope.spawn(move || {
                     processors::stay(thread);
                     self.work(pages, &own, barrier, &ordered, &report);

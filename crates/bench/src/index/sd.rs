@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bindery_index::{Handle, Heads, Index, Inserted, Keys, pin};
 use bindery_page::{PAGE_BYTES, digest};
 
-use super::contender::{Contender, Group, LANES, Setting};
+use super::contender::{Contender, GROUP_PAGES, Group, Setting};
 use super::pages::{Page, Pages, scramble};
 
 /// Handles of the pages that are in the index, by id: the four bytes a page that its user keeps.
@@ -56,7 +56,7 @@ impl<'a> ByDigest<'a> {
         digest(&page.0, self.setting.key).to_words()[0]
     }
 
-    fn heads(&self, group: &Group<'_>) -> [u64; LANES] {
+    fn heads(&self, group: &Group<'_>) -> [u64; GROUP_PAGES] {
         group.pages.map(|page| self.head(page))
     }
 
@@ -102,7 +102,7 @@ impl Contender for ByDigest<'_> {
         found.sum()
     }
 
-    fn delete(&self, ids: &[u64; LANES]) -> u64 {
+    fn delete(&self, ids: &[u64; GROUP_PAGES]) -> u64 {
         let guard = pin();
         let deleted = ids.iter().filter(|id| self.index.delete(self.handles.of(**id), &guard));
         deleted.count() as u64
@@ -115,27 +115,27 @@ pub(super) struct ByDigestMany<'a>(pub(super) ByDigest<'a>);
 impl Contender for ByDigestMany<'_> {
     fn insert(&self, group: &Group<'_>) -> u64 {
         let Self(one) = self;
-        let (mut lane, mut new) = (0, 0);
+        let (mut at, mut new) = (0, 0);
         let mut ids = group.ids.into_iter();
         let next_id = |_: &u64| ids.next().unwrap_or(u64::MAX);
         one.index.insert_many(&one.heads(group), &pin(), next_id, |_, inserted| {
-            new += one.settle(group.pages[lane], group.ids[lane], inserted.expect(ROOM));
-            lane += 1;
+            new += one.settle(group.pages[at], group.ids[at], inserted.expect(ROOM));
+            at += 1;
         });
         new
     }
 
     fn query(&self, group: &Group<'_>) -> u64 {
         let Self(one) = self;
-        let (mut lane, mut sum) = (0, 0);
+        let (mut at, mut sum) = (0, 0);
         one.index.query_many(&one.heads(group), &pin(), |_, found| {
-            sum += one.verified(group.pages[lane], found);
-            lane += 1;
+            sum += one.verified(group.pages[at], found);
+            at += 1;
         });
         sum
     }
 
-    fn delete(&self, ids: &[u64; LANES]) -> u64 {
+    fn delete(&self, ids: &[u64; GROUP_PAGES]) -> u64 {
         let Self(one) = self;
         one.index.delete_many(&ids.map(|id| one.handles.of(id)), &pin())
     }
@@ -190,15 +190,15 @@ impl<'a> ByContent<'a> {
 
 impl Contender for ByContent<'_> {
     fn insert(&self, group: &Group<'_>) -> u64 {
-        let (mut lane, mut new) = (0, 0);
+        let (mut at, mut new) = (0, 0);
         let mut ids = group.ids.into_iter();
         let next_id = |_: &&Page| ids.next().unwrap_or(u64::MAX);
         self.index.insert_many(&group.pages, &pin(), next_id, |_, inserted| {
             if let Inserted::New(handle) = inserted.expect(ROOM) {
-                self.handles.keep(group.ids[lane], handle);
+                self.handles.keep(group.ids[at], handle);
                 new += 1;
             }
-            lane += 1;
+            at += 1;
         });
         new
     }
@@ -212,7 +212,7 @@ impl Contender for ByContent<'_> {
         sum
     }
 
-    fn delete(&self, ids: &[u64; LANES]) -> u64 {
+    fn delete(&self, ids: &[u64; GROUP_PAGES]) -> u64 {
         self.index.delete_many(&ids.map(|id| self.handles.of(id)), &pin())
     }
 }

@@ -1,6 +1,6 @@
 //! What a run does: fill, query, a mixture, delete; each on all threads at once.
 //!
-//! Ids come in *rows* of [`CLASSES`], one id a class, and are handled in groups of [`LANES`]. Each
+//! Ids come in *rows* of [`CLASSES`], one id a class, and are handled in groups of [`GROUP_PAGES`]. Each
 //! thread has the groups of its own rows, so that what a run computes does not depend on how
 //! threads interleave: pages that are queried are never deleted beside it, nor inserted. Which ids
 //! a group has is scattered, so that pages asked about together are neighbours neither in any
@@ -10,7 +10,7 @@
 
 use crate::harness::Measured;
 
-use super::contender::{Contender, LANES, Setting};
+use super::contender::{Contender, GROUP_PAGES, Setting};
 use super::memory::{clear_away, clear_away_and_back};
 use super::pages::{CLASSES, scramble};
 use super::phase::{GROUPS_A_ROW, Hand, LONG_ENOUGH, PARTS, Phase, Step, Steps};
@@ -47,13 +47,13 @@ impl Span {
 
     /// The `number`-th group of the span in a scattered order without repetition, if `number` is
     /// below the span's groups. Its rows are of the part `number / GROUPS_A_ROW % PARTS`.
-    fn group(self, number: u64) -> [u64; LANES] {
+    fn group(self, number: u64) -> [u64; GROUP_PAGES] {
         let (turn, half) = (number / GROUPS_A_ROW, number % GROUPS_A_ROW);
         let (part, turn) = (turn % PARTS, turn / PARTS);
         let longer = u64::from(part < self.rows % PARTS);
         let (rows, stride) = (self.rows / PARTS + longer, self.strides[longer as usize]);
-        std::array::from_fn(|lane| {
-            let class = half * LANES as u64 + lane as u64;
+        std::array::from_fn(|at| {
+            let class = half * GROUP_PAGES as u64 + at as u64;
             // Each class visits each row once, in an order of its own.
             let start = scramble(self.grouping << 32 | class) >> 32;
             let row = part + PARTS * ((turn * stride + start) % rows);
@@ -87,7 +87,10 @@ impl Plan {
         const ROW: u64 = CLASSES as u64;
         let keys = keys.next_multiple_of(8 * ROW);
         // A phase never deletes more than half of the keys.
-        Self { keys, groups: operations.next_multiple_of(4 * ROW).min(keys / 2) / LANES as u64 }
+        Self {
+            keys,
+            groups: operations.next_multiple_of(4 * ROW).min(keys / 2) / GROUP_PAGES as u64,
+        }
     }
 
     /// Most keys that are in the index at once, and more.
@@ -118,7 +121,7 @@ impl Plan {
 
     /// Those that are deleted at the end, as many as a phase does.
     fn leaving(self) -> Span {
-        Span::new(self.rows() / 2, self.groups * LANES as u64 / CLASSES as u64)
+        Span::new(self.rows() / 2, self.groups * GROUP_PAGES as u64 / CLASSES as u64)
     }
 
     /// Never inserted.
@@ -128,7 +131,7 @@ impl Plan {
 
     /// Inserted while mixing.
     fn added(self) -> Span {
-        let rows = (self.groups * LANES as u64 / 4).div_ceil(CLASSES as u64);
+        let rows = (self.groups * GROUP_PAGES as u64 / 4).div_ceil(CLASSES as u64);
         Span::new(2 * self.rows(), rows)
     }
 }
@@ -292,7 +295,7 @@ mod tests {
             assert_eq!(regrouped.flatten().collect::<HashSet<u64>>(), ids);
             for group in groups {
                 let classes: HashSet<usize> = group.iter().map(|id| Pages::class(*id)).collect();
-                assert_eq!(classes.len(), LANES);
+                assert_eq!(classes.len(), GROUP_PAGES);
             }
         }
     }

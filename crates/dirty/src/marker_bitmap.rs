@@ -38,8 +38,8 @@ struct Shared {
     flags: Zeroed<AtomicU8>,
 }
 
-/// The marker's end of a lane: one thread's, a vCPU's or a device's.
-pub struct LaneMarker {
+/// The marker's end of a bitmap: one thread's, a vCPU's or a device's.
+pub struct BitmapMarker {
     // What marks need of `shared`, which does not change, where a loop of them keeps it in registers.
     pages: u64,
     words: NonNull<AtomicU64>,
@@ -48,21 +48,21 @@ pub struct LaneMarker {
 }
 
 // SAFETY: the pointers are into what `shared` keeps, which any thread may use.
-unsafe impl Send for LaneMarker {}
+unsafe impl Send for BitmapMarker {}
 // SAFETY: as above; and a marker that is only borrowed marks nothing.
-unsafe impl Sync for LaneMarker {}
+unsafe impl Sync for BitmapMarker {}
 
-/// The reader's end of a lane, which is drained into a [`Tree`](crate::Tree) or a [`Feed`](crate::Feed).
-pub struct LaneReader {
+/// The reader's end of a bitmap, which is drained into a [`Tree`](crate::Tree) or a [`Feed`](crate::Feed).
+pub struct BitmapReader {
     shared: Arc<Shared>,
 }
 
-/// A lane of `pages` pages, none of them dirty. It takes a bit a page and 1/512 more, backed where it is
+/// A bitmap of `pages` pages, none of them dirty. It takes a bit a page and 1/512 more, backed where it is
 /// touched: it is never full, unlike a [`ring`](crate::ring()).
 ///
 /// # Errors
 /// As [`Tree::new`](crate::Tree::new).
-pub fn lane(pages: u64) -> Result<(LaneMarker, LaneReader), SizeError> {
+pub fn bitmap(pages: u64) -> Result<(BitmapMarker, BitmapReader), SizeError> {
     let leaves = Geometry::new(pages)?.leaves();
     let blocks = leaves.div_ceil(BLOCK_WORDS);
     let no_room = |source| SizeError::NoRoom {
@@ -73,17 +73,17 @@ pub fn lane(pages: u64) -> Result<(LaneMarker, LaneReader), SizeError> {
     let words = Words::new(leaves).map_err(no_room)?;
     let flags = Zeroed::new(blocks).map_err(no_room)?;
     let shared = Arc::new(Shared { pages, words, flags });
-    let marker = LaneMarker {
+    let marker = BitmapMarker {
         pages,
         words: NonNull::from(&*shared.words).cast(),
         flags: NonNull::from(&*shared.flags).cast(),
         shared: Arc::clone(&shared),
     };
-    Ok((marker, LaneReader { shared }))
+    Ok((marker, BitmapReader { shared }))
 }
 
-impl LaneMarker {
-    /// How many pages the lane has, dirty or not.
+impl BitmapMarker {
+    /// Number of pages of the bitmap, dirty or not.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
@@ -92,7 +92,7 @@ impl LaneMarker {
     /// Marks a page. Does not block; a load and two stores.
     ///
     /// # Errors
-    /// If the lane does not have the page.
+    /// If the bitmap does not have the page.
     #[inline]
     pub fn mark(&mut self, page: impl Into<u64>) -> Result<(), OutOfRange> {
         let page = page.into();
@@ -112,7 +112,7 @@ impl LaneMarker {
     /// Marks `count` pages from `first` on: a load and a store for every 64 of them.
     ///
     /// # Errors
-    /// If the lane does not have all of them; then none is marked.
+    /// If the bitmap does not have all of them; then none is marked.
     pub fn mark_range(&mut self, first: impl Into<u64>, count: u64) -> Result<(), OutOfRange> {
         let (first, shared) = (first.into(), &*self.shared);
         OutOfRange::check(first, count, shared.pages)?;
@@ -154,14 +154,14 @@ fn raise(flag: &AtomicU8) {
     flag.swap(1, Ordering::Release);
 }
 
-impl LaneReader {
-    /// How many pages the lane has, dirty or not.
+impl BitmapReader {
+    /// Number of pages of the bitmap, dirty or not.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.shared.pages
     }
 
-    /// Memory that the lane may take, in bytes.
+    /// Memory that the bitmap may take, in bytes.
     #[must_use]
     pub fn reserved_bytes(&self) -> ByteCount {
         let shared = &*self.shared;
@@ -195,13 +195,13 @@ impl LaneReader {
     }
 }
 
-impl Drain for LaneReader {
+impl Drain for BitmapReader {
     /// Several may drain at once; each mark goes to one of them, and one that began later may then return
     /// before the other has marked what it took. A page whose neighbour is marked at the moment
     /// at which it is taken may be given away once more the next time.
     ///
-    /// A byte is looked at for every 4096 pages of the lane; where there are dirty ones among them, their words
-    /// are taken and marked together.
+    /// A byte is looked at for every 4096 pages of the bitmap; where there are dirty ones among them, their
+    /// words are taken and marked together.
     fn drain(&self, into: &dyn Marks) -> u64 {
         let mut drained = 0;
         for (block, flag) in self.shared.flags.iter().enumerate() {
@@ -216,14 +216,14 @@ impl Drain for LaneReader {
     }
 }
 
-impl fmt::Debug for LaneMarker {
+impl fmt::Debug for BitmapMarker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaneMarker").field("pages", &self.pages()).finish_non_exhaustive()
+        f.debug_struct("BitmapMarker").field("pages", &self.pages()).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for LaneReader {
+impl fmt::Debug for BitmapReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaneReader").field("pages", &self.pages()).finish_non_exhaustive()
+        f.debug_struct("BitmapReader").field("pages", &self.pages()).finish_non_exhaustive()
     }
 }
