@@ -5,7 +5,7 @@ use bindery_host::client::decode_answer;
 use bindery_host::protocol::{
     Answer, Failure, FailureKind, LINE_BYTES_MAX, Request, decode_request, encode_line,
 };
-use bindery_host::settings::Settings;
+use bindery_host::daemon_settings::DaemonSettings;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|lines: &[u8]| {
@@ -26,7 +26,7 @@ fn ask(line: &[u8]) {
     // What was not said is left out: no field grows.
     assert!(encoded.len() <= 2 * line.len() + 64, "{} bytes of {}", encoded.len(), line.len());
     if let Request::Set(change) = request {
-        match change.apply(&Settings::with_workers(2)) {
+        match change.apply(&DaemonSettings::with_workers(2)) {
             Ok(settings) => settings.check().expect("what is taken can be"),
             Err(refused) => tell(Failure::new(FailureKind::BadSetting, refused.message), line),
         }

@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Scan, Settings};
+use crate::{AdvisorSettings, Scan};
 
 /// The weight of the latest change, in percent.
 const EWMA_WEIGHT: u64 = 30;
@@ -38,7 +38,7 @@ pub struct Event {
 impl ScanTime {
     /// As after `scan-time` was written to `advisor_mode`.
     #[must_use]
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &AdvisorSettings) -> Self {
         Self { pages_to_scan: settings.min_pages_to_scan, previous_time_s: 0, change_percent: 0 }
     }
 
@@ -49,7 +49,7 @@ impl ScanTime {
     }
 
     /// What the kernel does at the end of each full scan.
-    pub fn end_scan(&mut self, settings: &Settings, scan: Scan) -> Event {
+    pub fn end_scan(&mut self, settings: &AdvisorSettings, scan: Scan) -> Event {
         let scan_time_s = (scan.time_us / 1_000_000).max(1);
         let cpu_percent = (scan.cpu_us / 1000 * 100 / scan_time_s / 1000).max(1);
         self.step(settings, scan_time_s, cpu_percent)
@@ -59,7 +59,12 @@ impl ScanTime {
     ///
     /// # Panics
     /// If `scan_time_s` or `cpu_percent` is zero: the kernel counts both from one.
-    pub fn step(&mut self, settings: &Settings, scan_time_s: u64, cpu_percent: u64) -> Event {
+    pub fn step(
+        &mut self,
+        settings: &AdvisorSettings,
+        scan_time_s: u64,
+        cpu_percent: u64,
+    ) -> Event {
         assert!(scan_time_s > 0 && cpu_percent > 0, "the kernel counts both from one");
         let last_time_s = if self.previous_time_s > 0 { self.previous_time_s } else { scan_time_s };
         let factor = (settings.target_scan_time_s.saturating_mul(100) / scan_time_s).max(1);

@@ -18,20 +18,21 @@
 //! the kernel's names (Documentation/admin-guide/mm/ksm.rst).
 #![forbid(unsafe_code)]
 
+mod advisor_settings;
 mod ceiling;
 pub mod kernel;
 mod pressure;
 pub mod recorded;
-mod settings;
 pub mod simulate;
 
 pub mod steady;
 
+pub use advisor_settings::{
+    AdvisorSettings, MAX_CPU_PERCENT, Mode, PAGES_TO_SCAN, SettingError, TARGET_SCAN_TIME_S,
+    UnknownMode,
+};
 pub use ceiling::Ceiling;
 pub use pressure::{Pressure, PressureMarks, Readings};
-pub use settings::{
-    MAX_CPU_PERCENT, Mode, PAGES_TO_SCAN, SettingError, Settings, TARGET_SCAN_TIME_S, UnknownMode,
-};
 
 /// What a full scan took: every page that is to be looked at was looked at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +90,7 @@ pub struct Pace {
 /// Says how fast to scan, from what the last scan took.
 #[derive(Clone, Debug)]
 pub struct Advisor {
-    settings: Settings,
+    settings: AdvisorSettings,
     rest_us: u64,
     law: Law,
 }
@@ -106,7 +107,7 @@ impl Advisor {
     /// a law ([`Mode::None`]) it advises `pages_to_scan`; with one, it begins with the least that the
     /// settings allow.
     #[must_use]
-    pub fn new(settings: Settings, pages_to_scan: u64, rest_us: u64) -> Self {
+    pub fn new(settings: AdvisorSettings, pages_to_scan: u64, rest_us: u64) -> Self {
         let law = match settings.mode {
             Mode::None => Law::Fixed(Pace { pages_to_scan, rest_us }),
             Mode::ScanTime => Law::ScanTime(kernel::ScanTime::new(&settings)),
@@ -117,12 +118,12 @@ impl Advisor {
 
     /// What it was set to.
     #[must_use]
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &AdvisorSettings {
         &self.settings
     }
 
     /// Takes up other settings, from the next scan on. What was learned is kept while the mode stays.
-    pub fn set(&mut self, settings: Settings) {
+    pub fn set(&mut self, settings: AdvisorSettings) {
         if settings.mode != self.settings.mode {
             let Pace { pages_to_scan, .. } = self.pace();
             *self = Self::new(settings, pages_to_scan, self.rest_us);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Settings;
+use crate::AdvisorSettings;
 use crate::kernel::Event;
 
 /// What the kernel's advisor did.
@@ -21,7 +21,7 @@ pub struct Segment {
     pub name: String,
     /// The knobs.
     #[serde(flatten)]
-    pub settings: Settings,
+    pub settings: AdvisorSettings,
     /// What its trace event told, one for each full scan.
     pub events: Vec<Event>,
 }

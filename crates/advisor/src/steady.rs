@@ -37,7 +37,7 @@
 
 mod estimate;
 
-use crate::{Pace, Progress, Scan, Settings};
+use crate::{AdvisorSettings, Pace, Progress, Scan};
 use estimate::{Highest, Mean};
 
 pub use estimate::NOISE_PERCENT;
@@ -125,7 +125,7 @@ struct Bounds {
 }
 
 impl Bounds {
-    fn of(settings: &Settings) -> Self {
+    fn of(settings: &AdvisorSettings) -> Self {
         let share = settings.max_cpu_percent.max(1) as f64 / 100.0;
         let max_pages = settings.max_pages_to_scan.max(1);
         Self {
@@ -145,7 +145,7 @@ impl Bounds {
 impl Steady {
     /// Begins with the smallest batch.
     #[must_use]
-    pub fn new(settings: &Settings, rest_us: u64) -> Self {
+    pub fn new(settings: &AdvisorSettings, rest_us: u64) -> Self {
         let rest_us = rest_us.max(1);
         let pace = Pace { pages_to_scan: Bounds::of(settings).min_pages, rest_us };
         Self {
@@ -170,7 +170,7 @@ impl Steady {
 
     /// Takes in what a scan took, and how many pages the next has, where that is known. From a scan of
     /// no pages nothing is learned.
-    pub fn end_scan(&mut self, settings: &Settings, scan: Scan, next_pages: Option<u64>) {
+    pub fn end_scan(&mut self, settings: &AdvisorSettings, scan: Scan, next_pages: Option<u64>) {
         let within = std::mem::take(&mut self.within);
         if scan.pages == 0 {
             return;
@@ -186,7 +186,7 @@ impl Steady {
     }
 
     /// Takes in how many pages the next scan has.
-    pub fn begin_scan(&mut self, settings: &Settings, pages: u64) {
+    pub fn begin_scan(&mut self, settings: &AdvisorSettings, pages: u64) {
         self.expected = pages;
         let (Some(busy_s), Some(dearest_s)) = (self.busy.get(), self.dearest.get()) else {
             self.begun = self.pace;
@@ -210,7 +210,7 @@ impl Steady {
     /// Takes in what was done since it was last told, or since the scan began, and slows down where the
     /// pages cost too much for the ceiling. Never goes faster than the scan began, or than it was to
     /// catch up.
-    pub fn hold(&mut self, settings: &Settings, part: Scan) {
+    pub fn hold(&mut self, settings: &AdvisorSettings, part: Scan) {
         let within = &mut self.within;
         within.account(within.pages.saturating_add(part.pages), self.pace.pages_to_scan);
         within.reported = within.reported.and(part);
@@ -234,7 +234,7 @@ impl Steady {
 
     /// Takes in how far the scan is, and goes faster where it is larger than it was said to be, or late
     /// beyond noise, or will be because its pages are dearer than they were. Never slows down.
-    pub fn catch_up(&mut self, settings: &Settings, progress: Progress) {
+    pub fn catch_up(&mut self, settings: &AdvisorSettings, progress: Progress) {
         let Some(page_s) = self.dearest_so_far() else { return };
         let bounds = Bounds::of(settings);
         let left_s = bounds.target_s - progress.time_us as f64 / 1e6;

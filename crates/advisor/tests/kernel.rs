@@ -3,7 +3,7 @@
 
 use bindery_advisor::kernel::ScanTime;
 use bindery_advisor::recorded::Recording;
-use bindery_advisor::{Advisor, Mode, Scan, Settings};
+use bindery_advisor::{Advisor, AdvisorSettings, Mode, Scan};
 use proptest::prelude::*;
 
 fn recordings() -> Vec<(String, Recording)> {
@@ -61,7 +61,7 @@ fn the_recordings_have_every_quirk() {
 
 #[test]
 fn the_first_change_counts_a_third() {
-    let settings = Settings::of_kernel(Mode::ScanTime);
+    let settings = AdvisorSettings::of_kernel(Mode::ScanTime);
     let mut advisor = Advisor::new(settings, 100, 20_000);
     assert_eq!(advisor.pace().pages_to_scan, 500);
     // Exactly on the target, at 30% of a CPU: nothing should change, and yet three tenths of it are left
@@ -81,7 +81,7 @@ proptest! {
         target in any::<u64>(), max_cpu in any::<u64>(), bounds in any::<(u64, u64)>(),
         scans in prop::collection::vec(any::<(u64, u64, u64)>(), 1..20),
     ) {
-        let settings = Settings {
+        let settings = AdvisorSettings {
             mode: Mode::ScanTime,
             target_scan_time_s: target,
             max_cpu_percent: max_cpu,

@@ -3,14 +3,14 @@
 use bindery_advisor::simulate::{
     Conditions, Kind, Load, Noise, Point, Run, ScanRecord, Shape, run,
 };
-use bindery_advisor::{Advisor, Mode, PAGES_TO_SCAN, Pace, Progress, Scan, Settings};
+use bindery_advisor::{Advisor, AdvisorSettings, Mode, PAGES_TO_SCAN, Pace, Progress, Scan};
 use proptest::prelude::*;
 
 /// Loads that a scanner can bring to its target within its bounds, with few candidates as with four
 /// times as many.
 #[derive(Clone, Debug)]
 struct Feasible {
-    settings: Settings,
+    settings: AdvisorSettings,
     conditions: Conditions,
     few: f64,
     page_ns: f64,
@@ -56,7 +56,7 @@ prop_compose! {
         // A page costs what makes the batch of few candidates as large as it was drawn.
         let page_s = batch(few_share, rest_s, 1.0) / few_batch;
         let many_batch = batch(many_share, rest_s, page_s);
-        let settings = Settings {
+        let settings = AdvisorSettings {
             mode: Mode::Steady,
             target_scan_time_s: target_s,
             max_cpu_percent: max_cpu,
@@ -166,7 +166,7 @@ proptest! {
 /// Settings and loads of any kind, most of which no batch within the bounds brings to the target.
 #[derive(Clone, Debug)]
 struct AnyLoad {
-    settings: Settings,
+    settings: AdvisorSettings,
     conditions: Conditions,
     candidates: f64,
     page_ns: f64,
@@ -183,7 +183,7 @@ prop_compose! {
         knows_pages in any::<bool>(),
         seed in any::<u64>(),
     ) -> AnyLoad {
-        let settings = Settings {
+        let settings = AdvisorSettings {
             mode: Mode::Steady,
             target_scan_time_s: target_s,
             max_cpu_percent: max_cpu,
@@ -296,7 +296,7 @@ proptest! {
         rest_us in any::<u64>(),
         reported in prop::collection::vec((0..4_u8, any::<(u64, u64, u64, u64)>(), any::<Option<u64>>()), 1..40),
     ) {
-        let settings = Settings {
+        let settings = AdvisorSettings {
             mode: Mode::Steady,
             target_scan_time_s: target,
             max_cpu_percent: max_cpu,
@@ -304,7 +304,7 @@ proptest! {
             max_pages_to_scan: bounds.1,
         };
         check_bounds(settings, rest_us, &reported)?;
-        let valid = Settings {
+        let valid = AdvisorSettings {
             target_scan_time_s: 1 + target % 86_400,
             max_cpu_percent: 1 + max_cpu % 25_600,
             min_pages_to_scan: 1 + bounds.0.min(bounds.1) % PAGES_TO_SCAN.end(),
@@ -319,7 +319,7 @@ proptest! {
 type Reported = (u8, (u64, u64, u64, u64), Option<u64>);
 
 fn check_bounds(
-    settings: Settings,
+    settings: AdvisorSettings,
     rest_us: u64,
     reported: &[Reported],
 ) -> Result<(), TestCaseError> {
@@ -412,8 +412,8 @@ fn a_scan_of_two_rates_is_reckoned_with() {
 }
 
 /// Ten seconds, half a CPU.
-fn two_rates() -> Settings {
-    Settings {
+fn two_rates() -> AdvisorSettings {
+    AdvisorSettings {
         mode: Mode::Steady,
         target_scan_time_s: 10,
         max_cpu_percent: 50,
@@ -425,7 +425,7 @@ fn two_rates() -> Settings {
 /// Four threads that look at pages together: busy for a quarter of the CPU time that they use.
 #[test]
 fn several_threads_are_reckoned_with() {
-    let settings = Settings {
+    let settings = AdvisorSettings {
         mode: Mode::Steady,
         target_scan_time_s: 10,
         max_cpu_percent: 150,

@@ -18,8 +18,8 @@ use bindery_advisor::Mode;
 use bindery_host::{
     PERIODS,
     client::{Client, ClientError},
+    daemon_settings::Change,
     protocol::{Answer, Request},
-    settings::Change,
     status::{AdvisorStatus, GuestStatus, HostStatus},
 };
 use bindery_sys::thread::CpuClock;

@@ -18,7 +18,7 @@ use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
 use crate::pool::PoolCommand;
-use crate::settings::{SETTINGS, Setting};
+use crate::setting_names::{SETTINGS, Setting};
 use crate::times::{parse_time, parse_within};
 
 /// Merges identical pages of running virtual machines.

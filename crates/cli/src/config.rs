@@ -8,11 +8,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use bindery_host::access::Group;
-use bindery_host::settings::{Change, Settings};
+use bindery_host::daemon_settings::{Change, DaemonSettings};
 use toml::de::{DeTable, DeValue};
 
 use crate::exit::{Failure, Reason};
-use crate::settings::{SETTINGS, Setting, change, refusal};
+use crate::setting_names::{SETTINGS, Setting, change, refusal};
 
 /// Where it is, if none is named: read if it is there.
 const DEFAULT: &str = "/etc/bindery/bindery.toml";
@@ -94,7 +94,7 @@ fn parse(text: &str) -> Result<ConfigFile, Mistake> {
         }
     }
     file.change = change(&settings).map_err(|message| Mistake { line: 1, message })?;
-    file.change.apply(&Settings::of_machine()).map_err(|refused| {
+    file.change.apply(&DaemonSettings::of_machine()).map_err(|refused| {
         // Of two that do not go together one may be at its default.
         let line_of =
             |wanted: &str| lines.iter().find(|(name, _)| name == wanted).map(|(_, line)| *line);
@@ -184,8 +184,8 @@ pub(crate) fn example() -> String {
 }
 
 fn default_of(name: &str) -> (String, &'static str) {
-    let defaults = Settings::with_workers(2);
-    let lines = crate::settings::lines(&defaults);
+    let defaults = DaemonSettings::with_workers(2);
+    let lines = crate::setting_names::lines(&defaults);
     let of_line = |line: &String| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned());
     let value = lines.iter().find_map(of_line).unwrap_or_else(|| "0".into());
     let note = if name == "workers" { "   # 1 on a machine with one CPU" } else { "" };
@@ -266,8 +266,8 @@ mod tests {
         }
         file.push('\n');
         let parsed = parse(&file).unwrap_or_else(|mistake| panic!("{mistake:?} in\n{file}"));
-        let settings = parsed.change.apply(&Settings::with_workers(1)).unwrap();
-        assert_eq!(settings, Settings::with_workers(2));
+        let settings = parsed.change.apply(&DaemonSettings::with_workers(1)).unwrap();
+        assert_eq!(settings, DaemonSettings::with_workers(2));
     }
 
     proptest! {

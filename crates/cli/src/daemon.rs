@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use bindery_host::access::Group;
+use bindery_host::daemon_settings::{Change, DaemonSettings, Refused};
 use bindery_host::endpoint::prepare_directory;
-use bindery_host::settings::{Change, Refused, Settings};
 use bindery_host::{Config, Daemon, HttpConfig, Reload};
 use bindery_sys::handover;
 use clap::parser::ValueSource;
@@ -21,7 +21,7 @@ use crate::config::{self, ConfigFile, Start};
 use crate::exit::{Failure, Reason};
 use crate::logging;
 use crate::output::{print, print_json};
-use crate::settings;
+use crate::setting_names;
 
 /// Allocations of this size and more are given back when they are freed: what a period plans in may
 /// be megabytes, and most periods need next to none of it.
@@ -124,16 +124,16 @@ fn serve(
 
 /// What the flags say of what can be changed later.
 fn flags(arguments: &DaemonArgs) -> Result<Change, Failure> {
-    let mut flags =
-        settings::change(&arguments.set).map_err(|message| Failure::new(Reason::Usage, message))?;
+    let mut flags = setting_names::change(&arguments.set)
+        .map_err(|message| Failure::new(Reason::Usage, message))?;
     flags.workers = arguments.workers.or(flags.workers);
     flags.period_ms = arguments.period.map(|time| time.as_millis() as u64).or(flags.period_ms);
     Ok(flags)
 }
 
 /// Defaults, changed by the file, changed by flags.
-fn settings_of(file: &ConfigFile, flags: &Change) -> Result<Settings, Refused> {
-    file.change.apply(&Settings::of_machine()).and_then(|settings| flags.apply(&settings))
+fn settings_of(file: &ConfigFile, flags: &Change) -> Result<DaemonSettings, Refused> {
+    file.change.apply(&DaemonSettings::of_machine()).and_then(|settings| flags.apply(&settings))
 }
 
 /// Reads the file again for a running daemon; flags still go before it.

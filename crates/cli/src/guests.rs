@@ -8,7 +8,7 @@ use crate::args::{Global, GuestArgs, SetArgs, StopArgs};
 use crate::connect::{ask, ask_guests, connect, misplaced};
 use crate::exit::{Failure, Reason};
 use crate::output::{Table, human_bytes, print, print_json};
-use crate::settings;
+use crate::setting_names;
 
 /// Lists the guests.
 pub(crate) fn ps(global: &Global) -> Result<(), Failure> {
@@ -93,7 +93,7 @@ fn print_done(global: &Global, answer: Answer, what: &str, next: &str) -> Result
 
 /// Changes settings, or shows them.
 pub(crate) fn set(global: &Global, arguments: &SetArgs) -> Result<(), Failure> {
-    let change = settings::change(&arguments.settings)
+    let change = setting_names::change(&arguments.settings)
         .map_err(|message| Failure::new(Reason::Usage, message))?;
     print_settings(global, ask(global, &Request::Set(change))?)
 }
@@ -107,7 +107,7 @@ fn print_settings(global: &Global, answer: Answer) -> Result<(), Failure> {
     match answer {
         Answer::Settings(settings) if global.json => print_json(&settings),
         Answer::Settings(settings) => print(|out| {
-            settings::lines(&settings).iter().try_for_each(|line| writeln!(out, "{line}"))
+            setting_names::lines(&settings).iter().try_for_each(|line| writeln!(out, "{line}"))
         }),
         answer => Err(misplaced(&answer)),
     }

@@ -19,7 +19,7 @@ mod pool;
 mod run;
 mod scan;
 mod screen;
-mod settings;
+mod setting_names;
 mod status;
 mod target_scan_time;
 mod times;

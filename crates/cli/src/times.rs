@@ -48,7 +48,7 @@ mod tests {
     /// Modules that the command line is built from: none imports it, but in its own tests.
     const BENEATH_ARGS: [(&str, &str); 6] = [
         ("times.rs", include_str!("times.rs")),
-        ("settings.rs", include_str!("settings.rs")),
+        ("setting_names.rs", include_str!("setting_names.rs")),
         ("target_scan_time.rs", include_str!("target_scan_time.rs")),
         ("config.rs", include_str!("config.rs")),
         ("ksm/args.rs", include_str!("ksm/args.rs")),

@@ -31,6 +31,7 @@ use bindery_sys::thread::spawn_without_signals;
 use bindery_wire::control::MAGIC;
 
 use crate::access::{Access, Group, Rights};
+use crate::daemon_settings::{DaemonSettings, Refused};
 use crate::endpoint::{Endpoint, EndpointError};
 use crate::engine::HostEngine;
 use crate::http::{HttpConfig, HttpError, Server};
@@ -38,7 +39,6 @@ use crate::notify::{Notifier, Progress};
 use crate::operator;
 use crate::protocol::FailureKind;
 use crate::registry::Registry;
-use crate::settings::{Refused, Settings};
 use crate::stop::{Order, StopReceiver, Stopper, Stopping};
 use control::Desk;
 pub use reload::Reload;
@@ -64,7 +64,7 @@ pub struct Config {
     /// Whose members may use the daemon, too: see [`access`](crate::access).
     pub group: Option<Group>,
     /// What can be changed later.
-    pub settings: Settings,
+    pub settings: DaemonSettings,
     /// The most memory that the canonical pages of a domain may take; `None`: the most that shims can
     /// tell apart. Rounded down to whole pages, at least one.
     pub store_bytes_max: Option<u64>,

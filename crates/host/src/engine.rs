@@ -12,9 +12,9 @@ use bindery_merge::status::GuestState;
 use bindery_merge::{DomainError, PageMap, STORE_SLOTS, Troubles, UnmergeError};
 use bindery_units::PAGE_BYTES;
 
+use crate::daemon_settings::{Change, DaemonSettings, Refused};
 use crate::http::Pulse;
 use crate::report;
-use crate::settings::{Change, Refused, Settings};
 use crate::status::{AdvisorStatus, DomainStatus, GuestStatus};
 
 /// The domain of guests that ask for none.
@@ -51,7 +51,7 @@ pub(crate) enum EngineError {
 /// The merge engine and the guests that it has.
 pub(crate) struct HostEngine {
     merge: bindery_merge::Engine,
-    settings: Mutex<Settings>,
+    settings: Mutex<DaemonSettings>,
     guests: Mutex<Guests>,
 }
 
@@ -64,7 +64,7 @@ struct Guests {
 }
 
 impl HostEngine {
-    pub(crate) fn new(settings: Settings, store_bytes_max: Option<u64>) -> Self {
+    pub(crate) fn new(settings: DaemonSettings, store_bytes_max: Option<u64>) -> Self {
         let merge = bindery_merge::Engine::new(bindery_merge::MergeSettings {
             workers: settings.workers as usize,
             period: settings.period(),
@@ -91,12 +91,12 @@ impl HostEngine {
         self.merge.stop();
     }
 
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> DaemonSettings {
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes settings, all of them or none.
-    pub(crate) fn set(&self, change: &Change) -> Result<Settings, Refused> {
+    pub(crate) fn set(&self, change: &Change) -> Result<DaemonSettings, Refused> {
         // Held throughout, here and below: two who change settings at once take turns.
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         let new = change.apply(&settings)?;
@@ -105,12 +105,12 @@ impl HostEngine {
     }
 
     /// Takes up settings that were checked.
-    pub(crate) fn replace_settings(&self, new: Settings) {
+    pub(crate) fn replace_settings(&self, new: DaemonSettings) {
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         self.take_up(&mut settings, new);
     }
 
-    fn take_up(&self, settings: &mut Settings, new: Settings) {
+    fn take_up(&self, settings: &mut DaemonSettings, new: DaemonSettings) {
         *settings = new;
         self.merge.set_workers(new.workers as usize);
         self.merge.set_period(new.period());

@@ -30,9 +30,9 @@ mod stop;
 
 pub mod access;
 pub mod client;
+pub mod daemon_settings;
 pub mod endpoint;
 pub mod protocol;
-pub mod settings;
 pub mod status;
 
 use std::ops::RangeInclusive;

@@ -13,7 +13,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::settings::{Change, Settings, allowed, allowed_numbers, allowed_words};
+use crate::daemon_settings::{Change, DaemonSettings, allowed, allowed_numbers, allowed_words};
 use crate::status::{GuestStatus, HostStatus};
 
 /// The protocol's version.
@@ -77,7 +77,7 @@ pub enum Answer {
         guests: Vec<GuestStatus>,
     },
     /// To `Set` and `Reload`: the settings as they are now.
-    Settings(Box<Settings>),
+    Settings(Box<DaemonSettings>),
     /// To `Unmerge`, `Merge` and `Unmanage`: done.
     Done {
         /// The guest's name.

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 pub use bindery_merge::status::{AdvisorStatus, Counts};
 use serde::{Deserialize, Serialize};
 
-pub use crate::settings::Settings;
+pub use crate::daemon_settings::DaemonSettings;
 
 /// Something's state, and what an operator can do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct HostStatus {
     /// Seconds since it started.
     pub uptime_s: u64,
     /// What can be changed.
-    pub settings: Settings,
+    pub settings: DaemonSettings,
     /// What pacing reaches.
     pub advisor: AdvisorStatus,
     /// CPU time of the daemon's process so far, in milliseconds. What merging costs in guests'

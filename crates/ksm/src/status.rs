@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bindery_sys::ksm::{Counters, Ksmd, Settings};
+use bindery_sys::ksm::{Counters, KernelSettings, Ksmd};
 use serde::Serialize;
 
 use crate::{Claim, Holder, PilotError, Processes};
@@ -92,7 +92,7 @@ impl Status {
         let measured_us = (begun.elapsed().as_micros() as u64).max(1);
         let scanned = counters.pages_scanned.zip(before.pages_scanned);
         let used_us = ksmd_cpu_us.zip(cpu_before).map(|(to, from)| to.saturating_sub(from));
-        let settings = Settings::read();
+        let settings = KernelSettings::read();
         Ok(Self {
             run: settings.run.unwrap_or(0),
             set_by: set_by(&settings),
@@ -128,7 +128,7 @@ impl Savings {
     }
 }
 
-fn set_by(settings: &Settings) -> SetBy {
+fn set_by(settings: &KernelSettings) -> SetBy {
     let is_on = settings.advisor_mode.as_ref().is_some_and(|mode| mode != "none");
     match Claim::holder() {
         Ok(Some(holder)) => SetBy::Pilot(holder),

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Instant;
 
-use bindery_advisor::{Mode, Settings};
+use bindery_advisor::{AdvisorSettings, Mode};
 use bindery_ksm::Event;
 use bindery_sys::ksm::Ksmd;
 use common::{Memory, Piloted, file, ksm, ksm_with, settings};
@@ -98,8 +98,11 @@ fn a_fourfold_growth_and_shrink_reach_their_target_within_two_scans() {
 fn ksmd_stays_below_its_ceiling() {
     let Some(_ksm) = ksm("ksmd_stays_below_its_ceiling") else { return };
     let _memory = Memory::offer(60_000);
-    let ceiling =
-        Settings { max_cpu_percent: 5, min_pages_to_scan: 1000, ..settings(Mode::Steady, 1) };
+    let ceiling = AdvisorSettings {
+        max_cpu_percent: 5,
+        min_pages_to_scan: 1000,
+        ..settings(Mode::Steady, 1)
+    };
     // A second is too short for so many pages: the ceiling is what counts, and the smallest batch is
     // above it, so rests get longer.
     let pilot = Piloted::start(ceiling);
@@ -150,7 +153,8 @@ fn the_kernels_law_and_no_law_fly_too() {
     pilot.next(reported);
     let totals = pilot.end();
     assert_eq!((totals.changes, totals.foreign_writes), (0, 0));
-    let pilot = Piloted::start(Settings { min_pages_to_scan: 400, ..settings(Mode::ScanTime, 1) });
+    let pilot =
+        Piloted::start(AdvisorSettings { min_pages_to_scan: 400, ..settings(Mode::ScanTime, 1) });
     assert_eq!(file("pages_to_scan"), "400", "it begins with the least");
     pilot.next(reported);
     pilot.next(reported);

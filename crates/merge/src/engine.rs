@@ -152,7 +152,7 @@ impl Engine {
     }
 
     /// Changes how scans are paced: the ceiling at once, the rate with the next period.
-    pub fn set_pace(&self, advisor: bindery_advisor::Settings, pages_to_scan: Option<u64>) {
+    pub fn set_pace(&self, advisor: bindery_advisor::AdvisorSettings, pages_to_scan: Option<u64>) {
         let mut settings = guard(&self.settings);
         settings.advisor = advisor;
         settings.pages_to_scan = pages_to_scan;

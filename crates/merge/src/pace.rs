@@ -199,7 +199,7 @@ impl Pacer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bindery_advisor::Settings as AdvisorSettings;
+    use bindery_advisor::AdvisorSettings;
 
     fn settings(mode: Mode, pages_to_scan: Option<u64>) -> MergeSettings {
         let advisor = AdvisorSettings {

@@ -34,7 +34,7 @@ pub struct MergeSettings {
     /// How fast stable pages are looked at: a target, and a ceiling on CPU time for all workers and
     /// guests' threads that work for them. [`Mode::None`](bindery_advisor::Mode::None): as fast as
     /// `pages_to_scan` says, and no ceiling.
-    pub advisor: bindery_advisor::Settings,
+    pub advisor: bindery_advisor::AdvisorSettings,
     /// Pages of a batch, where no advisor says how many; `None`: as fast as it goes.
     pub pages_to_scan: Option<u64>,
     /// The rest after a batch: KSM's `sleep_millisecs`.
@@ -51,7 +51,7 @@ impl Default for MergeSettings {
             period: PERIOD,
             store_slots: STORE_SLOTS,
             index_keys: INDEX_KEYS,
-            advisor: bindery_advisor::Settings::of_kernel(bindery_advisor::Mode::None),
+            advisor: bindery_advisor::AdvisorSettings::of_kernel(bindery_advisor::Mode::None),
             pages_to_scan: None,
             rest: REST,
             backs_off: true,

@@ -16,8 +16,8 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
     Core,
-    entry::{Entry, Kind},
     region::Region,
+    space_entry::{Kind, SpaceEntry},
 };
 
 impl Core {
@@ -107,8 +107,8 @@ impl Core {
         let watched = self.watch_again(region, address, bytes);
         for page in run.pages() {
             let before = region.change_entry(page, |entry| match (entry.kind(), watched) {
-                (Kind::CowCopy, true) => Entry::PRIVATE,
-                (Kind::CowCopy, false) => Entry::COW_COPY,
+                (Kind::CowCopy, true) => SpaceEntry::PRIVATE,
+                (Kind::CowCopy, false) => SpaceEntry::COW_COPY,
                 (_, true) => entry.with_kind(Kind::Discarded),
                 (_, false) => entry.with_kind(Kind::CowCopyLost),
             });
@@ -163,7 +163,7 @@ impl Core {
             for page in pages.pages() {
                 let entry = region.entry(page);
                 if matches!(entry.kind(), Kind::Merged | Kind::Unprotected) {
-                    region.set_entry(page, Entry::PRIVATE);
+                    region.set_entry(page, SpaceEntry::PRIVATE);
                     self.leave_store(entry);
                 }
             }

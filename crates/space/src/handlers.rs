@@ -27,7 +27,7 @@ use bindery_sys::{table, thread::CpuClock, userfault::Fault};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
-    Core, descriptors::Userfault, entry::Kind, held::Tried, region::Region, restore::Cause,
+    Core, descriptors::Userfault, held::Tried, region::Region, restore::Cause, space_entry::Kind,
     spare::Spare, transfer::PageSet, write_streams::WriteStreams,
 };
 

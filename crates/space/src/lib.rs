@@ -3,7 +3,7 @@
 //! A [`Space`] is the managed memory of one process: of a VMM that the preload library was put
 //! into, or of one that links this crate. Its pages can be merged with slots of a canonical store
 //! and come back when they are written, while threads, devices and the kernel use them, and none of
-//! these can tell. [`entry`] has the states of a page and the transitions between them.
+//! these can tell. [`space_entry`] has the states of a page and the transitions between them.
 //!
 //! ```text
 //!             guest RAM                            canonical store (files, read-only)
@@ -32,7 +32,6 @@ mod budget;
 mod copies;
 mod descriptors;
 mod discard;
-pub mod entry;
 mod extents;
 mod handlers;
 mod held;
@@ -48,6 +47,7 @@ mod regions;
 mod release;
 mod restore;
 mod return_pages;
+pub mod space_entry;
 mod spare;
 mod store;
 mod transfer;

@@ -33,9 +33,9 @@ use bindery_wire::lane::{PageOutcome, RUN_PAGES_MAX};
 use crate::{
     Core,
     copies::{Copies, find_copies},
-    entry::{Entry, Kind},
     refuge::Refuge,
     region::Region,
+    space_entry::{Kind, SpaceEntry},
     store::{Segments, StoreView},
     transfer::{PageSet, Staging, WINDOW_PAGES, WRITTEN, find_pages},
 };
@@ -124,7 +124,9 @@ impl Window<'_> {
             match (entry.kind(), target) {
                 (Kind::Private, _) => fresh.insert(page),
                 (Kind::Merged, Target::Slots(segments, slots)) => {
-                    if entry == Entry::new(Kind::Merged, segments.view.id, slots[page as usize]) {
+                    if entry
+                        == SpaceEntry::new(Kind::Merged, segments.view.id, slots[page as usize])
+                    {
                         self.outcomes[page as usize] = PageOutcome::Already;
                     } else {
                         merged.insert(page);
@@ -369,7 +371,7 @@ impl Window<'_> {
             }
             let waits = protected && !copies.unknown.contains(offset);
             let kind = if waits { Kind::Merged } else { Kind::Unprotected };
-            self.settle(page, store, Entry::new(kind, store.id, slot(page)));
+            self.settle(page, store, SpaceEntry::new(kind, store.id, slot(page)));
         }
     }
 
@@ -397,7 +399,7 @@ impl Window<'_> {
         find_copies(&self.core.pagemap, start, count)
     }
 
-    fn settle(&mut self, page: u32, store: &StoreView, entry: Entry) {
+    fn settle(&mut self, page: u32, store: &StoreView, entry: SpaceEntry) {
         let before = self.region.entry(self.page(page));
         store.add_mapped(entry.slot());
         self.region.set_entry(self.page(page), entry);
@@ -410,7 +412,7 @@ impl Window<'_> {
         // A page that had another slot has left that one.
         let entry = match before.kind() {
             Kind::Merged => before.with_kind(Kind::CowCopyLost),
-            _ => Entry::COW_COPY,
+            _ => SpaceEntry::COW_COPY,
         };
         self.region.set_entry(self.page(page), entry);
         self.core.leave_store(before);

@@ -19,8 +19,8 @@ use bindery_wire::control::Region as Announced;
 
 use crate::{
     advice::{Advice, LastingAdvice},
-    entry::Entry,
     pending_reports::PendingReports,
+    space_entry::SpaceEntry,
 };
 
 /// Pages that share one bit of the summary of losses.
@@ -161,25 +161,29 @@ impl Region {
         unsafe { &*self.table.entries.as_ptr().cast::<AtomicU32>().add(at) }
     }
 
-    pub(crate) fn entry(&self, page: PageIndex) -> Entry {
+    pub(crate) fn entry(&self, page: PageIndex) -> SpaceEntry {
         // Acquire: pairs with the Release in `set_entry`, so that who sees a page merged also sees
         // the mapping that was made for it.
-        Entry(self.entry_cell(page).load(Ordering::Acquire))
+        SpaceEntry(self.entry_cell(page).load(Ordering::Acquire))
     }
 
     /// Sets the entry of a page that the caller holds and that has no loss to report.
-    pub(crate) fn set_entry(&self, page: PageIndex, entry: Entry) {
+    pub(crate) fn set_entry(&self, page: PageIndex, entry: SpaceEntry) {
         // The entry before its summary bit: a reporter that clears the bit and then reads the entry
         // either finds the loss or leaves a bit for the next.
-        let before = Entry(self.entry_cell(page).swap(entry.0, Ordering::Release));
+        let before = SpaceEntry(self.entry_cell(page).swap(entry.0, Ordering::Release));
         self.note_change(page, before, entry);
     }
 
     /// Changes the entry of a page that the caller holds, and of which a reporter may take the mark
     /// of a loss away meanwhile. Returns the entry that there was.
-    pub(crate) fn change_entry(&self, page: PageIndex, change: impl Fn(Entry) -> Entry) -> Entry {
+    pub(crate) fn change_entry(
+        &self,
+        page: PageIndex,
+        change: impl Fn(SpaceEntry) -> SpaceEntry,
+    ) -> SpaceEntry {
         let cell = self.entry_cell(page);
-        let mut before = Entry(cell.load(Ordering::Acquire));
+        let mut before = SpaceEntry(cell.load(Ordering::Acquire));
         loop {
             let after = change(before);
             // Release: as in `set_entry`.
@@ -190,12 +194,12 @@ impl Region {
                     self.note_change(page, before, after);
                     return before;
                 }
-                Err(now) => before = Entry(now),
+                Err(now) => before = SpaceEntry(now),
             }
         }
     }
 
-    fn note_change(&self, page: PageIndex, before: Entry, entry: Entry) {
+    fn note_change(&self, page: PageIndex, before: SpaceEntry, entry: SpaceEntry) {
         if entry.kind().is_untracked() && !before.kind().is_untracked() {
             self.add_pending(PageRange::new(page, 1));
         }
@@ -247,7 +251,7 @@ impl Region {
     }
 
     /// Takes the mark of a loss away, unless the page changed meanwhile.
-    pub(crate) fn report_loss(&self, page: PageIndex, seen: Entry) -> bool {
+    pub(crate) fn report_loss(&self, page: PageIndex, seen: SpaceEntry) -> bool {
         self.entry_cell(page)
             .compare_exchange(seen.0, seen.reported().0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
@@ -292,7 +296,7 @@ mod tests {
     use super::*;
     use bindery_wire::control::StoreId;
 
-    use crate::entry::Kind;
+    use crate::space_entry::Kind;
 
     fn region(first: u32, count: u32) -> Region {
         let announced = Announced {
@@ -314,7 +318,7 @@ mod tests {
     #[test]
     fn a_loss_is_reported_once_and_by_the_part_that_holds_it() {
         let whole = region(0, 300);
-        let broken = Entry::new(Kind::Broken, StoreId(1), Slot(9));
+        let broken = SpaceEntry::new(Kind::Broken, StoreId(1), Slot(9));
         whole.set_entry(PageIndex(299), broken);
         let (left, right) = (
             whole.part(PageRange::new(PageIndex(0), 290)),
@@ -342,9 +346,9 @@ mod tests {
     fn untracked_pages_are_told_by_the_part_that_holds_them_until_they_are_no_more() {
         let whole = region(0, 300);
         assert_eq!(whole.pending_run(whole.pages()), None);
-        let bound = Entry::new(Kind::Unprotected, StoreId(1), Slot(9));
+        let bound = SpaceEntry::new(Kind::Unprotected, StoreId(1), Slot(9));
         let lost = bound.with_kind(Kind::CowCopyLost);
-        let kinds = [(7, Entry::COW_COPY), (8, bound), (9, lost), (290, Entry::COW_COPY)];
+        let kinds = [(7, SpaceEntry::COW_COPY), (8, bound), (9, lost), (290, SpaceEntry::COW_COPY)];
         kinds.iter().for_each(|(page, entry)| whole.set_entry(PageIndex(*page), *entry));
         assert!(whole.report_loss(PageIndex(9), lost));
         let range = |first, count| PageRange::new(PageIndex(first), count);
@@ -358,7 +362,7 @@ mod tests {
         assert_eq!(whole.pending_run(range(8, 1)), run(8, 1, true));
         assert_eq!((part(100, 100), part(280, 20)), (None, run(290, 1, true)));
         for (page, _) in kinds {
-            whole.change_entry(PageIndex(page), |_| Entry::PRIVATE);
+            whole.change_entry(PageIndex(page), |_| SpaceEntry::PRIVATE);
         }
         // How they got rid of their copies nobody has told.
         assert_eq!(whole.pending_run(range(0, 300)), run(7, 3, false));
@@ -373,7 +377,7 @@ mod tests {
         let region = region(512, 300);
         let range = |first, count| PageRange::new(PageIndex(first), count);
         region.add_pending(range(600, 10));
-        region.set_entry(PageIndex(604), Entry::COW_COPY);
+        region.set_entry(PageIndex(604), SpaceEntry::COW_COPY);
         let mut reported = Vec::new();
         let mut at = 512;
         while let Some(run) = region.pending_run(range(at, 812 - at)) {

@@ -20,8 +20,8 @@ use bindery_wire::control::{Region as Announced, is_store};
 use crate::{
     Core,
     copies::find_copies,
-    entry::{Entry, Kind},
     region::Region,
+    space_entry::{Kind, SpaceEntry},
     spare::Spare,
 };
 
@@ -141,7 +141,7 @@ impl Core {
         let numbered = self.regions.number(count).filter(|_| !self.regions.is_full());
         let pages = numbered.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let region = Region::new(Announced { pages, address }, [])?.unwatched_part(pages);
-        pages.pages().for_each(|page| region.set_entry(page, Entry::COW_COPY));
+        pages.pages().for_each(|page| region.set_entry(page, SpaceEntry::COW_COPY));
         self.regions.add(region);
         Ok(())
     }

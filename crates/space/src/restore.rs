@@ -16,8 +16,8 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 use crate::{
     Core,
     copies::find_copies,
-    entry::Kind,
     region::Region,
+    space_entry::Kind,
     spare::{SPARE_PAGES_MAX, Spare},
 };
 

@@ -25,8 +25,8 @@ use bindery_units::{HostAddress, PAGE_BYTES};
 use crate::{
     Core,
     agent::log,
-    entry::{Entry, Kind},
     region::Region,
+    space_entry::{Kind, SpaceEntry},
     transfer::{HERE, PageSet, errno_of, find_pages, may_pass, move_span},
 };
 
@@ -202,6 +202,10 @@ fn settle(core: &Core, region: &Region, place: HostAddress) {
 }
 
 /// Returns the entry of an anonymous page that cannot be watched any more.
-pub(crate) fn cow_copy(entry: Entry) -> Entry {
-    if entry.kind() == Kind::Private { Entry::COW_COPY } else { entry.with_kind(Kind::CowCopyLost) }
+pub(crate) fn cow_copy(entry: SpaceEntry) -> SpaceEntry {
+    if entry.kind() == Kind::Private {
+        SpaceEntry::COW_COPY
+    } else {
+        entry.with_kind(Kind::CowCopyLost)
+    }
 }

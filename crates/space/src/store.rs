@@ -37,7 +37,7 @@ use crate::{
     Core,
     budget::Budget,
     descriptors::StoreFile,
-    entry::{Entry, Kind},
+    space_entry::{Kind, SpaceEntry},
 };
 
 #[derive(Debug)]
@@ -438,12 +438,12 @@ impl Core {
     }
 
     /// The store of a page that is merged.
-    pub(crate) fn store_of(&self, entry: Entry) -> Arc<StoreView> {
+    pub(crate) fn store_of(&self, entry: SpaceEntry) -> Arc<StoreView> {
         self.store(entry.store()).expect("a store stays while pages are merged with it")
     }
 
     /// Counts a page out of the store that its entry, which was just replaced, had it merged with.
-    pub(crate) fn leave_store(&self, before: Entry) {
+    pub(crate) fn leave_store(&self, before: SpaceEntry) {
         if matches!(before.kind(), Kind::Merged | Kind::Unprotected) {
             self.store_of(before).remove_mapped(before.slot(), 1);
         }

@@ -45,7 +45,7 @@ const NO_SLOT: u32 = u32::MAX;
 const BLOCK_PAGES: u32 = 64;
 
 #[derive(Clone, Copy, Debug)]
-struct Settings {
+struct TortureSettings {
     mergers: u32,
     writers: u32,
     run_pages_max: u32,
@@ -73,7 +73,7 @@ impl Random {
 
 struct Torture {
     bench: Bench,
-    settings: Settings,
+    settings: TortureSettings,
     /// What each page holds; its lock is the page's.
     expected: Vec<Mutex<u64>>,
     /// Which slot the daemon believes that each page maps.
@@ -340,7 +340,7 @@ fn direct_file(directory: &std::path::Path) -> Option<File> {
 }
 
 /// Runs until so many operations were verified. Returns how many pages were merged.
-fn torture(settings: Settings, operations: u64) -> Option<u64> {
+fn torture(settings: TortureSettings, operations: u64) -> Option<u64> {
     let bench = Bench::new(PAGES as usize, SLOTS)?;
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory");
     let torture = Arc::new(Torture {
@@ -416,7 +416,7 @@ fn nothing_is_lost_or_torn_in_any_combination_of_settings() {
             for unmerge in [false, true] {
                 for compact in [false, true] {
                     for direct in [false, true] {
-                        combinations.extend(swaps.iter().map(|&swap| Settings {
+                        combinations.extend(swaps.iter().map(|&swap| TortureSettings {
                             mergers,
                             writers: 3,
                             run_pages_max,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use bindery_advisor::kernel::Event;
 use bindery_advisor::recorded::{Recording, Segment};
-use bindery_advisor::{Mode, Settings};
+use bindery_advisor::{AdvisorSettings, Mode};
 use bindery_sys::ksm::DIRECTORY;
 use bindery_testkit::machine::{KsmGuard, KsmSettings, SettingGuard};
 use serde::Serialize;
@@ -37,14 +37,14 @@ pub(crate) struct RecordArgs {
 /// What one recording is made under, and how its memory goes: so many blocks for so many seconds.
 struct Plan {
     name: &'static str,
-    settings: Settings,
+    settings: AdvisorSettings,
     memory: &'static [(usize, u64)],
     /// Whether the advisor is switched on while a scan is under way.
     joins_late: bool,
 }
 
-const fn settings(target_s: u64, max_cpu: u64, min: u64, max: u64) -> Settings {
-    Settings {
+const fn settings(target_s: u64, max_cpu: u64, min: u64, max: u64) -> AdvisorSettings {
+    AdvisorSettings {
         mode: Mode::ScanTime,
         target_scan_time_s: target_s,
         max_cpu_percent: max_cpu,

@@ -15,7 +15,7 @@ pub use run::{Batch, Run, ScanRecord};
 pub use scenario::Scenario;
 pub use verdict::Verdict;
 
-use crate::{Advisor, Pace, Progress, Scan, Settings};
+use crate::{Advisor, AdvisorSettings, Pace, Progress, Scan};
 use random::Random;
 
 /// How a load is scanned.
@@ -44,7 +44,7 @@ impl Conditions {
 
 /// Scans `load` as `settings` say. Takes about 20 ns for each batch.
 #[must_use]
-pub fn run(settings: &Settings, load: &Load, conditions: Conditions) -> Run {
+pub fn run(settings: &AdvisorSettings, load: &Load, conditions: Conditions) -> Run {
     let advisor = Advisor::new(*settings, settings.min_pages_to_scan, conditions.rest_us);
     let mut scanner = Scanner {
         load,

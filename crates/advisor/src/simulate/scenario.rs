@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::random::Random;
 use super::{Conditions, Load, Noise, Point, Shape};
-use crate::Settings;
+use crate::AdvisorSettings;
 use crate::recorded::StartUp;
 
 /// What a page costs: about what it costs ksmd, in nanoseconds.
@@ -45,7 +45,7 @@ impl Scenario {
     /// settings allow while candidates are few, and half of it while they are many. Times are multiples
     /// of the target.
     #[must_use]
-    pub fn load(self, settings: &Settings, seed: u64) -> Load {
+    pub fn load(self, settings: &AdvisorSettings, seed: u64) -> Load {
         let target_s = settings.target_scan_time_s as f64;
         let share = settings.max_cpu_percent.min(100) as f64 / 100.0;
         let few = (share / 8.0 * target_s / (PAGE_NS / 1e9)).round();
@@ -78,7 +78,7 @@ impl Scenario {
 
     /// How it is scanned: for twenty targets, as ksmd would be.
     #[must_use]
-    pub fn conditions(settings: &Settings, seed: u64) -> Conditions {
+    pub fn conditions(settings: &AdvisorSettings, seed: u64) -> Conditions {
         Conditions::of_kernel(settings.target_scan_time_s as f64 * 20.0, seed)
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Load, Run, ScanRecord};
-use crate::Settings;
+use crate::AdvisorSettings;
 
 /// What counts as being at the target: a scan time within so many percent of it.
 const NEAR_PERCENT: f64 = 10.0;
@@ -37,7 +37,7 @@ pub struct Verdict {
 impl Verdict {
     /// Judges what `settings` made of `load`.
     #[must_use]
-    pub fn of(settings: &Settings, load: &Load, run: &Run) -> Self {
+    pub fn of(settings: &AdvisorSettings, load: &Load, run: &Run) -> Self {
         let target_s = settings.target_scan_time_s as f64;
         let ceiling_s = settings.max_cpu_percent as f64 / 100.0;
         let near = run.scans.iter().filter(|scan| is_near(scan.time_s(), target_s)).count();

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use bindery_advisor::Mode;
-use bindery_host::settings::Change;
+use bindery_host::daemon_settings::Change;
 use bindery_sys::ksm::DIRECTORY;
 use bindery_testkit::machine::{KsmSettings, SettingGuard};
 use bindery_testkit::service::Service;

@@ -7,13 +7,13 @@ mod plot;
 use std::path::PathBuf;
 
 use bindery_advisor::simulate::{Conditions, Load, Run, Scenario, Verdict, run as simulate};
-use bindery_advisor::{Mode, Settings};
+use bindery_advisor::{AdvisorSettings, Mode};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use crate::exit::{Failure, Reason};
 use crate::output::{Table, print, print_json};
-use crate::settings::number_of;
+use crate::setting_names::number_of;
 use crate::target_scan_time::TargetScanTime;
 use plot::Column;
 
@@ -21,7 +21,7 @@ use plot::Column;
 const TARGET_S_MAX: u64 = 3600;
 
 /// What is set if nothing else is said.
-const DEFAULTS: Settings = Settings::of_kernel(Mode::Steady);
+const DEFAULTS: AdvisorSettings = AdvisorSettings::of_kernel(Mode::Steady);
 
 /// What to try out.
 #[derive(Debug, Subcommand)]
@@ -145,8 +145,8 @@ pub(crate) fn run(command: &AdvisorCommand, json: bool) -> Result<(), Failure> {
     }
 }
 
-fn settings(arguments: &SimulateArgs) -> Result<Settings, Failure> {
-    let settings = Settings {
+fn settings(arguments: &SimulateArgs) -> Result<AdvisorSettings, Failure> {
+    let settings = AdvisorSettings {
         target_scan_time_s: arguments.target_scan_time.0,
         max_cpu_percent: arguments.max_cpu,
         min_pages_to_scan: arguments.min_pages,
@@ -164,14 +164,14 @@ fn settings(arguments: &SimulateArgs) -> Result<Settings, Failure> {
     Ok(settings)
 }
 
-fn trials(arguments: &SimulateArgs, settings: &Settings) -> Vec<Trial> {
+fn trials(arguments: &SimulateArgs, settings: &AdvisorSettings) -> Vec<Trial> {
     let modes = arguments.mode.list();
     let pairs =
         arguments.scenario.list().into_iter().flat_map(|scenario| {
             modes.iter().map(move |mode| (scenario, *mode)).collect::<Vec<_>>()
         });
     let trial = |(scenario, mode): (Scenario, Mode)| {
-        let settings = Settings { mode, ..*settings };
+        let settings = AdvisorSettings { mode, ..*settings };
         let load = scenario.load(&settings, arguments.seed);
         let conditions = Conditions {
             knows_pages: arguments.known_pages,
@@ -254,7 +254,7 @@ struct ScanReport {
     cpu_s: f64,
 }
 
-fn report(arguments: &SimulateArgs, settings: &Settings, trials: &[Trial]) -> Report {
+fn report(arguments: &SimulateArgs, settings: &AdvisorSettings, trials: &[Trial]) -> Report {
     let scans = |run: &Run| {
         let scans = run.scans.iter().map(|scan| ScanReport {
             start_s: scan.start_s,

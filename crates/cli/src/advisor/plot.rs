@@ -2,7 +2,7 @@
 //! candidates, batches, scan times and CPU.
 
 use bindery_advisor::simulate::{Load, Run};
-use bindery_advisor::{Mode, Settings};
+use bindery_advisor::{AdvisorSettings, Mode};
 use embedded_graphics::pixelcolor::Rgb888;
 use embedded_graphics::prelude::Point;
 use embedded_graphics::text::Alignment;
@@ -67,7 +67,7 @@ const fn colour_of(mode: Mode) -> Rgb888 {
 const ACROSS: usize = 3;
 
 /// Draws all columns.
-pub(super) fn draw(columns: &[Column<'_>], settings: &Settings) -> Canvas {
+pub(super) fn draw(columns: &[Column<'_>], settings: &AdvisorSettings) -> Canvas {
     let across = columns.len().min(ACROSS) as i32;
     let below = columns.len().div_ceil(ACROSS) as i32;
     let (width, height) =
@@ -80,7 +80,12 @@ pub(super) fn draw(columns: &[Column<'_>], settings: &Settings) -> Canvas {
     canvas
 }
 
-fn draw_column(canvas: &mut Canvas, column: &Column<'_>, settings: &Settings, corner: Point) {
+fn draw_column(
+    canvas: &mut Canvas,
+    column: &Column<'_>,
+    settings: &AdvisorSettings,
+    corner: Point,
+) {
     draw_header(canvas, column, corner);
     let mut corner = corner + Point::new(0, HEADER);
     for row in ROWS {
@@ -110,7 +115,7 @@ fn draw_header(canvas: &mut Canvas, column: &Column<'_>, corner: Point) {
 }
 
 /// The panel's place, and values that hold all that it shows.
-fn frame(column: &Column<'_>, settings: &Settings, row: Row, corner: Point) -> Frame {
+fn frame(column: &Column<'_>, settings: &AdvisorSettings, row: Row, corner: Point) -> Frame {
     let target_s = settings.target_scan_time_s as f64;
     let end_s = target_s * 20.0;
     let scans = || column.runs.iter().flat_map(|(_, run)| &run.scans);
@@ -139,7 +144,7 @@ fn times(end_s: f64) -> impl Iterator<Item = f64> {
 
 struct Panel<'a> {
     column: &'a Column<'a>,
-    settings: &'a Settings,
+    settings: &'a AdvisorSettings,
     row: Row,
     frame: Frame,
 }

@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bindery_advisor::{Mode, Settings};
+use bindery_advisor::{AdvisorSettings, Mode};
 use bindery_ksm::DEFAULT_STATE;
 use clap::{Args, Subcommand};
 
-use crate::settings::number_of;
+use crate::setting_names::number_of;
 use crate::target_scan_time::TargetScanTime;
 use crate::times::parse_time;
 
@@ -72,11 +72,11 @@ pub(crate) struct RunArgs {
     #[arg(value_parser = number_of("advisor_max_cpu"))]
     max_cpu: u64,
     /// The smallest batch; the first scan begins with it
-    #[arg(long, default_value_t = Settings::of_kernel(Mode::None).min_pages_to_scan, value_name = "N")]
+    #[arg(long, default_value_t = AdvisorSettings::of_kernel(Mode::None).min_pages_to_scan, value_name = "N")]
     #[arg(allow_negative_numbers = true, value_parser = number_of("advisor_min_pages_to_scan"))]
     min_pages: u64,
     /// The largest batch
-    #[arg(long, default_value_t = Settings::of_kernel(Mode::None).max_pages_to_scan, value_name = "N")]
+    #[arg(long, default_value_t = AdvisorSettings::of_kernel(Mode::None).max_pages_to_scan, value_name = "N")]
     #[arg(allow_negative_numbers = true, value_parser = number_of("advisor_max_pages_to_scan"))]
     max_pages: u64,
     /// How long to run [default: until a signal to end]
@@ -92,8 +92,8 @@ pub(crate) struct RunArgs {
 
 impl RunArgs {
     /// What the advisor is to be set to.
-    pub(crate) fn settings(&self) -> Settings {
-        Settings {
+    pub(crate) fn settings(&self) -> AdvisorSettings {
+        AdvisorSettings {
             mode: self.mode,
             target_scan_time_s: self.target_scan_time.0,
             max_cpu_percent: self.max_cpu,

@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering;
 use super::Shared;
 use super::watch::{Watch, WatchError};
 use crate::access::Rights;
+use crate::daemon_settings::Change;
 use crate::engine::EngineError;
 use crate::operator::Control;
 use crate::protocol::{Answer, Failure, FailureKind, Request};
 use crate::report::status_bytes;
-use crate::settings::Change;
 use crate::status::{HostStatus, State};
 
 /// How long a guest may take to give everything back.

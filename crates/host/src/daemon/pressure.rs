@@ -8,7 +8,7 @@ use bindery_merge::Troubles;
 use bindery_sys::memory::{self, MachineMemory};
 
 use super::Shared;
-use crate::settings::RunWhen;
+use crate::daemon_settings::RunWhen;
 
 /// How often memory is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

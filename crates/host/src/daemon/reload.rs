@@ -4,16 +4,16 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use super::Shared;
+use crate::daemon_settings::DaemonSettings;
 use crate::notify::Progress;
-use crate::settings::Settings;
 
 /// Reads settings anew: all of them, checked, or what is wrong and where.
 #[derive(Clone)]
-pub struct Reload(Arc<dyn Fn() -> Result<Settings, String> + Send + Sync>);
+pub struct Reload(Arc<dyn Fn() -> Result<DaemonSettings, String> + Send + Sync>);
 
 impl Reload {
     /// Settings come from `read`. May be called from any thread.
-    pub fn new(read: impl Fn() -> Result<Settings, String> + Send + Sync + 'static) -> Self {
+    pub fn new(read: impl Fn() -> Result<DaemonSettings, String> + Send + Sync + 'static) -> Self {
         Self(Arc::new(read))
     }
 }
@@ -26,7 +26,7 @@ impl fmt::Debug for Reload {
 
 impl Shared {
     /// Takes up the settings of the file. If anything in it is wrong, nothing is changed.
-    pub(super) fn reload(&self) -> Result<Settings, String> {
+    pub(super) fn reload(&self) -> Result<DaemonSettings, String> {
         let none = "this daemon has no configuration file: start it with --config FILE";
         let read = self.reload.as_ref().ok_or(none)?;
         // Held throughout: what was read first is not taken up last.

@@ -11,7 +11,7 @@ use super::access::Access;
 use super::serve::attend;
 use super::site::Site;
 use super::{Memory, Pulse, Source};
-use crate::status::{AdvisorStatus, GuestStatus, HostStatus, Settings, State};
+use crate::status::{AdvisorStatus, DaemonSettings, GuestStatus, HostStatus, State};
 
 /// A daemon without guests.
 pub(super) fn host() -> HostStatus {
@@ -20,7 +20,7 @@ pub(super) fn host() -> HostStatus {
         uid: 0,
         program_version: "1.2.3 \"\\\n".into(),
         uptime_s: 7,
-        settings: Settings::with_workers(2),
+        settings: DaemonSettings::with_workers(2),
         advisor: AdvisorStatus { scan_time_us: 2500, ..AdvisorStatus::default() },
         merge_cpu_us: 700,
         cpu_ms: 1500,

@@ -15,7 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bindery_advisor::{Advisor, Mode, Pace, Progress, Settings};
+use bindery_advisor::{Advisor, AdvisorSettings, Mode, Pace, Progress};
 use bindery_sys::ksm::{PAGES_TO_SCAN, SLEEP_MILLISECS};
 use bindery_sys::socket::wait_any_readable;
 use bindery_sys::thread::process_cpu_time;
@@ -40,7 +40,7 @@ const REST_MIN_MS: u64 = 10;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Its law and the law's bounds.
-    pub settings: Settings,
+    pub settings: AdvisorSettings,
     /// Where it keeps what it found; see [`State`].
     pub state: PathBuf,
     /// Whether it starts KSM (`run`), and stops it again at the end.
@@ -373,7 +373,7 @@ impl Drop for Pilot {
 }
 
 /// The advisor for what was found.
-fn advisor(settings: Settings, found: &Found) -> Advisor {
+fn advisor(settings: AdvisorSettings, found: &Found) -> Advisor {
     // The law that knows no rest (the kernel's) leaves it as it is, and so does none.
     let rest_ms = match settings.mode {
         Mode::Steady if found.sleep_millisecs < REST_MIN_MS => REST_MS,

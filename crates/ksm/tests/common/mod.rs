@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bindery_advisor::{Mode, Settings};
+use bindery_advisor::{AdvisorSettings, Mode};
 use bindery_ksm::{Event, Options, Pilot, PilotError, Totals};
 use bindery_testkit::machine::{KsmGuard, KsmSettings};
 use bindery_testkit::skipped;
@@ -88,8 +88,8 @@ pub(crate) struct Piloted {
     _directory: tempfile::TempDir,
 }
 
-pub(crate) fn settings(mode: Mode, target_scan_time_s: u64) -> Settings {
-    Settings {
+pub(crate) fn settings(mode: Mode, target_scan_time_s: u64) -> AdvisorSettings {
+    AdvisorSettings {
         mode,
         target_scan_time_s,
         max_cpu_percent: 95,
@@ -99,7 +99,7 @@ pub(crate) fn settings(mode: Mode, target_scan_time_s: u64) -> Settings {
 }
 
 impl Piloted {
-    pub(crate) fn start(settings: Settings) -> Self {
+    pub(crate) fn start(settings: AdvisorSettings) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let state = directory.path().join("ksm.json");
         let pilot = Pilot::start(&Options { settings, state, start: false }).unwrap();

@@ -16,10 +16,10 @@ use bindery_wire::lane::{LossCause, Lost, MergedSpan, PageOutcome, RUN_PAGES_MAX
 
 use crate::{
     Core,
-    entry::{Entry, Kind},
     merge::Target,
     region::{GROUP_PAGES, Region},
     restore::Unmerged,
+    space_entry::{Kind, SpaceEntry},
     spare::Spare,
     store::Segments,
     transfer::Staging,
@@ -237,7 +237,7 @@ fn is_continued(run: &Run, next: &Run, segments: &Segments) -> bool {
         && is_sane(run, segments) == is_sane(next, segments)
 }
 
-fn describe(page: PageIndex, entry: Entry) -> Lost {
+fn describe(page: PageIndex, entry: SpaceEntry) -> Lost {
     let cause = match entry.kind() {
         Kind::Discarded => LossCause::Discard,
         Kind::Unmerged => LossCause::Unmerge,

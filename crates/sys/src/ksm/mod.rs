@@ -5,17 +5,17 @@
 
 mod counters;
 mod file;
+mod kernel_settings;
 mod ksmd;
 mod merge_any;
 mod process;
-mod settings;
 
 pub use counters::Counters;
 pub use file::KsmFile;
+pub use kernel_settings::{ADVISOR_MODE, KernelSettings, PAGES_TO_SCAN, RUN, SLEEP_MILLISECS};
 pub use ksmd::Ksmd;
 pub use merge_any::{merges_any, set_merge_any};
 pub use process::ProcessStat;
-pub use settings::{ADVISOR_MODE, PAGES_TO_SCAN, RUN, SLEEP_MILLISECS, Settings};
 
 /// Where its files are.
 pub const DIRECTORY: &str = "/sys/kernel/mm/ksm";

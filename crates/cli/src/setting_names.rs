@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use bindery_host::PERIODS;
-use bindery_host::settings::{Change, Settings, allowed, allowed_numbers};
+use bindery_host::daemon_settings::{Change, DaemonSettings, allowed, allowed_numbers};
 use serde_json::{Map, Value};
 
 use crate::times::time;
@@ -117,7 +117,7 @@ pub(crate) fn change(settings: &[Setting]) -> Result<Change, String> {
 }
 
 /// All settings, one a line, as they can be given again.
-pub(crate) fn lines(settings: &Settings) -> Vec<String> {
+pub(crate) fn lines(settings: &DaemonSettings) -> Vec<String> {
     let Ok(Value::Object(object)) = serde_json::to_value(settings) else {
         unreachable!("settings are an object");
     };
@@ -169,12 +169,13 @@ mod tests {
     #[test]
     fn what_is_shown_can_be_given_and_is_listed() {
         let unpaced = Change { advisor_mode: Some(Mode::None), ..Change::default() };
-        for before in
-            [Settings::with_workers(3), unpaced.apply(&Settings::with_workers(3)).unwrap()]
-        {
+        for before in [
+            DaemonSettings::with_workers(3),
+            unpaced.apply(&DaemonSettings::with_workers(3)).unwrap(),
+        ] {
             let given: Vec<Setting> =
                 lines(&before).iter().map(|line| line.parse().unwrap()).collect();
-            let after = change(&given).unwrap().apply(&Settings::with_workers(1)).unwrap();
+            let after = change(&given).unwrap().apply(&DaemonSettings::with_workers(1)).unwrap();
             assert_eq!(after, before);
             for line in lines(&before) {
                 let name = line.split('=').next().unwrap();
@@ -210,7 +211,7 @@ mod tests {
         let names = SETTINGS.lines().skip(1).filter_map(|line| line.trim().split('=').next());
         let mut listed: Vec<&str> = names.collect();
         assert!(listed.iter().all(|name| may_be(name).is_some()));
-        let settings = serde_json::to_value(Settings::with_workers(2)).unwrap();
+        let settings = serde_json::to_value(DaemonSettings::with_workers(2)).unwrap();
         let mut all: Vec<&str> = settings.as_object().unwrap().keys().map(String::as_str).collect();
         listed.iter_mut().filter(|name| **name == "period").for_each(|name| *name = "period_ms");
         listed.sort_unstable();

@@ -1,4 +1,4 @@
-//! What KSM is set to.
+//! Settings of the kernel's KSM.
 
 use super::file::{number, text};
 
@@ -14,9 +14,9 @@ pub const SLEEP_MILLISECS: &str = "sleep_millisecs";
 /// The kernel's own advisor: `none` or `scan-time` (Linux 6.8).
 pub const ADVISOR_MODE: &str = "advisor_mode";
 
-/// All settings, under the kernel's names. `None`: this kernel has none, or it cannot be read.
+/// KSM's settings, under the kernel's names. `None` where this kernel has none, or it cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
+pub struct KernelSettings {
     /// See [`RUN`].
     pub run: Option<u64>,
     /// See [`PAGES_TO_SCAN`].
@@ -45,7 +45,7 @@ pub struct Settings {
     pub stable_node_chains_prune_millisecs: Option<u64>,
 }
 
-impl Settings {
+impl KernelSettings {
     /// Reads them all. About 50 µs.
     #[must_use]
     pub fn read() -> Self {

@@ -1,4 +1,4 @@
-//! What a space knows of one page: 32 bits.
+//! Entry of one page in a space's tables: 32 bits.
 //!
 //! Absent, zero and private pages need no entry beyond zero: the kernel knows which they are. The
 //! tables are untouched memory until a page of theirs is merged, so a space in which nothing is
@@ -56,11 +56,11 @@ impl Kind {
     }
 }
 
-/// One page's entry.
+/// Entry of one page in a space's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry(pub u32);
+pub struct SpaceEntry(pub u32);
 
-impl Entry {
+impl SpaceEntry {
     /// A page that is its guest's own.
     pub const PRIVATE: Self = Self(0);
 
@@ -167,7 +167,7 @@ mod tests {
         fn entries_give_back_what_they_were_made_of(
             kind in 0..8usize, store in 0..=STORE_MAX, slot in 0..SLOTS_MAX
         ) {
-            let entry = Entry::new(KINDS[kind], StoreId(store), Slot(slot));
+            let entry = SpaceEntry::new(KINDS[kind], StoreId(store), Slot(slot));
             prop_assert_eq!(entry.kind(), KINDS[kind]);
             prop_assert_eq!(entry.store(), StoreId(store));
             prop_assert_eq!(entry.slot(), Slot(slot));
@@ -177,13 +177,13 @@ mod tests {
 
     #[test]
     fn an_untouched_table_says_private() {
-        assert_eq!(Entry(0).kind(), Kind::Private);
-        assert_eq!(Entry::PRIVATE.reported(), Entry::PRIVATE);
+        assert_eq!(SpaceEntry(0).kind(), Kind::Private);
+        assert_eq!(SpaceEntry::PRIVATE.reported(), SpaceEntry::PRIVATE);
     }
 
     #[test]
     fn a_run_ends_with_its_kind_its_store_and_the_last_slot() {
-        let entry = |kind, store, slot| Entry::new(kind, StoreId(store), Slot(slot));
+        let entry = |kind, store, slot| SpaceEntry::new(kind, StoreId(store), Slot(slot));
         let first = entry(Kind::Merged, 1, SLOTS_MAX - 2);
         let last = entry(Kind::Merged, 1, SLOTS_MAX - 1);
         assert!(first.is_after(first, 0) && last.is_after(first, 1));

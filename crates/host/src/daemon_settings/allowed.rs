@@ -57,11 +57,11 @@ pub fn allowed(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Settings;
+    use crate::daemon_settings::DaemonSettings;
 
     #[test]
     fn every_setting_says_what_it_may_be_and_its_default_is_that() {
-        let settings = serde_json::to_value(Settings::with_workers(2)).unwrap();
+        let settings = serde_json::to_value(DaemonSettings::with_workers(2)).unwrap();
         for (name, value) in settings.as_object().unwrap() {
             let may_be = allowed(name).unwrap_or_else(|| panic!("{name}"));
             match value.as_u64() {
@@ -78,7 +78,7 @@ mod tests {
         for name in ["advisor_mode", "run_when"] {
             for word in allowed_words(name) {
                 let change = format!(r#"{{"{name}":"{word}"}}"#);
-                serde_json::from_str::<crate::settings::Change>(&change).unwrap();
+                serde_json::from_str::<crate::daemon_settings::Change>(&change).unwrap();
             }
         }
     }

@@ -63,9 +63,9 @@ impl FromStr for Mode {
     }
 }
 
-/// What an advisor is to reach, and within which bounds.
+/// Targets of an advisor, and the bounds that it keeps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct AdvisorSettings {
     /// Which law.
     #[serde(rename = "advisor_mode")]
     pub mode: Mode,
@@ -83,7 +83,7 @@ pub struct Settings {
     pub max_pages_to_scan: u64,
 }
 
-impl Settings {
+impl AdvisorSettings {
     /// The kernel's defaults, in this mode.
     #[must_use]
     pub const fn of_kernel(mode: Mode) -> Self {

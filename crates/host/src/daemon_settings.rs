@@ -1,4 +1,4 @@
-//! What can be changed while the daemon runs: names, ranges, defaults, and what goes with what.
+//! Settings that can be changed while the daemon runs: names, ranges, defaults, and what goes with what.
 //!
 //! The knobs of the advisor have the kernel's names and meanings
 //! (Documentation/admin-guide/mm/ksm.rst).
@@ -7,7 +7,7 @@ mod allowed;
 
 use std::time::Duration;
 
-use bindery_advisor::{Mode, PressureMarks, Settings as AdvisorSettings};
+use bindery_advisor::{AdvisorSettings, Mode, PressureMarks};
 use serde::{Deserialize, Serialize};
 
 pub use allowed::{allowed, allowed_numbers, allowed_words};
@@ -37,9 +37,9 @@ impl RunWhen {
     }
 }
 
-/// What can be changed while the daemon runs.
+/// Settings that can be changed while the daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct DaemonSettings {
     /// Workers that merge.
     pub workers: u32,
     /// Length of a merge period, in milliseconds.
@@ -75,7 +75,7 @@ const ADVISOR: AdvisorSettings = AdvisorSettings {
     max_pages_to_scan: 100_000,
 };
 
-impl Settings {
+impl DaemonSettings {
     /// The defaults, with so many workers.
     #[must_use]
     pub const fn with_workers(workers: u32) -> Self {
@@ -225,7 +225,7 @@ impl Change {
     /// # Errors
     /// [`Refused`]: the first that cannot be. `pages_to_scan` is the advisor's while there is one, as
     /// in the kernel (`EINVAL`).
-    pub fn apply(&self, settings: &Settings) -> Result<Settings, Refused> {
+    pub fn apply(&self, settings: &DaemonSettings) -> Result<DaemonSettings, Refused> {
         let mut new = *settings;
         let AdvisorSettings {
             mode,
@@ -268,7 +268,7 @@ fn set<T: Copy>(setting: &mut T, value: Option<T>) {
 mod tests {
     use super::*;
 
-    const SETTINGS: Settings = Settings::with_workers(2);
+    const SETTINGS: DaemonSettings = DaemonSettings::with_workers(2);
 
     #[test]
     fn the_defaults_can_be() {
