@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::service::Service;
+use crate::background_process::BackgroundProcess;
 
 /// Names the `bindery` program to use.
 pub const PROGRAM_VARIABLE: &str = "BINDERY_PROGRAM";
@@ -120,7 +120,7 @@ impl Bindery {
         let mut daemon = Daemon {
             bindery: self.clone(),
             arguments: arguments.iter().map(Into::into).collect(),
-            service: None,
+            process: None,
             directory,
         };
         daemon.start()?;
@@ -134,7 +134,7 @@ pub struct Daemon {
     bindery: Bindery,
     arguments: Vec<OsString>,
     // Ended before its directory is removed.
-    service: Option<Service>,
+    process: Option<BackgroundProcess>,
     directory: TempDir,
 }
 
@@ -160,30 +160,31 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(second);
-        let mut service = Service::start(&mut command).map_err(failed("starting bindery"))?;
+        let mut process =
+            BackgroundProcess::start(&mut command).map_err(failed("starting bindery"))?;
         let deadline = Instant::now() + START_TIMEOUT;
         while UnixStream::connect(self.socket()).is_err() {
-            if Instant::now() >= deadline || !service.is_running() {
-                service.kill();
+            if Instant::now() >= deadline || !process.is_running() {
+                process.kill();
                 return Err(BinderyError::NotUp { log: self.log() });
             }
             std::thread::sleep(POLL);
         }
-        self.service = Some(service);
+        self.process = Some(process);
         Ok(())
     }
 
     /// Ends it at once, as `kill -9` does.
     pub fn kill(&mut self) {
-        if let Some(service) = self.service.take() {
-            service.kill();
+        if let Some(process) = self.process.take() {
+            process.kill();
         }
     }
 
     /// Its pid, while it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
-        self.service.as_ref().map(Service::pid)
+        self.process.as_ref().map(BackgroundProcess::pid)
     }
 
     /// Its socket.

@@ -3,6 +3,7 @@
 //!
 //! * [`guest`] boots unmodified QEMU guests under TCG and speaks to them.
 //! * [`browser`] drives a real browser without a window.
+//! * [`background_process`] is a child that puts things back when it is asked to end.
 //! * [`bindery`] runs a daemon on a private socket, as an operator would.
 //! * [`coprocess`] is a child that obeys orders and answers them, line by line.
 //! * [`guest_memory`] is what such a child fills, offers for merging and compares.
@@ -10,12 +11,12 @@
 //! * [`machine`] measures memory and CPU time, and puts back settings that it changed.
 //! * [`process`] is a guest without a VMM: a process that offers memory, writes and verifies.
 //! * [`kvm`] runs a tiny guest under KVM in memory that the caller gives it.
-//! * [`service`] is a child that puts things back when it is asked to end.
 //! * [`skipped!`] says loudly that a test cannot run here.
 //!
 //! Everything here leaves the machine as it found it: guards restore what they change when they
 //! are dropped, and only processes that were started here are ended.
 
+pub mod background_process;
 pub mod bindery;
 pub mod browser;
 pub mod coprocess;
@@ -25,6 +26,5 @@ pub mod guest_memory;
 pub mod kvm;
 pub mod machine;
 pub mod process;
-pub mod service;
 #[doc(hidden)]
 pub mod skip;

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use bindery_advisor::Mode;
 use bindery_host::daemon_settings::Change;
 use bindery_sys::ksm::DIRECTORY;
+use bindery_testkit::background_process::BackgroundProcess;
 use bindery_testkit::machine::{KsmSettings, SettingGuard};
-use bindery_testkit::service::Service;
 use clap::ValueEnum;
 use serde::Serialize;
 
@@ -155,7 +155,7 @@ fn start_kernels(options: &Options) -> Result<Vec<SettingGuard>> {
 
 /// `bindery ksm run`, as a process of its own, which puts KSM's settings back when it ends.
 struct Pilot {
-    process: Service,
+    process: BackgroundProcess,
     _directory: tempfile::TempDir,
 }
 
@@ -174,7 +174,7 @@ impl Pilot {
             .env("BINDERY_LOG", "warn")
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        let process = Service::start(&mut command)
+        let process = BackgroundProcess::start(&mut command)
             .with_context(|| format!("cannot start {}", options.program.display()))?;
         let mut pilot = Self { process, _directory: directory };
         interrupt::rest(Duration::from_millis(300))?;

@@ -12,9 +12,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// A running child. Dropping it sends `SIGTERM` and waits; a child that still runs after 20 seconds is
 /// killed.
 #[derive(Debug)]
-pub struct Service(Child);
+pub struct BackgroundProcess(Child);
 
-impl Service {
+impl BackgroundProcess {
     /// Starts a command.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for BackgroundProcess {
     fn drop(&mut self) {
         if self.is_running() {
             // Not waited for yet, so the pid is still the child's own.
