@@ -56,7 +56,7 @@ impl Crowd {
     }
 }
 
-/// Who an error is of.
+/// Subject of errors.
 const GUEST: &str = "a guest's process";
 
 /// Starts a process with memory to merge.

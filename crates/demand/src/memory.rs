@@ -133,7 +133,7 @@ impl DemandMemory {
     /// already. A fault on an absent page saves the search for them (0.4 of some 3.5 µs beside the read);
     /// touching many pages that are there, but not in this process's page tables, costs more.
     ///
-    /// It is a side effect of write protection, as in
+    /// A side effect of write protection does it, as in
     /// [`MappedFile::fault_singly`](bindery_sys::mapped::MappedFile::fault_singly).
     ///
     /// # Errors

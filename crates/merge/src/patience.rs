@@ -20,11 +20,11 @@ use bindery_wire::lane::{Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Ru
 const LATENESS_MAX: Duration = ANSWER_PATIENCE.saturating_mul(3);
 const LATENESS_SHARE: u32 = 10;
 
-/// What an answer may take whatever it is about, if it is the last one to a question. The others get no such
+/// Time that an answer may take whatever it is about, if it is the last one to a question. The others get no such
 /// time: a guest could make any number of them.
 const ANSWER: Duration = Duration::from_micros(200);
 
-/// What any answer may take for each page that it covers, joined, read or remapped: several times what
+/// Time that an answer may take for each page covered, mended, read or remapped: several times what
 /// that takes where the guest has a CPU.
 const COVERED: Duration = Duration::from_nanos(100);
 const MENDED: Duration = Duration::from_micros(1);

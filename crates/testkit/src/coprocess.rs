@@ -13,7 +13,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
 
-/// What answers begin with.
+/// Beginning of every answer.
 const MARK: &str = "coprocess: ";
 
 /// Words behind [`MARK`]: an answer follows, or the reason why an order failed.

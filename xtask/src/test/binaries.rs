@@ -14,7 +14,7 @@ pub(super) struct TestBinary {
     pub(super) program: PathBuf,
     /// The package's directory, where cargo runs it.
     pub(super) directory: PathBuf,
-    /// What it is of the package, as cargo is asked for it: `--lib`, `--test NAME`.
+    /// Target of the package, as cargo is asked for it: `--lib`, `--test NAME`.
     pub(super) target: String,
 }
 

@@ -1,8 +1,8 @@
 //! A guest without a VMM: a process that offers its memory to be merged as a VMM does
 //! (`madvise(MADV_MERGEABLE)`), writes to it all the time, and verifies every byte.
 //!
-//! It is the test program itself, run once more as a [coprocess](crate::coprocess). A test program
-//! that uses it has one test named [`ENTRY`], which does nothing else than call [`serve_if_started`].
+//! The test program itself is that process, run once more as a [coprocess](crate::coprocess). A test
+//! program that uses it has one test named [`ENTRY`], which does nothing else than call [`serve_if_started`].
 //!
 //! Its memory can be that of KVM guests instead, which then write and verify.
 //!

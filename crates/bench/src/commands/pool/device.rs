@@ -5,7 +5,7 @@ use std::time::Duration;
 use bindery_bench::pool::medium::Rates;
 use clap::Args;
 
-/// What the device is to give, and whether it is played. Without a latency, a rate is for the device
+/// Speed of a device, and whether it is played. Without a latency, a rate is for the device
 /// below.
 #[derive(Debug, Args)]
 pub(super) struct DeviceArgs {
@@ -17,7 +17,7 @@ pub(super) struct DeviceArgs {
         value_parser = clap::value_parser!(u64).range(..=1_000_000),
     )]
     device_latency_us: Option<u64>,
-    /// What the device transfers, in MiB a second: both ways together if it is played
+    /// Rate of the device, in MiB a second: both ways together if it is played
     #[arg(
         long,
         requires = "device_requests_per_s",
@@ -45,7 +45,7 @@ impl DeviceArgs {
     }
 }
 
-/// What a played device is to give, where the device below is never held to a rate.
+/// Speed of a played device, where the device below is never held to a rate.
 #[derive(Debug, Args)]
 #[command(mut_arg("device_requests_per_s", |requests| requests.requires("device_latency_us")))]
 pub(super) struct PlayedDeviceArgs {
