@@ -32,7 +32,7 @@ static ZEROES: [u8; RUN_LIMIT as usize] = [0; RUN_LIMIT as usize];
 pub enum Content {
     /// Pages differ in their first eight bytes: PageONE's easy set.
     Easy,
-    /// A run of zeroes first, 128 on average, then as `Easy`: PageONE's harder set.
+    /// A run of zeroes first, 128 on average, then as in the easy set: PageONE's harder set.
     ZeroPrefix,
     /// Pages are equal but for their last eight bytes: the worst case of a tree ordered by content.
     LastWord,
