@@ -39,7 +39,7 @@ impl Crowd {
         self.ask_all("verify")
     }
 
-    /// Has all processes do something at once.
+    /// Sends an order to all processes at once, and waits until each has answered.
     fn ask_all(&mut self, order: &str) -> Result<()> {
         self.0.iter_mut().try_for_each(|guest| guest.send(order))?;
         self.0.iter_mut().try_for_each(|guest| guest.receive().map(drop)).context(GUEST)

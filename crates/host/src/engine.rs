@@ -86,7 +86,7 @@ impl HostEngine {
         self.merge.run();
     }
 
-    /// Has [`HostEngine::run`] return, soon.
+    /// Makes [`HostEngine::run`] return, soon.
     pub(crate) fn stop(&self) {
         self.merge.stop();
     }

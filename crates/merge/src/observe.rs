@@ -60,7 +60,7 @@ impl Visit<'_> {
         self.mend()
     }
 
-    /// Has mappings joined that breaks left apart, if they are many and mappings get short.
+    /// Joins mappings that breaks left apart, if they are many and mappings get short.
     fn mend(&mut self) -> Result<(), GuestError> {
         if !self.state.mending.is_due(&self.state.usage) {
             return Ok(());

@@ -1,6 +1,6 @@
 //! A guest's process for the benchmarks: fills memory, gives it up for merging, verifies it.
 //!
-//! It is a [coprocess], which obeys these orders once its memory is filled:
+//! A [coprocess], which obeys these orders once its memory is filled:
 //!
 //! | order | does | answers |
 //! |---|---|---|
