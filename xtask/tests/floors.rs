@@ -27,12 +27,14 @@ const MERGE: Floors = &[
     &["engine"],
     &["period"],
     &["observe"],
+    &["look"],
     &["losses", "resync", "scan", "unmerge"],
+    &["appraise"],
     &["admit", "agenda", "apply", "compact", "examine", "fill", "rehome", "spread", "visit"],
     &["domain"],
     &["grant", "guest", "pace"],
     &["classes", "slots", "status", "store", "tally", "workers"],
-    &["between", "extents", "headroom", "index_entry", "links", "lock", "meter"],
+    &["between", "extents", "gains", "headroom", "index_entry", "links", "lock", "meter"],
     &[
         "patience",
         "plan",
@@ -45,7 +47,7 @@ const MERGE: Floors = &[
         "settings",
         "stable",
     ],
-    &["stop", "troubles"],
+    &["huge", "stop", "troubles"],
 ];
 
 /// Returns all code of a module, without its tests and comments.

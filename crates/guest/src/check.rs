@@ -22,6 +22,13 @@ pub(crate) fn exact_count(answer: &Answer, expected: usize) -> Result<usize, Gue
     Ok(expected)
 }
 
+/// The number of elements of an answer that may be about the first of `asked` alone, so that asking ends.
+pub(crate) fn part_count(answer: &Answer, asked: usize) -> Result<usize, GuestError> {
+    let count = answer.count as usize;
+    require(count <= asked && (count > 0 || asked == 0), "an answer about another number")?;
+    Ok(count)
+}
+
 /// Where an answer about `range` says to go on. Always further on, so that asking ends.
 pub(crate) fn resume(answer: &Answer, range: PageRange) -> Result<Resume, GuestError> {
     if answer.more == 0 {

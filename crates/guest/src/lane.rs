@@ -4,7 +4,9 @@ use std::os::fd::BorrowedFd;
 
 use bindery_units::{PageIndex, PageRange};
 use bindery_wire::control::StoreId;
-use bindery_wire::lane::{Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Run};
+use bindery_wire::lane::{
+    BlockOutcome, BlockSample, Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Reach, Run,
+};
 
 use crate::{Fetched, GuestError};
 
@@ -20,12 +22,17 @@ pub type Resume = Option<PageIndex>;
 /// on.
 pub trait Lane: Send {
     /// Which present pages of `range` were written since they were last scanned, and which are
-    /// [gone](bindery_wire::lane::Presence::Gone) that were written before, or discarded.
+    /// [gone](bindery_wire::lane::Presence::Gone) that were written before, or discarded; in the blocks
+    /// that `reach` says.
     ///
     /// # Errors
     /// [`GuestError`].
-    fn scan(&mut self, range: PageRange, written: &mut Vec<PageSpan>)
-    -> Result<Resume, GuestError>;
+    fn scan(
+        &mut self,
+        reach: Reach,
+        range: PageRange,
+        written: &mut Vec<PageSpan>,
+    ) -> Result<Resume, GuestError>;
 
     /// Which pages of `range` are present and private, whether they were written or not. What was
     /// not known, or is not known any more, is known again. Otherwise as [`scan`](Self::scan).
@@ -34,6 +41,7 @@ pub trait Lane: Send {
     /// [`GuestError`].
     fn survey(
         &mut self,
+        reach: Reach,
         range: PageRange,
         present: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError>;
@@ -91,6 +99,33 @@ pub trait Lane: Send {
     /// # Errors
     /// [`GuestError`].
     fn mend(&mut self, range: PageRange) -> Result<u32, GuestError>;
+
+    /// Samples the blocks that begin with each of `blocks`, at most
+    /// [`BLOCKS_MAX`](bindery_wire::lane::BLOCKS_MAX), and changes nothing.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn sample(&mut self, blocks: &[u32], samples: &mut Vec<BlockSample>) -> Result<(), GuestError>;
+
+    /// Splits the blocks that begin with each of `blocks`, at most
+    /// [`BLOCKS_MAX`](bindery_wire::lane::BLOCKS_MAX).
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn split(&mut self, blocks: &[u32], outcomes: &mut Vec<BlockOutcome>)
+    -> Result<(), GuestError>;
+
+    /// Makes the blocks whole that begin with each of `blocks`, at most
+    /// [`BLOCKS_MAX`](bindery_wire::lane::BLOCKS_MAX), or the first ones of them: there are fewer outcomes
+    /// then, but one at least.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    fn collapse(
+        &mut self,
+        blocks: &[u32],
+        outcomes: &mut Vec<BlockOutcome>,
+    ) -> Result<(), GuestError>;
 
     /// What the last answer said about the guest as a whole. The sums start anew.
     fn gauges(&mut self) -> Gauges;

@@ -18,9 +18,10 @@ use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 use bindery_wire::array::{ArrayError, ArrayReader};
 use bindery_wire::control::StoreId;
 use bindery_wire::lane::{
-    ANSWER_OFFSET, Answer, DIGEST_PAGES_MAX, FETCH_PAGES_MAX, Lost, MERGE_PAGES_MAX,
-    MERGE_RUNS_MAX, MergedSpan, Op, PageDigest, PageOutcome, PageSpan, Request, Run, SEGMENTS_MAX,
-    SEGMENTS_OFFSET, Status, WINDOW_BYTES,
+    ANSWER_OFFSET, Answer, BLOCKS_MAX, BlockOutcome, BlockSample, DIGEST_PAGES_MAX,
+    FETCH_PAGES_MAX, Lost, MERGE_PAGES_MAX, MERGE_RUNS_MAX, MergedSpan, Op, PageDigest,
+    PageOutcome, PageSpan, Reach, Request, Run, SEGMENTS_MAX, SEGMENTS_OFFSET, Status,
+    WINDOW_BYTES,
 };
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
@@ -242,18 +243,20 @@ fn of_pages(op: Op, pages: &[u32]) -> Request {
 impl Lane for SocketLane {
     fn scan(
         &mut self,
+        reach: Reach,
         range: PageRange,
         written: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
-        self.ask_spans("a scan", about(Op::Scan, range), written)
+        self.ask_spans("a scan", Request { reach, ..about(Op::Scan, range) }, written)
     }
 
     fn survey(
         &mut self,
+        reach: Reach,
         range: PageRange,
         present: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
-        self.ask_spans("a survey", about(Op::Survey, range), present)
+        self.ask_spans("a survey", Request { reach, ..about(Op::Survey, range) }, present)
     }
 
     fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError> {
@@ -318,6 +321,33 @@ impl Lane for SocketLane {
 
     fn mend(&mut self, range: PageRange) -> Result<u32, GuestError> {
         Ok(self.ask("to mend", about(Op::Mend, range), &[])?.count)
+    }
+
+    fn sample(&mut self, blocks: &[u32], samples: &mut Vec<BlockSample>) -> Result<(), GuestError> {
+        assert!(blocks.len() <= BLOCKS_MAX, "the caller divides what is more");
+        let answer = self.ask("samples", of_pages(Op::Sample, blocks), blocks.as_bytes())?;
+        self.take_array(check::exact_count(&answer, blocks.len())?, samples)
+    }
+
+    fn split(
+        &mut self,
+        blocks: &[u32],
+        outcomes: &mut Vec<BlockOutcome>,
+    ) -> Result<(), GuestError> {
+        assert!(blocks.len() <= BLOCKS_MAX, "the caller divides what is more");
+        let answer = self.ask("to split blocks", of_pages(Op::Split, blocks), blocks.as_bytes())?;
+        self.take_array(check::exact_count(&answer, blocks.len())?, outcomes)
+    }
+
+    fn collapse(
+        &mut self,
+        blocks: &[u32],
+        outcomes: &mut Vec<BlockOutcome>,
+    ) -> Result<(), GuestError> {
+        assert!(blocks.len() <= BLOCKS_MAX, "the caller divides what is more");
+        let request = of_pages(Op::Collapse, blocks);
+        let answer = self.ask("to collapse blocks", request, blocks.as_bytes())?;
+        self.take_array(check::part_count(&answer, blocks.len())?, outcomes)
     }
 
     fn gauges(&mut self) -> Gauges {

@@ -12,8 +12,9 @@
 //!
 //! # What holds
 //! Every page that was written or discarded before [`Written::collect`] was called, in the range that it
-//! was called for, is in each visitor's set when it returns, or was taken out of it before. Two
-//! exceptions: a page that is in transit while somebody merges is told by a later call, and one that is
+//! was called for, is in each visitor's set when it returns, or was taken out of it before. In blocks that
+//! are whole, writes are tracked while there is a visitor: in the first answer after one came, all of their
+//! pages count as written. Two exceptions: a page that is in transit while somebody merges is told by a later call, and one that is
 //! swapped out by the first after it was touched. Whoever needs all pages, as the last round of a
 //! migration does, calls when nobody merges.
 //! A page that was written just while it was merged is in each answer from then on, until its guest
@@ -29,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bindery_dirty::{Feed, JoinError, Joining, MOST_READERS, Reader};
 use bindery_units::{PageIndex, PageRange};
-use bindery_wire::lane::{PageSpan, Presence};
+use bindery_wire::lane::{PageSpan, Presence, Reach};
 
 use crate::{GuestError, Lane, PAGES_MAX};
 
@@ -140,7 +141,8 @@ impl Written {
     /// # Panics
     /// If the range is not within [`PAGES_MAX`], as all regions are.
     pub fn collect(&self, lane: &mut dyn Lane, range: PageRange) -> Result<(), GuestError> {
-        self.ask(range, |request, spans| lane.scan(request, spans))
+        let reach = self.reach();
+        self.ask(range, |request, spans| lane.scan(reach, request, spans))
     }
 
     /// Asks for all that is there in `regions`, which are all that the guest has, and tells every reader
@@ -158,8 +160,9 @@ impl Written {
         regions: &[PageRange],
         doubt: Doubt,
     ) -> Result<(), GuestError> {
+        let reach = self.reach();
         for range in regions {
-            self.ask(*range, |request, spans| lane.survey(request, spans))?;
+            self.ask(*range, |request, spans| lane.survey(reach, request, spans))?;
             if self.is_in_doubt() {
                 // What is gone was told in the answer that was lost.
                 mark(&self.changed, *range);
@@ -167,6 +170,11 @@ impl Written {
         }
         self.made_up_for.fetch_max(doubt.lost, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Blocks in which writes matter to anybody: merging has no use for those in whole ones.
+    fn reach(&self) -> Reach {
+        if self.is_watched() { Reach::All } else { Reach::Split }
     }
 
     fn ask(
@@ -207,7 +215,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     use bindery_wire::control::StoreId;
-    use bindery_wire::lane::{Lost, MergedSpan, PageDigest, PageOutcome, Presence, Run};
+    use bindery_wire::lane::{
+        BlockOutcome, BlockSample, Lost, MergedSpan, PageDigest, PageOutcome, Presence, Run,
+    };
 
     use super::*;
     use crate::{Fetched, Gauges, Resume, Segment, Unmerged};
@@ -252,6 +262,7 @@ mod tests {
     impl Lane for Process {
         fn scan(
             &mut self,
+            _: Reach,
             range: PageRange,
             written: &mut Vec<PageSpan>,
         ) -> Result<Resume, GuestError> {
@@ -261,6 +272,7 @@ mod tests {
 
         fn survey(
             &mut self,
+            _: Reach,
             range: PageRange,
             present: &mut Vec<PageSpan>,
         ) -> Result<Resume, GuestError> {
@@ -299,6 +311,18 @@ mod tests {
         }
 
         fn mend(&mut self, _: PageRange) -> Result<u32, GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn sample(&mut self, _: &[u32], _: &mut Vec<BlockSample>) -> Result<(), GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn split(&mut self, _: &[u32], _: &mut Vec<BlockOutcome>) -> Result<(), GuestError> {
+            unreachable!("nobody asks")
+        }
+
+        fn collapse(&mut self, _: &[u32], _: &mut Vec<BlockOutcome>) -> Result<(), GuestError> {
             unreachable!("nobody asks")
         }
 

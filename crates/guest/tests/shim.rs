@@ -18,8 +18,8 @@ use bindery_wire::channel::{Channel, Received};
 use bindery_wire::control::{FromDaemon, FromShim, Region, StoreId, VERSION};
 use bindery_wire::frame::encode;
 use bindery_wire::lane::{
-    ANSWER_OFFSET, Answer, DigestKind, Op, PageDigest, PageOutcome, PageSpan, Presence, Request,
-    Run, RunTarget, SEGMENTS_MAX, SEGMENTS_OFFSET, Status,
+    ANSWER_OFFSET, Answer, DigestKind, Op, PageDigest, PageOutcome, PageSpan, Presence, Reach,
+    Request, Run, RunTarget, SEGMENTS_MAX, SEGMENTS_OFFSET, Status,
 };
 use zerocopy::{Immutable, IntoBytes, TryFromBytes};
 
@@ -282,7 +282,7 @@ fn answers_come_back_as_they_were_given() {
     });
     let range = PageRange::new(PageIndex(2), 20);
     let mut spans = Vec::new();
-    assert_eq!(lane.scan(range, &mut spans).unwrap(), Some(PageIndex(9)));
+    assert_eq!(lane.scan(Reach::Split, range, &mut spans).unwrap(), Some(PageIndex(9)));
     assert_eq!(spans, [PageSpan { first: 3, count: 2, presence: Presence::Present }]);
     let mut digests = Vec::new();
     lane.digest(&[8, 4], &mut digests).unwrap();
@@ -365,10 +365,10 @@ fn a_late_answer_is_owed_and_forgotten() {
         Some(Answer { count: 1, ..Answer::default() })
     });
     let (range, mut spans) = (PageRange::new(PageIndex(0), 4), Vec::new());
-    assert!(matches!(lane.scan(range, &mut spans), Err(GuestError::Stalled { .. })));
+    assert!(matches!(lane.scan(Reach::Split, range, &mut spans), Err(GuestError::Stalled { .. })));
     assert!(lane.owes() && !lane.settle().unwrap());
     let (mut lane, start) = (lane.with_patience(SOON), Instant::now());
-    assert!(matches!(lane.scan(range, &mut spans), Err(GuestError::Stalled { .. })));
+    assert!(matches!(lane.scan(Reach::Split, range, &mut spans), Err(GuestError::Stalled { .. })));
     assert!(start.elapsed() < SOON, "it is waited for once, {:?}", start.elapsed());
     drop(answer);
     let deadline = Instant::now() + SOON;
@@ -376,7 +376,7 @@ fn a_late_answer_is_owed_and_forgotten() {
         assert!(Instant::now() < deadline, "the answer that was owed never came");
         thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(lane.scan(range, &mut spans).unwrap(), None);
+    assert_eq!(lane.scan(Reach::Split, range, &mut spans).unwrap(), None);
     drop(lane);
     shim.join().unwrap();
 }
@@ -417,7 +417,7 @@ fn lies_are_called_nonsense() {
         let (mut lane, ends) = SocketLane::open().unwrap();
         thread::scope(|scope| {
             scope.spawn(|| answer_once(&ends, lie));
-            let result = lane.scan(range, &mut Vec::new());
+            let result = lane.scan(Reach::Split, range, &mut Vec::new());
             assert!(matches!(result, Err(GuestError::Nonsense { .. })), "{number}: {result:?}");
         });
     }

@@ -55,6 +55,7 @@ fn admit_one(domain: &Domain, guest: &mut Guest) -> Result<(), GuestError> {
                 guest.links.trim(range);
                 let state = guest.state_mut();
                 state.tracking.forget(range);
+                state.blocks.forget(range);
                 state.foreign.remove_range(range);
             }
             // A guest that was here before, or at a daemon that ended: its pages may be merged, or
@@ -74,6 +75,7 @@ fn admit_one(domain: &Domain, guest: &mut Guest) -> Result<(), GuestError> {
     if let Some(last) = managed.last() {
         guest.links.grow(last.end());
         guest.tally.grow(last.end());
+        guest.gains.grow(last.end());
     }
     guest.state_mut().managed = managed;
     Ok(())

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use bindery_units::PageIndex;
+
 use crate::domain::Domains;
 use crate::guest::Guest;
 
@@ -18,7 +20,17 @@ pub(crate) struct Agenda {
 pub(crate) struct Portion {
     pub(crate) domain: String,
     pub(crate) guest: u32,
+    /// Pages of split blocks.
     pub(crate) pages: Vec<u32>,
+    /// Pages of whole blocks, each of which is here with all its pages.
+    pub(crate) whole: Vec<u32>,
+}
+
+impl Portion {
+    /// Returns how many pages it has.
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len() + self.whole.len()
+    }
 }
 
 impl Agenda {
@@ -59,8 +71,13 @@ impl Agenda {
             let goes_on = well_guest(domains, guest)
                 .is_some_and(|guest| guest.state().take_stable(most - count, &mut pages));
             count += pages.len();
-            if !pages.is_empty() {
-                round.push(Portion { domain: guest.0.clone(), guest: guest.1, pages });
+            if !pages.is_empty()
+                && let Some(well) = well_guest(domains, guest)
+            {
+                let is_split = |page: &u32| well.gains.is_split(PageIndex(*page));
+                let (pages, whole) = pages.into_iter().partition(is_split);
+                let (domain, guest) = guest.clone();
+                round.push(Portion { domain, guest, pages, whole });
             }
             // Its turn is over, however much of it has become stable meanwhile.
             if !goes_on {

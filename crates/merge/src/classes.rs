@@ -39,7 +39,7 @@ impl Classes {
     pub(crate) fn origin(&self, class: u32) -> (u32, PageIndex) {
         // Relaxed: see `number`.
         match IndexEntry::from_bits(self.origins[class as usize].load(Ordering::Relaxed)) {
-            IndexEntry::Candidate { guest, page } => (guest, page),
+            IndexEntry::Candidate { guest, page, .. } => (guest, page),
             other => unreachable!("class {class} was made of a candidate, not of {other:?}"),
         }
     }
@@ -57,8 +57,9 @@ mod tests {
     #[test]
     fn classes_know_where_they_were_seen_first() {
         let classes = Classes::of_round(3);
-        let candidate =
-            |guest, page| IndexEntry::Candidate { guest, page: PageIndex(page) }.to_bits();
+        let candidate = |guest, page| {
+            IndexEntry::Candidate { guest, page: PageIndex(page), is_shared: false }.to_bits()
+        };
         let numbers =
             [(7, 0), (0, 9), (7, 1)].map(|(guest, page)| classes.number(candidate(guest, page)));
         assert_eq!(numbers, [0, 1, 2]);

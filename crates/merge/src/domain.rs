@@ -15,6 +15,7 @@ use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot, SlotRange};
 use crate::classes::Classes;
 use crate::grant::Grant;
 use crate::guest::Guest;
+use crate::huge::HugePolicy;
 use crate::index_entry::GUESTS_MAX;
 use crate::links::Link;
 use crate::lock::{locked, locked_mut};
@@ -62,6 +63,8 @@ pub(crate) struct Domain {
     /// Pacing of compaction.
     pub(crate) compaction: RetryPause,
     pub(crate) backs_off: bool,
+    /// Policy of this period for huge pages.
+    pub(crate) huge: HugePolicy,
     meter: Arc<Meter>,
     pub(crate) troubles: Arc<Troubles>,
     /// Breaks until the end of the last period.
@@ -93,6 +96,7 @@ impl Domain {
             pressure: Pressure::default(),
             compaction: RetryPause::default(),
             backs_off,
+            huge: HugePolicy::default(),
             meter,
             troubles,
             breaks_seen: 0,
@@ -143,6 +147,46 @@ impl Domain {
         let epoch = pin();
         for (page, _) in guest.links.linked(range) {
             self.unlink(guest, page, &epoch);
+        }
+    }
+
+    /// Unlinks pages that were written: nothing that was known of them holds any more, except that merged
+    /// ones are lost only when their guest says so.
+    pub(crate) fn unlink_written(
+        &self,
+        guest: &Guest,
+        range: PageRange,
+        handles: &mut Vec<Handle>,
+    ) {
+        handles.clear();
+        for (page, link) in guest.links.linked(range) {
+            match link {
+                Link::Candidate(leaf) => {
+                    guest.link(page, Link::None);
+                    handles.push(Handle::from_bits(leaf));
+                }
+                Link::Zero => {
+                    guest.link(page, Link::None);
+                }
+                Link::Merged(_) | Link::None => {}
+            }
+        }
+        if !handles.is_empty() {
+            let deleted = self.index.delete_many(handles, &pin());
+            let all = deleted == handles.len() as u64;
+            assert!(all, "a candidate's leaf lives as long as its link");
+        }
+    }
+
+    /// Returns true if the block of a guest's page is split: only there pages may be merged.
+    pub(crate) fn is_split(&self, guest: u32, page: PageIndex) -> bool {
+        self.guests.get(&guest).is_some_and(|guest| guest.gains.is_split(page))
+    }
+
+    /// Adds a page to what is gained by splitting its block.
+    pub(crate) fn add_gain(&self, guest: u32, page: PageIndex) {
+        if let Some(guest) = self.guests.get(&guest) {
+            guest.gains.add(page, 1);
         }
     }
 
@@ -254,6 +298,8 @@ impl Domain {
             pages_volatile: 0,
             pages_pending: 0,
             pages_foreign: 0,
+            huge_pages: 0,
+            huge_pages_split: 0,
             ..guest.counts()
         };
         let range = guest.links.range();

@@ -13,6 +13,7 @@ use crate::agenda::Turn;
 use crate::domain::{Domain, Domains};
 use crate::grant::{DomainError, Grant};
 use crate::guest::{Guest, Health};
+use crate::huge::{HugePolicy, HugeSettings, MemoryLevel};
 use crate::meter::Meter;
 use crate::pace::Pacer;
 use crate::period::{Means, run_period};
@@ -47,6 +48,7 @@ pub struct Engine {
     stop: Arc<Stop>,
     /// Whether merging waits for something outside.
     is_idle: AtomicBool,
+    memory: Mutex<MemoryLevel>,
     maps: Mutex<BTreeMap<u32, Arc<PageMap>>>,
     /// Rung when the settings change or the engine is stopped.
     bell: Condvar,
@@ -105,6 +107,7 @@ impl Engine {
             troubles,
             stop,
             is_idle: AtomicBool::new(false),
+            memory: Mutex::default(),
             maps: Mutex::default(),
             bell: Condvar::new(),
         }
@@ -160,6 +163,16 @@ impl Engine {
         self.bell.notify_all();
     }
 
+    /// Changes how huge pages are treated, from the next period on.
+    pub fn set_huge_pages(&self, huge_pages: HugeSettings) {
+        guard(&self.settings).huge_pages = huge_pages;
+    }
+
+    /// Says how much memory the machine has left, from the next period on.
+    pub fn set_memory(&self, level: MemoryLevel) {
+        *guard(&self.memory) = level;
+    }
+
     /// Has merging wait, or go on. What is merged stays merged meanwhile, guests come and go, and
     /// they are asked ten times less often what they wrote.
     pub fn set_idle(&self, is_idle: bool) {
@@ -202,7 +215,8 @@ impl Engine {
         let mut published = start;
         let (workers, meter, stop) = (&self.workers, &*self.meter, &*self.stop);
         let (queue, is_idle) = (&self.queue, self.is_idle());
-        let mut means = Means { workers, pacer, meter, stop, queue, is_idle };
+        let huge = HugePolicy { settings: settings.huge_pages, memory: *guard(&self.memory) };
+        let mut means = Means { workers, pacer, meter, stop, queue, is_idle, huge };
         run_period(domains, turn, &mut means, deadline, |domains, pacer| {
             if published.elapsed() >= PUBLISHING {
                 self.publish(domains, pacer, *periods, start.elapsed());

@@ -35,18 +35,26 @@ pub(crate) struct Batch<'a> {
 /// Room for answers, used again for every batch.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    digests: Vec<PageDigest>,
-    contents: Vec<Content>,
+    pub(crate) digests: Vec<PageDigest>,
+    pub(crate) contents: Vec<Content>,
 }
 
 /// A page and what it holds.
 #[derive(Clone, Copy)]
-struct Content {
-    page: PageIndex,
+pub(crate) struct Content {
+    pub(crate) page: PageIndex,
     /// The first 64 bits of the digest.
     head: u64,
     /// The others; none if it was not digested, but inferred.
     tail: Option<u64>,
+}
+
+impl Content {
+    /// Takes what a digested page holds.
+    pub(crate) const fn of(page: PageIndex, digest: &PageDigest) -> Self {
+        let [head, tail] = digest.digest;
+        Self { page, head, tail: Some(tail) }
+    }
 }
 
 impl Borrow<u64> for Content {
@@ -105,9 +113,19 @@ impl Batch<'_> {
             return self.put_back(pages);
         }
         self.guest.count_digested(pages.len());
+        self.take_digests(pages, &scratch.digests, &mut scratch.contents)
+    }
+
+    /// Looks digested pages up. Returns where what they hold was found, by page.
+    pub(crate) fn take_digests(
+        &self,
+        pages: &[u32],
+        digests: &[PageDigest],
+        contents: &mut Vec<Content>,
+    ) -> Vec<(PageIndex, ContentPlace)> {
         let mut outcome = Outcome::default();
-        scratch.contents.clear();
-        for (page, digest) in pages.iter().zip(&scratch.digests) {
+        contents.clear();
+        for (page, digest) in pages.iter().zip(digests) {
             // Linked since it was taken: it is known already.
             if self.guest.links.get(PageIndex(*page)) != Link::None {
                 continue;
@@ -115,13 +133,10 @@ impl Batch<'_> {
             match digest.kind {
                 DigestKind::Nothing => {}
                 DigestKind::Zeros => outcome.zeros.push(*page),
-                DigestKind::Content => {
-                    let (page, [head, tail]) = (PageIndex(*page), digest.digest);
-                    scratch.contents.push(Content { page, head, tail: Some(tail) });
-                }
+                DigestKind::Content => contents.push(Content::of(PageIndex(*page), digest)),
             }
         }
-        self.look_up(&scratch.contents, &mut outcome);
+        self.look_up(contents, &mut outcome);
         let places = std::mem::take(&mut outcome.places);
         self.record(outcome);
         places
@@ -162,14 +177,16 @@ impl Batch<'_> {
                 taken
             }
             ContentPlace::Page { guest, page: origin } => {
+                if !self.domain.is_split(guest, origin) {
+                    return false;
+                }
                 let guests = &self.domain.guests;
                 let link = guests.get(&guest).map(|guest| guest.links.get(origin));
                 let Some(Link::Candidate(leaf)) = link else { return false };
                 let leaf = Handle::from_bits(leaf);
                 let index = &self.domain.index;
                 let content = Content { page, head: index.head(leaf), tail: None };
-                self.join(content, leaf, index.value(leaf), outcome);
-                true
+                self.join(content, leaf, index.value(leaf), outcome).is_some()
             }
         }
     }
@@ -177,7 +194,10 @@ impl Batch<'_> {
     fn look_up(&self, contents: &[Content], outcome: &mut Outcome) {
         let epoch = pin();
         let guest = self.guest.number;
-        let candidate = |content: &Content| IndexEntry::Candidate { guest, page: content.page };
+        let candidate = |content: &Content| {
+            let page = content.page;
+            IndexEntry::Candidate { guest, page, is_shared: false }
+        };
         self.domain.index.insert_many(
             contents,
             &epoch,
@@ -187,38 +207,73 @@ impl Batch<'_> {
                     self.guest.link(content.page, Link::Candidate(leaf.to_bits()));
                 }
                 Ok(Inserted::Found(leaf, value)) => {
-                    let place = self.join(*content, leaf, value, outcome);
-                    outcome.places.push((content.page, place));
+                    if let Some(place) = self.join(*content, leaf, value, outcome) {
+                        outcome.places.push((content.page, place));
+                    }
                 }
                 Err(Full { .. }) => outcome.left_out.push(content.page),
             },
         );
     }
 
-    /// Joins a page to what has its content. Returns where that was found.
+    /// Joins a page to what has its content. Returns where that was found; `None` if it was in a whole block,
+    /// of which no page is merged.
     fn join(
         &self,
         content: Content,
         leaf: Handle,
         mut value: u64,
         outcome: &mut Outcome,
-    ) -> ContentPlace {
+    ) -> Option<ContentPlace> {
         loop {
             match IndexEntry::from_bits(value) {
                 IndexEntry::Canonical { slot } => {
-                    return self.join_slot(content.page, slot, outcome);
+                    return Some(self.join_slot(content.page, slot, outcome));
                 }
-                IndexEntry::Planned { class } => return self.join_class(content, class, outcome),
-                IndexEntry::Candidate { guest, page } => match self.plan_class(leaf, value) {
+                IndexEntry::Planned { class } => {
+                    return Some(self.join_class(content, class, outcome));
+                }
+                IndexEntry::Candidate { guest, page, is_shared }
+                    if !self.domain.is_split(guest, page) =>
+                {
+                    // What was only inferred stands for nothing.
+                    content.tail?;
+                    match self.stand_in(content.page, leaf, value, (guest, page), is_shared) {
+                        Ok(()) => return None,
+                        Err(now) => value = now,
+                    }
+                }
+                IndexEntry::Candidate { guest, page, .. } => match self.plan_class(leaf, value) {
                     Ok(class) => {
                         outcome.found.add_class(class, leaf, &content, (guest, page));
-                        return self.join_class(content, class, outcome);
+                        return Some(self.join_class(content, class, outcome));
                     }
                     // Somebody else was second; the number stays unused.
                     Err(now) => value = now,
                 },
             }
         }
+    }
+
+    /// Has a page stand in the index for its content instead of one in a whole block, which counts as gained
+    /// should that be split. Fails with what the leaf says instead.
+    fn stand_in(
+        &self,
+        page: PageIndex,
+        leaf: Handle,
+        value: u64,
+        (guest, other): (u32, PageIndex),
+        is_shared: bool,
+    ) -> Result<(), u64> {
+        let own = IndexEntry::Candidate { guest: self.guest.number, page, is_shared: true };
+        self.domain.index.exchange_value(leaf, value, own.to_bits())?;
+        if !is_shared {
+            self.domain.add_gain(guest, other);
+        }
+        let guest = self.domain.guests.get(&guest).expect("a candidate's guest is in the domain");
+        guest.link(other, Link::None);
+        self.guest.link(page, Link::Candidate(leaf.to_bits()));
+        Ok(())
     }
 
     fn join_slot(&self, page: PageIndex, slot: Slot, outcome: &mut Outcome) -> ContentPlace {

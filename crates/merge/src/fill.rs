@@ -191,7 +191,7 @@ fn unlink_origin(domain: &Domain, class: &Class) {
 /// the content, or there is no room.
 fn make_candidate(domain: &Domain, class: &Class) {
     let (guest, page) = class.seed.origin;
-    exchange(domain, class, IndexEntry::Candidate { guest, page });
+    exchange(domain, class, IndexEntry::Candidate { guest, page, is_shared: false });
 }
 
 /// Has the leaf of a class say something else.

@@ -29,6 +29,7 @@
 mod admit;
 mod agenda;
 mod apply;
+mod appraise;
 mod between;
 mod classes;
 mod compact;
@@ -37,12 +38,15 @@ mod engine;
 mod examine;
 mod extents;
 mod fill;
+mod gains;
 mod grant;
 mod guest;
 mod headroom;
+mod huge;
 mod index_entry;
 mod links;
 mod lock;
+mod look;
 mod losses;
 mod meter;
 mod observe;
@@ -76,6 +80,7 @@ mod workers;
 
 pub use engine::{Connected, Engine};
 pub use grant::{DomainError, Grant};
+pub use huge::{HugeMode, HugeSettings, MemoryLevel};
 pub use pressure::{
     DomainState, FULL_PAUSE, STORM_BREAKS_MIN, STORM_PAUSE_MAX, STORM_SHARE, Shortage,
 };

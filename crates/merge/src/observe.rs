@@ -9,6 +9,7 @@ use bindery_wire::lane::Lost;
 
 use crate::domain::Domain;
 use crate::guest::Guest;
+use crate::look::Samples;
 use crate::scan::Harvest;
 use crate::settings::MEND_PAGES;
 use crate::visit::Visit;
@@ -19,6 +20,7 @@ use crate::workers::Workers;
 pub(crate) struct Scratch {
     lost: Vec<Lost>,
     harvest: Harvest,
+    samples: Samples,
 }
 
 /// Takes in what a guest lost and wrote, and settles which of its pages are stable.
@@ -56,6 +58,8 @@ impl Visit<'_> {
 
     fn look(&mut self, workers: &Workers, scratch: &mut Scratch) -> Result<(), GuestError> {
         self.settle_losses(&mut scratch.lost)?;
+        self.make_whole(workers, &mut scratch.samples, &mut scratch.lost)?;
+        self.look_at_blocks(workers, &mut scratch.samples)?;
         self.scan(workers, &mut scratch.harvest)?;
         self.mend()
     }

@@ -13,7 +13,9 @@ use bindery_guest::{
 };
 use bindery_units::PageRange;
 use bindery_wire::control::StoreId;
-use bindery_wire::lane::{Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Run};
+use bindery_wire::lane::{
+    BlockOutcome, BlockSample, Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Reach, Run,
+};
 
 /// How much later than they may be all answers of a period may come together: so much, and one part in so
 /// many of the time that the period has lasted, for guests that are starved of CPU in a long one.
@@ -30,6 +32,10 @@ const COVERED: Duration = Duration::from_nanos(100);
 const MENDED: Duration = Duration::from_micros(1);
 const READ: Duration = Duration::from_micros(10);
 const REMAPPED: Duration = Duration::from_micros(50);
+
+/// Time that an answer may take for each block sampled, or collapsed.
+const SAMPLED: Duration = Duration::from_micros(20);
+const COLLAPSED: Duration = Duration::from_millis(20);
 
 /// Lateness of a guest's answers of this period, all together.
 #[derive(Debug)]
@@ -114,18 +120,20 @@ fn for_pages(pages: usize, each: Duration) -> Duration {
 impl Lane for TimedLane<'_> {
     fn scan(
         &mut self,
+        reach: Reach,
         range: PageRange,
         written: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
-        self.time_through("a scan", range, |lane| lane.scan(range, written))
+        self.time_through("a scan", range, |lane| lane.scan(reach, range, written))
     }
 
     fn survey(
         &mut self,
+        reach: Reach,
         range: PageRange,
         present: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
-        self.time_through("a survey", range, |lane| lane.survey(range, present))
+        self.time_through("a survey", range, |lane| lane.survey(reach, range, present))
     }
 
     fn lost(&mut self, lost: &mut Vec<Lost>) -> Result<bool, GuestError> {
@@ -174,6 +182,30 @@ impl Lane for TimedLane<'_> {
     fn mend(&mut self, range: PageRange) -> Result<u32, GuestError> {
         let may_take = for_pages(range.count as usize, MENDED);
         self.time("to mend", |lane| lane.mend(range), |_| may_take)
+    }
+
+    fn sample(&mut self, blocks: &[u32], samples: &mut Vec<BlockSample>) -> Result<(), GuestError> {
+        let may_take = for_pages(blocks.len(), SAMPLED);
+        self.time("samples", |lane| lane.sample(blocks, samples), |()| may_take)
+    }
+
+    fn split(
+        &mut self,
+        blocks: &[u32],
+        outcomes: &mut Vec<BlockOutcome>,
+    ) -> Result<(), GuestError> {
+        let may_take = for_pages(blocks.len(), REMAPPED);
+        self.time("to split blocks", |lane| lane.split(blocks, outcomes), |()| may_take)
+    }
+
+    fn collapse(
+        &mut self,
+        blocks: &[u32],
+        outcomes: &mut Vec<BlockOutcome>,
+    ) -> Result<(), GuestError> {
+        let may_take = |count: &usize| for_pages(*count, COLLAPSED);
+        let ask = |lane: &mut dyn Lane| lane.collapse(blocks, outcomes).map(|()| outcomes.len());
+        self.time("to collapse blocks", ask, may_take).map(|_| ())
     }
 
     fn gauges(&mut self) -> Gauges {

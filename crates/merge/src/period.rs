@@ -6,7 +6,8 @@
 //! observe   losses and writes of each guest                   a task a guest
 //! rehome    pages that nobody else has leave old stores      a task a guest
 //! compact   slots leave segments that have few of them       one thread a domain, a task a guest
-//! round:    examine  digests, index                           a task a batch of pages
+//! round:    examine  digests, index; whole blocks are         a task a batch of pages
+//!                    appraised, and split
 //!           zeros    guests get the zero page                  a task a guest
 //!           plan     homes, slots                              one thread a domain
 //!           fill     contents into the store                  a task a fetch
@@ -23,17 +24,19 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use bindery_wire::lane::PageOutcome;
+use bindery_wire::lane::{BLOCK_PAGES, PageOutcome};
 
 use crate::admit::admit;
 use crate::agenda::{Agenda, Portion, Turn};
 use crate::apply::{apply, apply_zeros};
+use crate::appraise::Appraisal;
 use crate::classes::Classes;
 use crate::compact::Moves;
 use crate::domain::{Domain, Domains};
 use crate::examine::{self, Batch};
 use crate::fill::Plan;
 use crate::guest::{Guest, State};
+use crate::huge::HugePolicy;
 use crate::lock::locked_mut;
 use crate::meter::Meter;
 use crate::observe::{self, observe};
@@ -58,7 +61,10 @@ pub(crate) fn run_period(
     deadline: Instant,
     mut publish: impl FnMut(&Domains, &Pacer),
 ) {
-    domains.values_mut().for_each(admit);
+    for domain in domains.values_mut() {
+        domain.huge = means.huge;
+        admit(domain);
+    }
     observe_all(domains, means.workers);
     domains.values_mut().for_each(Domain::sweep);
     if !means.is_idle {
@@ -99,6 +105,7 @@ pub(crate) struct Means<'a> {
     pub(crate) queue: &'a Queue,
     /// True while merging waits.
     pub(crate) is_idle: bool,
+    pub(crate) huge: HugePolicy,
 }
 
 impl Means<'_> {
@@ -107,7 +114,7 @@ impl Means<'_> {
         let (start, rested) = (Instant::now(), workers.rested());
         run_round(domains, round, workers);
         let busy = start.elapsed().saturating_sub(workers.rested() - rested);
-        let pages = round.iter().map(|portion| portion.pages.len() as u64).sum();
+        let pages = round.iter().map(|portion| portion.len() as u64).sum();
         let now = self.now();
         self.pacer.end_round(pages, busy, agenda.pages_left(domains), now);
     }
@@ -182,7 +189,7 @@ fn compact_all(domains: &mut Domains, workers: &Workers) {
 fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
     for (name, domain) in domains.iter_mut() {
         let portions = round.iter().filter(|portion| portion.domain == *name);
-        let pages: usize = portions.map(|portion| portion.pages.len()).sum();
+        let pages: usize = portions.map(Portion::len).sum();
         domain.classes = Classes::of_round(pages);
         // Half of what is new is a guess: what proves too wide is narrowed after the period.
         let keys = (domain.index.len() + pages as u64 / 2).max(1);
@@ -190,15 +197,10 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
             domain.reshape_for(keys);
         }
     }
-    let batches: Vec<Batch<'_>> =
-        round.iter().flat_map(|portion| batches(domains, portion)).collect();
-    workers.each(&batches, examine::Scratch::default, |scratch, batch| {
-        match batch.domain.shortage() {
-            None => batch.examine(scratch),
-            Some(_) => batch.postpone(),
-        }
-    });
-    drop(batches);
+    let readings: Vec<Reading<'_>> =
+        round.iter().flat_map(|portion| readings(domains, portion)).collect();
+    workers.each(&readings, examine::Scratch::default, |scratch, reading| reading.read(scratch));
+    drop(readings);
     ask_guests(domains, workers, |state| state.round.zeros().len(), apply_zeros);
     for domain in domains.values_mut() {
         let mut plan = Plan::make(domain);
@@ -232,8 +234,50 @@ fn ask_guests(
     });
 }
 
-fn batches<'a>(domains: &'a Domains, portion: &'a Portion) -> impl Iterator<Item = Batch<'a>> {
+/// Task of the examination: pages to be merged, or whole blocks to be appraised.
+enum Reading<'a> {
+    Batch(Batch<'a>),
+    Appraisal(Appraisal<'a>),
+}
+
+impl Reading<'_> {
+    fn read(&self, scratch: &mut examine::Scratch) {
+        let domain = match self {
+            Self::Batch(batch) => batch.domain,
+            Self::Appraisal(appraisal) => appraisal.domain,
+        };
+        match (self, domain.shortage()) {
+            (Self::Batch(batch), None) => batch.examine(scratch),
+            (Self::Batch(batch), Some(_)) => batch.postpone(),
+            (Self::Appraisal(appraisal), None) => appraisal.appraise(scratch),
+            (Self::Appraisal(appraisal), Some(_)) => appraisal.postpone(),
+        }
+    }
+}
+
+fn readings<'a>(domains: &'a Domains, portion: &'a Portion) -> impl Iterator<Item = Reading<'a>> {
     let domain = &domains[&portion.domain];
     let guest = &domain.guests[&portion.guest];
-    portion.pages.chunks(DIGEST_PAGES).map(move |pages| Batch { domain, guest, pages })
+    let batches = portion.pages.chunks(DIGEST_PAGES);
+    let batches = batches.map(move |pages| Reading::Batch(Batch { domain, guest, pages }));
+    let appraisals = pieces_of_blocks(&portion.whole, DIGEST_PAGES);
+    batches
+        .chain(appraisals.map(move |pages| Reading::Appraisal(Appraisal { domain, guest, pages })))
+}
+
+/// Divides pages, which ascend, into pieces of about `most`, none of which ends within a block.
+fn pieces_of_blocks(pages: &[u32], most: usize) -> impl Iterator<Item = &[u32]> {
+    let mut rest = pages;
+    std::iter::from_fn(move || {
+        let mut end = 0;
+        for block in rest.chunk_by(|a, b| a / BLOCK_PAGES == b / BLOCK_PAGES) {
+            if end > 0 && end + block.len() > most {
+                break;
+            }
+            end += block.len();
+        }
+        let (piece, behind) = rest.split_at(end);
+        rest = behind;
+        (!piece.is_empty()).then_some(piece)
+    })
 }

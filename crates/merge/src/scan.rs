@@ -1,12 +1,10 @@
 //! Asking a guest what it wrote, where it is time to; or, where that is in doubt, what is there.
 
 use bindery_guest::{ANSWER_PATIENCE, GuestError, Written};
-use bindery_index::{Handle, pin};
+use bindery_index::Handle;
 use bindery_units::PageRange;
 
-use crate::domain::Domain;
-use crate::guest::Guest;
-use crate::links::Link;
+use crate::guest::State;
 use crate::visit::Visit;
 use crate::workers::Workers;
 
@@ -77,30 +75,9 @@ impl Visit<'_> {
     fn take_written(&mut self, harvest: &mut Harvest) {
         let Harvest { runs, handles } = harvest;
         let (domain, guest) = (self.domain, self.guest);
-        self.state.tracking.harvest(&self.state.managed, runs, |range| {
-            unlink_written(domain, guest, range, handles);
+        let State { tracking, blocks, managed, .. } = &mut *self.state;
+        tracking.harvest(blocks, managed, runs, |range| {
+            domain.unlink_written(guest, range, handles);
         });
-    }
-}
-
-/// Unlinks pages that were written: nothing that was known of them holds any more, except that merged
-/// ones are lost only when their guest says so.
-fn unlink_written(domain: &Domain, guest: &Guest, range: PageRange, handles: &mut Vec<Handle>) {
-    handles.clear();
-    for (page, link) in guest.links.linked(range) {
-        match link {
-            Link::Candidate(leaf) => {
-                guest.link(page, Link::None);
-                handles.push(Handle::from_bits(leaf));
-            }
-            Link::Zero => {
-                guest.link(page, Link::None);
-            }
-            Link::Merged(_) | Link::None => {}
-        }
-    }
-    if !handles.is_empty() {
-        let deleted = domain.index.delete_many(handles, &pin());
-        assert!(deleted == handles.len() as u64, "a candidate's leaf lives as long as its link");
     }
 }

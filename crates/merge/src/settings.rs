@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::huge::HugeSettings;
+
 /// The default period.
 pub const PERIOD: Duration = Duration::from_secs(1);
 
@@ -39,6 +41,8 @@ pub struct MergeSettings {
     pub pages_to_scan: Option<u64>,
     /// The rest after a batch: KSM's `sleep_millisecs`.
     pub rest: Duration,
+    /// Treatment of huge pages.
+    pub huge_pages: HugeSettings,
     /// Whether pages that break are left alone for longer, and storms slow merging down. Off only
     /// where breaking as much as possible is the point.
     pub backs_off: bool,
@@ -54,6 +58,7 @@ impl Default for MergeSettings {
             advisor: bindery_advisor::AdvisorSettings::of_kernel(bindery_advisor::Mode::None),
             pages_to_scan: None,
             rest: REST,
+            huge_pages: HugeSettings::default(),
             backs_off: true,
         }
     }
@@ -67,6 +72,12 @@ pub(crate) const HARVEST_RUNS: usize = 1 << 12;
 
 /// Written pages whose links are looked at together: bounds the leaves that are deleted at a time.
 pub(crate) const HARVEST_PAGES: u32 = 1 << 14;
+
+/// Blocks of one request for samples: 4 GiB, some 5 ms.
+pub(crate) const SAMPLED_BLOCKS: usize = 2048;
+
+/// Blocks made whole in one period, at most: 10 ms and more.
+pub(crate) const COLLAPSED_BLOCKS: usize = 64;
 
 /// Pages of one digest request: some 3 ms.
 pub(crate) const DIGEST_PAGES: usize = 4096;

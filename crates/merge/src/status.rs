@@ -55,6 +55,18 @@ pub struct Counts {
     pub pages_busy: u64,
     /// Pages that will never be merged (locked, copied within a mapping), so far.
     pub pages_never: u64,
+    /// Huge pages, of 2 MiB, which are left whole.
+    pub huge_pages: u64,
+    /// Huge pages that are split, for their pages to be merged.
+    pub huge_pages_split: u64,
+    /// Huge pages split so far.
+    pub huge_splits: u64,
+    /// Huge pages that were worth splitting and kept, because too much in them is written, so far.
+    pub huge_kept_hot: u64,
+    /// Huge pages made again since too few of their pages stayed merged, so far.
+    pub collapses_thin: u64,
+    /// Huge pages made again since too much in them was written, so far.
+    pub collapses_hot: u64,
     /// CPU time in guests' processes for merging: lanes and fault handlers, in microseconds.
     pub guest_cpu_time_us: u64,
 }
@@ -75,6 +87,12 @@ impl std::ops::AddAssign for Counts {
         self.digest_different += other.digest_different;
         self.pages_busy += other.pages_busy;
         self.pages_never += other.pages_never;
+        self.huge_pages += other.huge_pages;
+        self.huge_pages_split += other.huge_pages_split;
+        self.huge_splits += other.huge_splits;
+        self.huge_kept_hot += other.huge_kept_hot;
+        self.collapses_thin += other.collapses_thin;
+        self.collapses_hot += other.collapses_hot;
         self.guest_cpu_time_us += other.guest_cpu_time_us;
     }
 }

@@ -112,6 +112,8 @@ fn check_memory(guest: &Guest, pages: u64) -> Result<(), UnmergeError> {
 pub(crate) fn merge_again(_domain: &Domain, guest: &Guest) {
     let mut state = guest.state();
     if std::mem::take(&mut state.is_unmerged) {
+        let state = &mut *state;
         state.tracking.require_survey();
+        state.managed.iter().for_each(|range| state.blocks.forget(*range));
     }
 }

@@ -5,8 +5,8 @@
 //! | `MERGEABLE` | offers it for management; the kernel is told only of what cannot be taken |
 //! | `UNMERGEABLE` | gives it back |
 //! | `DONTNEED`, `DONTNEED_LOCKED`, `FREE`, `REMOVE` | discards, as the memory's first backing would |
-//! | `HUGEPAGE`, `NOHUGEPAGE`, `NORMAL`, `RANDOM`, `SEQUENTIAL` | nothing: they would cut mappings |
-//! | `DONTFORK`, `DOFORK`, `DONTDUMP`, `DODUMP` | passed on, and remembered for mappings made later |
+//! | `NORMAL`, `RANDOM`, `SEQUENTIAL` | nothing: they would cut mappings |
+//! | `DONTFORK`, `DOFORK`, `DONTDUMP`, `DODUMP`, `HUGEPAGE`, `NOHUGEPAGE` | passed on, and remembered for mappings made later |
 //! | `WIPEONFORK`, `KEEPONFORK`, `GUARD_INSTALL`, `GUARD_REMOVE` | gives it back, then passed on |
 //! | all others | passed on |
 
@@ -99,13 +99,15 @@ pub(crate) unsafe fn advise(
     // SAFETY: for all of these, the caller's contract.
     unsafe {
         match advice {
-            libc::MADV_HUGEPAGE
-            | libc::MADV_NOHUGEPAGE
-            | libc::MADV_NORMAL
-            | libc::MADV_RANDOM
-            | libc::MADV_SEQUENTIAL => for_each_piece(managed, address, bytes, |piece| {
-                if piece.is_managed { Ok(()) } else { pass_on(piece.address, piece.bytes, advice) }
-            }),
+            libc::MADV_NORMAL | libc::MADV_RANDOM | libc::MADV_SEQUENTIAL => {
+                for_each_piece(managed, address, bytes, |piece| {
+                    if piece.is_managed {
+                        Ok(())
+                    } else {
+                        pass_on(piece.address, piece.bytes, advice)
+                    }
+                })
+            }
             // What rests is discarded by the kernel, and not taken meanwhile.
             libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
                 for_each_piece(managed, address, bytes, |piece| {

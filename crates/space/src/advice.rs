@@ -9,7 +9,7 @@ use std::{
     sync::{PoisonError, RwLock, RwLockReadGuard},
 };
 
-use bindery_sys::{mapping, maps::Advised};
+use bindery_sys::{huge, mapping, maps::Advised};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::region::Region;
@@ -21,6 +21,8 @@ pub enum LastingAdvice {
     DontFork(bool),
     /// `MADV_DONTDUMP`, or `MADV_DODUMP` where it is false.
     DontDump(bool),
+    /// `MADV_HUGEPAGE`, or `MADV_NOHUGEPAGE` where it is false.
+    Huge(bool),
 }
 
 impl LastingAdvice {
@@ -32,6 +34,8 @@ impl LastingAdvice {
             libc::MADV_DOFORK => Some(Self::DontFork(false)),
             libc::MADV_DONTDUMP => Some(Self::DontDump(true)),
             libc::MADV_DODUMP => Some(Self::DontDump(false)),
+            libc::MADV_HUGEPAGE => Some(Self::Huge(true)),
+            libc::MADV_NOHUGEPAGE => Some(Self::Huge(false)),
             _ => None,
         }
     }
@@ -41,15 +45,21 @@ impl LastingAdvice {
         match self {
             Self::DontFork(dont_fork) => Advised { dont_fork, ..before },
             Self::DontDump(dont_dump) => Advised { dont_dump, ..before },
+            Self::Huge(wanted) => Advised { huge: huge_advice(wanted), ..before },
         }
     }
 }
 
-/// The advice of both kinds that was given last for a range, if any was.
+const fn huge_advice(wanted: bool) -> huge::Advice {
+    if wanted { huge::Advice::Wanted } else { huge::Advice::Unwanted }
+}
+
+/// The advice of each kind that was given last for a range, if any was.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Noted {
     dont_fork: Option<bool>,
     dont_dump: Option<bool>,
+    huge: Option<bool>,
 }
 
 impl Noted {
@@ -57,6 +67,7 @@ impl Noted {
         match advice {
             LastingAdvice::DontFork(dont) => self.dont_fork = Some(dont),
             LastingAdvice::DontDump(dont) => self.dont_dump = Some(dont),
+            LastingAdvice::Huge(wanted) => self.huge = Some(wanted),
         }
     }
 
@@ -65,6 +76,7 @@ impl Noted {
         Advised {
             dont_fork: self.dont_fork.unwrap_or(before.dont_fork),
             dont_dump: self.dont_dump.unwrap_or(before.dont_dump),
+            huge: self.huge.map_or(before.huge, huge_advice),
         }
     }
 }
@@ -167,7 +179,14 @@ mod tests {
     }
 
     fn advice(number: u32) -> LastingAdvice {
-        let all = [libc::MADV_DONTFORK, libc::MADV_DOFORK, libc::MADV_DONTDUMP, libc::MADV_DODUMP];
+        let all = [
+            libc::MADV_DONTFORK,
+            libc::MADV_DOFORK,
+            libc::MADV_DONTDUMP,
+            libc::MADV_DODUMP,
+            libc::MADV_HUGEPAGE,
+            libc::MADV_NOHUGEPAGE,
+        ];
         LastingAdvice::of(all[number as usize]).expect("it lasts")
     }
 
@@ -181,15 +200,15 @@ mod tests {
         #[test]
         fn pages_are_advised_as_an_array_of_them_says(
             begun in prop::collection::vec((100u32..164, any::<bool>()), 0..4),
-            notes in prop::collection::vec((0u32..64, 1u32..64, 0u32..4), 0..20),
+            notes in prop::collection::vec((0u32..64, 1u32..64, 0u32..6), 0..20),
         ) {
             let begun: BTreeMap<_, _> = begun.into_iter().collect();
             let mut pages = [Advised::default(); 64];
             for (first, dont_fork) in &begun {
-                pages[*first as usize - 100..].fill(Advised { dont_fork: *dont_fork, dont_dump: false });
+                pages[*first as usize - 100..].fill(Advised { dont_fork: *dont_fork, ..Advised::default() });
             }
             let runs = begun.iter().map(|(first, dont_fork)| {
-                (PageIndex(*first), Advised { dont_fork: *dont_fork, dont_dump: false })
+                (PageIndex(*first), Advised { dont_fork: *dont_fork, ..Advised::default() })
             });
             let noted = Advice::new(PageIndex(100), runs);
             for (first, count, number) in notes {

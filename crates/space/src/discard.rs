@@ -121,9 +121,8 @@ impl Core {
     /// Whether it could be; pages that nobody watches are as good as CoW copies.
     fn watch_again(&self, region: &Region, address: HostAddress, bytes: usize) -> bool {
         // SAFETY: absent pages of the range are zero ones, which is what the handler makes them.
-        // The advice keeps content; without it a child of fork gets a copy, or a huge page is made.
+        // The advice keeps content; without it a child of fork gets a copy.
         unsafe {
-            let _ = mapping::advise(address, bytes, libc::MADV_NOHUGEPAGE);
             let _ = region.advise_mapping(address, bytes);
             !region.watched
                 || self.guest_faults.register(address, bytes, mode::MISSING | mode::WP).is_ok()

@@ -89,7 +89,10 @@ impl Core {
             self.wake(address, 1);
             return;
         }
-        let limit = address.plus(ZERO_FILL_PAGES * PAGE_BYTES).min(region.end());
+        // No further than the block: the next may be whole, and is filled by the kernel.
+        let block = region.block(region.page(address));
+        let block_end = region.address(block.first).plus_pages(block.count);
+        let limit = address.plus(ZERO_FILL_PAGES * PAGE_BYTES).min(block_end);
         let end = held.free_until(address, anonymous_until(region, address, limit));
         // SAFETY: the pages are anonymous and not held, so an absent one is a zero one; the table of
         // held ranges is locked, so it stays like that.

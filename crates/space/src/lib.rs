@@ -28,6 +28,7 @@
 
 mod advice;
 pub mod agent;
+mod blocks;
 mod budget;
 mod copies;
 mod descriptors;
@@ -47,6 +48,7 @@ mod regions;
 mod release;
 mod restore;
 mod return_pages;
+mod sample;
 pub mod space_entry;
 mod spare;
 mod store;
@@ -75,7 +77,7 @@ pub use manage::ManageError;
 pub use release::ReleaseError;
 pub use restore::Unmerged;
 pub use store::{PinError, Segments};
-pub use worker::{Sought, Worker};
+pub use worker::{Reach, Sought, Worker};
 
 use crate::{
     budget::Budget,

@@ -235,25 +235,28 @@ impl Core {
         is_suitable(&areas, address, end)?;
         let advised = advised()?;
         let count = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| ManageError::PagesExhausted)?;
-        let pages = self.regions.number(count).ok_or(ManageError::PagesExhausted)?;
+        let pages = self.regions.number(address, count).ok_or(ManageError::PagesExhausted)?;
         let region = Region::new(Announced { pages, address }, advised).map_err(kernel)?;
         // CoW copies of earlier times that are no more: their owner mapped other memory here.
         self.forget(address, end);
-        self.watch(address, bytes)?;
+        self.try_watching(address, bytes)?;
         // Not while the process forks: a child reads the list as it was.
         let _hold = self.hold(address, end);
         // From here on the handlers find it.
         Ok(self.regions.add(region))
     }
 
-    fn watch(&self, address: HostAddress, bytes: usize) -> Result<(), ManageError> {
-        // SAFETY: the advice keeps content; faults are served by the handler, which fills absent
-        // pages with zeros, as the kernel does for this memory.
-        let watched = unsafe {
-            mapping::advise(address, bytes, libc::MADV_NOHUGEPAGE)
-                .and_then(|()| self.guest_faults.register(address, bytes, mode::MISSING | mode::WP))
+    /// Finds out whether a range can be watched, as blocks that are split are. It is the kernel's own
+    /// afterwards, as it was.
+    fn try_watching(&self, address: HostAddress, bytes: usize) -> Result<(), ManageError> {
+        // SAFETY: faults are served by the handler, which fills absent pages with zeros, as the kernel
+        // does for this memory. No page of it is held elsewhere.
+        let tried = unsafe {
+            self.guest_faults
+                .register(address, bytes, mode::MISSING)
+                .and_then(|()| self.guest_faults.unregister(address, bytes))
         };
-        watched.map_err(|source| refused(address, source))
+        tried.map_err(|source| refused(address, source))
     }
 }
 

@@ -64,7 +64,8 @@ impl Core {
         // cannot be moved together. So these are used up, whatever comes.
         spare.take(run.count as usize);
         let _hold = self.hold(start, start.plus_pages(run.count));
-        if anonymous_run(region, run) != run {
+        let is_split = region.blocks(run).all(|block| region.is_split(block.first));
+        if anonymous_run(region, run) != run || !is_split {
             return spare.discard(joined, run.count as usize);
         }
         let wanted = PageSet::first(run.count);

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! hold the range                     nobody else changes its backing
+//! split its blocks                   unless they are: from here on absent pages are waited for
 //! which were written since a scan?   told of by the next, as scans pass over merged pages
 //! move the pages to staging          the guest waits if it touches them; nobody can write them
 //! compare each with its slot         byte for byte, exact
@@ -85,6 +86,10 @@ impl Core {
         }
         let start = region.address(pages.first);
         let hold = self.hold(start, start.plus_pages(pages.count));
+        if self.split(region, pages).is_err() {
+            // No mapping is left, or another userfaultfd has the memory.
+            return 0;
+        }
         let transit = Instant::now();
         let mut window = Window { core: self, region, pages, outcomes };
         let (fresh, merged) = window.sort(target);

@@ -235,8 +235,8 @@ mod tests {
         offers.note_advice(at(0), at(9), LastingAdvice::DontFork(true));
         offers.note_advice(at(0), at(9), LastingAdvice::DontDump(false));
         let offer = offers.lock()[&at(1)];
-        let before = Advised { dont_fork: false, dont_dump: true };
-        assert_eq!(offer.noted.after(before), Advised { dont_fork: true, dont_dump: false });
+        let before = Advised { dont_dump: true, ..Advised::default() };
+        assert_eq!(offer.noted.after(before), Advised { dont_fork: true, ..Advised::default() });
         assert!(!offer.is_plain);
     }
 
@@ -263,7 +263,7 @@ mod tests {
                 for _ in 0..ROUNDS {
                     let offer = offers.lock()[&at(1)];
                     let taken = offers.take(at(1), offer, |_| {
-                        let pages = regions.number(1).expect("few pages");
+                        let pages = regions.number(at(1), 1).expect("few pages");
                         let announced = Announced { pages, address: at(1) };
                         regions.add(Region::new(announced, []).expect("small tables"))
                     });

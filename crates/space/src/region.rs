@@ -8,14 +8,14 @@ use std::{
     ops::Range,
     sync::{
         Arc, RwLock,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use bindery_sys::{mapping::Mapping, maps::Advised};
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT, PageIndex, PageRange};
 
-use bindery_wire::control::Region as Announced;
+use bindery_wire::{control::Region as Announced, lane::BLOCK_PAGES};
 
 use crate::{
     advice::{Advice, LastingAdvice},
@@ -27,11 +27,12 @@ use crate::{
 pub(crate) const GROUP_PAGES: usize = 64;
 
 /// The entries of a region's pages, a summary of those that were lost, those that the next scan has to
-/// tell of, and what the VMM advised for each.
+/// tell of, which blocks are split, and what the VMM advised for each page.
 #[derive(Debug)]
 struct Table {
     entries: Mapping,
     lost: Mapping,
+    split: Mapping,
     pending_reports: PendingReports,
     advice: Advice,
 }
@@ -55,9 +56,12 @@ pub(crate) struct Region {
     /// Held for reading while a lane looks at pages, for writing while memory goes away. Taken
     /// before pages are held, never after.
     pub(crate) mapped: RwLock<()>,
-    /// Whether faults of its pages come to us. If not, the region was given back, and is here for
+    /// Whether faults of its pages may come to us. If not, the region was given back, and is here for
     /// CoW copies whose discards are still ours.
     pub(crate) watched: bool,
+    /// True while writes are tracked in blocks that are whole, too. Changed by who has `mapped` for reading
+    /// and holds the region.
+    pub(crate) is_tracked: AtomicBool,
 }
 
 impl Region {
@@ -72,10 +76,12 @@ impl Region {
             announced.pages.first.plus(((at.0 - announced.address.0) >> PAGE_SHIFT) as u32)
         };
         let advised = advised.into_iter().map(|(at, advised)| (page(at), advised));
-        let groups = pages.div_ceil(GROUP_PAGES).div_ceil(64);
+        let words = |bits: usize| Mapping::anonymous(bits.div_ceil(64) * size_of::<AtomicU64>());
         let table = Table {
             entries: Mapping::anonymous(pages * size_of::<AtomicU32>())?,
-            lost: Mapping::anonymous(groups * size_of::<AtomicU64>())?,
+            lost: words(pages.div_ceil(GROUP_PAGES))?,
+            // One more where neither end is a block's.
+            split: words(pages.div_ceil(BLOCK_PAGES as usize) + 1)?,
             pending_reports: PendingReports::new(pages)?,
             advice: Advice::new(announced.pages.first, advised),
         };
@@ -85,6 +91,7 @@ impl Region {
             table_base: announced.pages.first,
             mapped: RwLock::new(()),
             watched: true,
+            is_tracked: AtomicBool::new(false),
         })
     }
 
@@ -97,6 +104,7 @@ impl Region {
             table_base: self.table_base,
             mapped: RwLock::new(()),
             watched: self.watched,
+            is_tracked: AtomicBool::new(self.is_tracked.load(Ordering::Relaxed)),
         }
     }
 
@@ -262,6 +270,49 @@ impl Region {
         // SAFETY: the summary has a bit for every group of the table; see `entry_cell`.
         let word = unsafe { &*self.table.lost.as_ptr().cast::<AtomicU64>().add(group / 64) };
         (word, 1 << (group % 64))
+    }
+
+    /// Returns the pages of the block that `page` is in, as far as the region has them.
+    pub(crate) fn block(&self, page: PageIndex) -> PageRange {
+        let first = PageIndex(page.0 - page.0 % BLOCK_PAGES);
+        PageRange::new(first, BLOCK_PAGES).intersection(self.pages())
+    }
+
+    /// Returns the blocks that `pages` have a part of, ascending.
+    pub(crate) fn blocks(&self, pages: PageRange) -> impl Iterator<Item = PageRange> + '_ {
+        let numbers = pages.first.0 / BLOCK_PAGES..pages.end().0.div_ceil(BLOCK_PAGES);
+        let pages = self.pages();
+        numbers.map(move |number| {
+            PageRange::new(PageIndex(number * BLOCK_PAGES), BLOCK_PAGES).intersection(pages)
+        })
+    }
+
+    /// Returns true if the block of `page` is split: watched page by page. Blocks that are whole are the
+    /// kernel's own.
+    pub(crate) fn is_split(&self, page: PageIndex) -> bool {
+        let (word, bit) = self.split_bit(page);
+        // Acquire: pairs with the Release in `set_split`, so that who sees it split also sees it watched.
+        word.load(Ordering::Acquire) & bit != 0
+    }
+
+    /// Notes whether the block of `page` is split. The caller holds pages of it, or all of it if it is not.
+    pub(crate) fn set_split(&self, page: PageIndex, is_split: bool) {
+        let (word, bit) = self.split_bit(page);
+        // Release: pairs with the Acquire in `is_split`.
+        if is_split {
+            word.fetch_or(bit, Ordering::Release);
+        } else {
+            word.fetch_and(!bit, Ordering::Release);
+        }
+    }
+
+    fn split_bit(&self, page: PageIndex) -> (&AtomicU64, u64) {
+        assert!(self.pages().contains(page), "a page's block is looked for in its own region");
+        let block = (page.0 / BLOCK_PAGES - self.table_base.0 / BLOCK_PAGES) as usize;
+        // SAFETY: the table has a bit for every block of the region it was made for, of which `self` is a
+        // part; it is zeroed memory, aligned to a page, and lives as long as `self`.
+        let word = unsafe { &*self.table.split.as_ptr().cast::<AtomicU64>().add(block / 64) };
+        (word, 1 << (block % 64))
     }
 
     /// Calls `found` with the pages of each group in which a loss may stand, and forgets the group.

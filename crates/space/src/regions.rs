@@ -7,14 +7,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use bindery_units::{HostAddress, PageIndex, PageRange};
+use bindery_units::{HostAddress, PAGE_SHIFT, PageIndex, PageRange};
 
 use crate::extents::Extents;
 use crate::region::Region;
 use bindery_wire::control::{PAGES_MAX, REGIONS_MAX};
-
-/// Regions start at multiples of this many pages, so that a group of pages is of one region.
-const REGION_ALIGN_PAGES: u32 = 512;
+use bindery_wire::lane::BLOCK_PAGES;
 
 /// All regions of the process.
 #[derive(Debug, Default)]
@@ -91,16 +89,18 @@ impl Lookup {
 }
 
 impl Regions {
-    /// Returns page indices for a region of `count` pages, never given before.
-    pub(crate) fn number(&self, count: u32) -> Option<PageRange> {
-        let aligned = count.checked_next_multiple_of(REGION_ALIGN_PAGES)?;
+    /// Returns page indices for a region of `count` pages at `address`, never given before. A page is as far
+    /// into its block as its address is into the 2 MiB that a huge page would have there.
+    pub(crate) fn number(&self, address: HostAddress, count: u32) -> Option<PageRange> {
+        let into_block = (address.0 >> PAGE_SHIFT) as u32 % BLOCK_PAGES;
+        let aligned = count.checked_add(into_block)?.checked_next_multiple_of(BLOCK_PAGES)?;
         let first = self
             .next_page
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
                 next.checked_add(aligned).filter(|&end| end <= PAGES_MAX)
             })
             .ok()?;
-        Some(PageRange::new(PageIndex(first), count))
+        Some(PageRange::new(PageIndex(first + into_block), count))
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Lookup> {
@@ -191,12 +191,25 @@ mod tests {
     #[test]
     fn page_indices_end_where_the_daemon_takes_no_more() {
         let regions = Regions::default();
-        let aligned = REGION_ALIGN_PAGES;
-        assert_eq!(regions.number(PAGES_MAX - 2 * aligned).map(|pages| pages.first.0), Some(0));
-        assert_eq!(regions.number(2 * aligned + 1), None);
-        assert_eq!(regions.number(1).map(|pages| pages.end().0), Some(PAGES_MAX - 2 * aligned + 1));
-        assert_eq!(regions.number(aligned).map(|pages| pages.end().0), Some(PAGES_MAX));
-        assert_eq!(regions.number(1), None);
+        let aligned = BLOCK_PAGES;
+        let number = |count| regions.number(HostAddress(4 << 30), count);
+        assert_eq!(number(PAGES_MAX - 2 * aligned).map(|pages| pages.first.0), Some(0));
+        assert_eq!(number(2 * aligned + 1), None);
+        assert_eq!(number(1).map(|pages| pages.end().0), Some(PAGES_MAX - 2 * aligned + 1));
+        assert_eq!(number(aligned).map(|pages| pages.end().0), Some(PAGES_MAX));
+        assert_eq!(number(1), None);
+    }
+
+    #[test]
+    fn blocks_of_pages_are_blocks_of_addresses() {
+        let regions = Regions::default();
+        let number = |page: usize, count| {
+            let pages = regions.number(HostAddress(page << PAGE_SHIFT), count).expect("few pages");
+            (pages.first.0, pages.end().0)
+        };
+        assert_eq!(number(BLOCK_PAGES as usize * 9 + 500, 13), (500, 513));
+        assert_eq!(number(BLOCK_PAGES as usize + 3, 512), (1024 + 3, 1024 + 515));
+        assert_eq!(number(BLOCK_PAGES as usize * 2, 1), (2048, 2049));
     }
 
     #[test]
@@ -229,7 +242,7 @@ mod tests {
                 let (first, address) = (slot * 4, BASE + slot * 4 * PAGE_BYTES);
                 let all = first..first + 3;
                 if adds && all.clone().all(|page| !managed.contains(&page)) {
-                    let pages = regions.number(3).expect("few pages");
+                    let pages = regions.number(HostAddress(address), 3).expect("few pages");
                     regions.add(region(pages, address));
                     managed.extend(all);
                 } else if let Some(found) =

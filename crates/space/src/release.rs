@@ -91,7 +91,12 @@ impl<'a> Release<'a> {
 
     /// Has a region watched again of which a part may not be any more.
     fn watch(&self, region: &Region) {
-        for (run, _) in runs(region).filter(|&(_, anonymous)| anonymous) {
+        let split = |run: PageRange| {
+            let blocks = region.blocks(run).filter(|block| region.is_split(block.first));
+            blocks.map(move |block| block.intersection(run))
+        };
+        for run in runs(region).filter(|(_, anonymous)| *anonymous).flat_map(|(run, _)| split(run))
+        {
             let modes = mode::MISSING | mode::WP;
             // SAFETY: absent pages there are zero ones, as everywhere in the region.
             let registered = unsafe {
@@ -138,7 +143,7 @@ impl Core {
     /// Makes a region of CoW copies, which are unwatched.
     fn add_cow_copies(&self, address: HostAddress, bytes: usize) -> io::Result<()> {
         let count = (bytes / PAGE_BYTES) as u32;
-        let numbered = self.regions.number(count).filter(|_| !self.regions.is_full());
+        let numbered = self.regions.number(address, count).filter(|_| !self.regions.is_full());
         let pages = numbered.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let region = Region::new(Announced { pages, address }, [])?.unwatched_part(pages);
         pages.pages().for_each(|page| region.set_entry(page, SpaceEntry::COW_COPY));

@@ -10,8 +10,9 @@ use std::{
 };
 
 use bindery_page::DigestKey;
-use bindery_space::{LastingAdvice, Sought, Worker};
+use bindery_space::{LastingAdvice, Reach, Sought, Worker};
 use bindery_sys::{
+    huge,
     mapping::{self, Mapping},
     maps, memfd,
 };
@@ -249,7 +250,7 @@ fn a_survey_finds_what_is_there_written_or_not_but_neither_zero_nor_merged() {
     worker.scan(bench.all(), &mut found, 100).expect("scan");
     bench.fill(20, 77);
     found.clear();
-    worker.scan_for(Sought::Present, bench.all(), &mut found, 100).expect("survey");
+    worker.scan_for(Sought::Present, Reach::Split, bench.all(), &mut found, 100).expect("survey");
     let spans: Vec<_> = found.iter().map(|span| (span.first, span.count)).collect();
     assert_eq!(spans, [(bench.page(5).0, 5), (bench.page(15).0, 15)]);
     // A survey protects what was written, as a scan does.
@@ -294,7 +295,7 @@ fn unmerging_and_releasing_leave_ordinary_memory() {
     assert!((0..300).all(|page| bench.holds(page, u64::from(page) + 1)));
     assert!(!backing(bench.address(299)).0);
     // Managed anew, it merges as before.
-    let again = bench.space.manage(bench.memory.address(), bench.memory.bytes()).expect("again");
+    let again = common::manage(&bench.space, bench.memory.address(), bench.memory.bytes());
     assert_ne!(again.pages.first, bench.region.pages.first);
 }
 
@@ -544,7 +545,7 @@ fn writes_that_go_through_pages_of_the_guests_own_bring_back_what_lies_ahead_of_
 fn what_comes_back_is_in_children_of_fork_and_in_dumps_where_its_memory_is() {
     let Some(bench) = Bench::new(16, 64) else { return };
     let other = Mapping::anonymous(16 * PAGE_BYTES).expect("memory");
-    let region = bench.space.manage(other.address(), other.bytes()).expect("manage");
+    let region = common::manage(&bench.space, other.address(), other.bytes());
     // All but the first four pages.
     let (start, bytes) = (other.address().plus_pages(4), other.bytes() - 4 * PAGE_BYTES);
     for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
@@ -553,12 +554,16 @@ fn what_comes_back_is_in_children_of_fork_and_in_dumps_where_its_memory_is() {
         // SAFETY: the memory is ours.
         unsafe { mapping::advise(start, bytes, advice) }.expect("advice");
     }
-    let dont = maps::Advised { dont_fork: true, dont_dump: true };
+    let dont = maps::Advised { dont_fork: true, dont_dump: true, ..maps::Advised::default() };
     let wanted = |address| {
         let keeps = (start.0..start.0 + bytes).contains(&address);
         if keeps { dont } else { maps::Advised::default() }
     };
-    let advised = |address| maps::AdvisedMappings::of_self().expect("smaps").at(address);
+    let advised = |address| {
+        let advised = maps::AdvisedMappings::of_self().expect("smaps").at(address);
+        // What comes back stays small.
+        maps::Advised { huge: huge::Advice::None, ..advised }
+    };
     let mut worker = bench.space.worker().expect("worker");
     for page in 0..16 {
         bench.fill(page, u64::from(page) + 1);

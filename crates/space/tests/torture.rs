@@ -1,5 +1,5 @@
 //! Threads that write, add, read, discard, do direct I/O and reach in from outside, into memory that
-//! is merged, unmerged, moved between slots and swapped out at full speed. Every page carries a sequence number
+//! is merged, unmerged, moved between slots, swapped out, and made of huge pages and split again at full speed. Every page carries a sequence number
 //! in every word, so a lost or torn write shows at the next look.
 //!
 //! Merging here does not wait for pages to be equal: a merger copies what a page holds at that
@@ -26,10 +26,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bindery_sys::{mapping, memfd};
+use bindery_space::{Reach, Sought};
+use bindery_sys::mapping::{self, HUGE_PAGE_BYTES};
+use bindery_sys::memfd;
 use bindery_testkit::machine::SwapGuard;
 use bindery_units::{PAGE_BYTES, PageRange, Slot};
-use bindery_wire::lane::{PageOutcome, Run, RunTarget};
+use bindery_wire::lane::{BlockOutcome, PageOutcome, Run, RunTarget};
 use common::Bench;
 
 const PAGES: u32 = 2048;
@@ -38,6 +40,8 @@ const COUNTER_PAGES: u32 = 64;
 const LOCKED_PAGES: u32 = PAGES - COUNTER_PAGES;
 const SLOTS: u32 = 64 * 1024;
 const WORDS: usize = PAGE_BYTES / 8;
+/// `MADV_COLLAPSE` (Linux 6.1).
+const MADV_COLLAPSE: i32 = 25;
 /// More than all pages and slots.
 const SWAP_MEBIBYTES: u64 = 320;
 const NO_SLOT: u32 = u32::MAX;
@@ -53,6 +57,8 @@ struct TortureSettings {
     compact: bool,
     direct: bool,
     swap: bool,
+    /// Memory is of huge pages, and made so again all the time: by the space, and by the kernel.
+    huge: bool,
 }
 
 /// xorshift64*: see Vigna, "An experimental exploration of Marsaglia's xorshift generators".
@@ -83,6 +89,8 @@ struct Torture {
     added: AtomicU64,
     operations: AtomicU64,
     merged: AtomicU64,
+    /// Blocks that the space has made whole.
+    collapsed: AtomicU64,
     stop: AtomicBool,
     file: Option<File>,
 }
@@ -235,6 +243,43 @@ impl Torture {
         }
     }
 
+    /// Makes blocks whole and splits them, samples and reads them, and has the kernel make huge pages.
+    fn collapser(&self, seed: u64) {
+        let mut random = Random(seed);
+        let mut worker = self.bench.space.worker().expect("worker");
+        let blocks = common::blocks_of(self.bench.all());
+        let (mut outcomes, mut samples) = (Vec::new(), Vec::new());
+        while !self.stop.load(Ordering::Relaxed) {
+            let block = &blocks[random.below(blocks.len() as u32) as usize..][..1];
+            let start = self.bench.address(block[0] - self.bench.page(0).0);
+            outcomes.clear();
+            match random.below(8) {
+                0..3 => worker.collapse(block, &mut outcomes),
+                3 => worker.split(block, &mut outcomes),
+                4 => worker.sample(block, &mut samples),
+                5 => {
+                    let (mut words, page) = ([0_u64; WORDS], block[0] + random.below(512));
+                    // SAFETY: a page of our own.
+                    unsafe { worker.copy(&[page], words.as_mut_ptr().cast(), |_| ()) };
+                }
+                // SAFETY: a huge page has the content of the pages that it is made of.
+                6 => drop(unsafe { mapping::advise(start, HUGE_PAGE_BYTES, MADV_COLLAPSE) }),
+                _ => {
+                    let reach = if random.below(2) == 0 { Reach::All } else { Reach::Split };
+                    let (all, mut spans) = (self.bench.all(), Vec::new());
+                    // Without a mapping to be had nothing is tracked.
+                    let _ = worker.scan_for(Sought::Written, reach, all, &mut spans, 4096);
+                }
+            }
+            let whole = |outcome: &&BlockOutcome| {
+                matches!(outcome, BlockOutcome::Whole | BlockOutcome::Huge)
+            };
+            let count = outcomes.iter().filter(whole).count() as u64;
+            self.collapsed.fetch_add(count, Ordering::Relaxed);
+            thread::sleep(Duration::from_micros(u64::from(random.below(2000))));
+        }
+    }
+
     /// Has the kernel take pages away, the guest's own as well as the store's.
     fn reclaimer(&self, seed: u64) {
         let mut random = Random(seed);
@@ -261,11 +306,11 @@ impl Torture {
         }
         let Some(slots) = self.take_slots(count) else { return };
         let pages: Vec<u32> = (first..first + count).map(|page| self.bench.page(page).0).collect();
-        let managed = |managed: bool| assert!(managed, "a region is not given up");
         for (slot, page) in slots.iter().zip(&pages) {
             let mut words = [0_u64; WORDS];
+            // One that is absent in a whole block is zero.
             // SAFETY: a page of our own.
-            unsafe { worker.copy(&[*page], words.as_mut_ptr().cast(), managed) };
+            unsafe { worker.copy(&[*page], words.as_mut_ptr().cast(), |_| ()) };
             let bytes = words.map(u64::to_ne_bytes);
             let at = Slot(*slot).offset_bytes();
             self.bench.store.write_all_at(bytes.as_flattened(), at).expect("store");
@@ -341,7 +386,11 @@ fn direct_file(directory: &std::path::Path) -> Option<File> {
 
 /// Runs until so many operations were verified. Returns how many pages were merged.
 fn torture(settings: TortureSettings, operations: u64) -> Option<u64> {
-    let bench = Bench::new(PAGES as usize, SLOTS)?;
+    let bench = if settings.huge {
+        Bench::of_huge_pages(PAGES as usize, SLOTS)?
+    } else {
+        Bench::new(PAGES as usize, SLOTS)?
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory");
     let torture = Arc::new(Torture {
         bench,
@@ -353,6 +402,7 @@ fn torture(settings: TortureSettings, operations: u64) -> Option<u64> {
         added: AtomicU64::new(0),
         operations: AtomicU64::new(0),
         merged: AtomicU64::new(0),
+        collapsed: AtomicU64::new(0),
         stop: AtomicBool::new(false),
         file: direct_file(directory.path()),
     });
@@ -369,10 +419,16 @@ fn torture(settings: TortureSettings, operations: u64) -> Option<u64> {
         let torture = Arc::clone(&torture);
         threads.push(thread::spawn(move || torture.reclaimer(5)));
     }
+    if settings.huge {
+        let torture = Arc::clone(&torture);
+        threads.push(thread::spawn(move || torture.collapser(7)));
+    }
     let start = Instant::now();
     let (mut last, mut last_moved) = (0, Instant::now());
     let merged = || torture.merged.load(Ordering::Relaxed);
-    while torture.operations.load(Ordering::Relaxed) < operations || merged() == 0 {
+    let collapsed = || torture.collapsed.load(Ordering::Relaxed);
+    let is_exercised = || merged() > 0 && (!settings.huge || collapsed() > 0);
+    while torture.operations.load(Ordering::Relaxed) < operations || !is_exercised() {
         thread::sleep(Duration::from_millis(20));
         assert!(
             threads.iter().all(|thread| !thread.is_finished()),
@@ -393,7 +449,8 @@ fn torture(settings: TortureSettings, operations: u64) -> Option<u64> {
     let (done, merged) = (last, merged());
     let breaks = torture.bench.space.breaks();
     println!(
-        "{settings:?}: {done} operations, {merged} merges, {breaks} breaks in {:.1} s",
+        "{settings:?}: {done} operations, {merged} merges, {breaks} breaks, {} collapses in {:.1} s",
+        collapsed(),
         start.elapsed().as_secs_f64()
     );
     // The memory is unmapped by its owner now: said first, as any owner must.
@@ -416,7 +473,8 @@ fn nothing_is_lost_or_torn_in_any_combination_of_settings() {
             for unmerge in [false, true] {
                 for compact in [false, true] {
                     for direct in [false, true] {
-                        combinations.extend(swaps.iter().map(|&swap| TortureSettings {
+                        let more = swaps.iter().flat_map(|swap| [(*swap, false), (*swap, true)]);
+                        combinations.extend(more.map(|(swap, huge)| TortureSettings {
                             mergers,
                             writers: 3,
                             run_pages_max,
@@ -424,6 +482,7 @@ fn nothing_is_lost_or_torn_in_any_combination_of_settings() {
                             compact,
                             direct,
                             swap,
+                            huge,
                         }));
                     }
                 }

@@ -16,6 +16,7 @@ pub mod event;
 pub mod group;
 pub mod handover;
 pub mod heap;
+pub mod huge;
 pub mod ksm;
 pub mod kvm;
 pub mod lock;

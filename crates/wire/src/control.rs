@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub const MAGIC: [u8; 4] = *b"BNDY";
 
 /// The protocol's version. Both sides must have the same one.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The longest frame either side accepts, in bytes.
 pub const FRAME_BYTES_MAX: u32 = 64 * 1024;

@@ -35,6 +35,13 @@ pub const MERGE_PAGES_MAX: usize = 512 * 1024;
 /// few guests have no room for as many.
 pub const SEGMENTS_MAX: usize = 200;
 
+/// Pages of a block: what one huge page holds. Blocks begin at multiples of this, and no two regions have
+/// pages of one.
+pub const BLOCK_PAGES: u32 = 512;
+
+/// The most blocks that one `Sample`, `Split` or `Collapse` request may name.
+pub const BLOCKS_MAX: usize = 8 * 1024;
+
 /// The longest single run: bounds how long a guest's thread can wait for a page in transit.
 pub const RUN_PAGES_MAX: u32 = 64;
 
@@ -43,7 +50,7 @@ pub const RUN_PAGES_MAX: u32 = 64;
 #[repr(u32)]
 pub enum Op {
     /// Reports which pages of `first..first+count` were written since the last scan, and write-protects
-    /// them again. Answer: [`PageSpan`]s, ascending among those that are gone and among those that are
+    /// them again; in blocks that are split, or by `reach` in all. Answer: [`PageSpan`]s, ascending among those that are gone and among those that are
     /// not; `resume_at` if the window was full.
     Scan = 1,
     /// Reports which merged pages were written (broken) or discarded since last asked. Answer: [`Lost`]s;
@@ -70,8 +77,68 @@ pub enum Op {
     Mend = 8,
     /// Reports which pages of `first..first+count` are there and the guest's own, written or not, and
     /// write-protects those that were. For a daemon that does not know what was reported before: it is
-    /// new, or an answer never came. Answers as [`Op::Scan`].
+    /// new, or an answer never came. Reaches and answers as [`Op::Scan`].
     Survey = 9,
+    /// Samples the blocks named (`u32` each, the first page, at most [`BLOCKS_MAX`]), and changes nothing.
+    /// Answer: one [`BlockSample`] each.
+    Sample = 10,
+    /// Splits the blocks named, so that their pages can be watched and merged; those that are written from
+    /// now on are reported by scans. Answer: one [`BlockOutcome`] each.
+    Split = 11,
+    /// Makes the blocks named whole again, and huge where they may be: their merged pages become private
+    /// first, and are reported as lost. Answer: one [`BlockOutcome`] each, fewer when it stopped after a
+    /// bounded amount of work.
+    Collapse = 12,
+}
+
+/// Reach of an [`Op::Scan`] or [`Op::Survey`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(u32)]
+pub enum Reach {
+    /// Blocks that are split.
+    #[default]
+    Split = 0,
+    /// All blocks. Writes are tracked in whole ones, too, from the first request on that says so until the
+    /// next that does not; in the first answer all their pages that are there count as written.
+    All = 1,
+}
+
+/// State of a block.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(u32)]
+pub enum BlockState {
+    /// No longer managed.
+    #[default]
+    Unmanaged = 0,
+    /// Whole, and nothing is there but zeros that the kernel made.
+    Absent = 1,
+    /// Whole, and of small pages.
+    Small = 2,
+    /// Whole, and a huge page.
+    Huge = 3,
+    /// Split.
+    Split = 4,
+}
+
+/// Outcome of one block of an [`Op::Split`] or [`Op::Collapse`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(u8)]
+pub enum BlockOutcome {
+    /// It is split.
+    Split = 1,
+    /// It is whole.
+    Whole = 2,
+    /// It is whole, and a huge page.
+    Huge = 3,
+    /// It stays as it was: for want of mappings or memory, because a page of it is pinned or locked or was
+    /// copied inside a mapping of the store, or because another userfaultfd has it.
+    Stuck = 4,
+    /// It is no longer managed.
+    Unmanaged = 5,
 }
 
 /// Status of an [`Answer`].
@@ -176,15 +243,18 @@ pub struct Request {
     pub count: u32,
     /// For [`Op::Merge`]: how many segments come along.
     pub segments: u32,
+    /// For [`Op::Scan`] and [`Op::Survey`]: which blocks.
+    pub reach: Reach,
     /// Zero.
-    pub unused: [u32; 11],
+    pub unused: [u32; 10],
 }
 
 impl Request {
     /// Makes a request about no page.
     #[must_use]
     pub const fn of(op: Op) -> Self {
-        Self { op, store: 0, first: 0, count: 0, segments: 0, unused: [0; 11] }
+        let reach = Reach::Split;
+        Self { op, store: 0, first: 0, count: 0, segments: 0, reach, unused: [0; 10] }
     }
 }
 
@@ -261,6 +331,25 @@ pub struct PageDigest {
     pub digest: [u64; 2],
 }
 
+/// Sample of a block.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
+)]
+#[repr(C)]
+pub struct BlockSample {
+    /// State of the block.
+    pub state: BlockState,
+    /// How many of its pages are there, zeros that the kernel made apart. Zero for a split block.
+    pub present: u32,
+    /// Non-zero if the machine and the VMM want huge pages there, and there is room for one.
+    pub may_be_huge: u32,
+    /// Zero.
+    pub unused: u32,
+    /// For a huge one: a digest of some of its bytes, always the same ones, which says that it was written
+    /// if it changes, and says nothing if it does not.
+    pub signature: u64,
+}
+
 /// Consecutive pages to be merged with consecutive slots.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable,
@@ -296,6 +385,8 @@ pub struct MergedSpan {
 const _: () = {
     assert!(size_of::<Request>() == 64 && size_of::<Answer>() == 64);
     assert!(DIGEST_PAGES_MAX * 4 <= ANSWER_OFFSET);
+    assert!(BLOCKS_MAX * 4 <= ANSWER_OFFSET);
+    assert!(ANSWER_OFFSET + BLOCKS_MAX * size_of::<BlockSample>() <= WINDOW_BYTES);
     assert!(ANSWER_OFFSET + DIGEST_PAGES_MAX * size_of::<PageDigest>() <= WINDOW_BYTES);
     assert!(MERGE_RUNS_MAX * size_of::<Run>() <= SEGMENTS_OFFSET);
     assert!(SEGMENTS_OFFSET + SEGMENTS_MAX * size_of::<u32>() <= ANSWER_OFFSET);

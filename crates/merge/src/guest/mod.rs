@@ -5,6 +5,7 @@
 //! at its links while pages are digested. A guest whose [`Health`] is not [`Health::Well`] is
 //! skipped by every worker that has not begun with it.
 
+mod blocks;
 mod doubt;
 mod foreign;
 mod mending;
@@ -20,6 +21,8 @@ use bindery_guest::{Connection, GuestError, Identity, Lane};
 use bindery_units::PageIndex;
 use bindery_wire::control::StoreId;
 
+use crate::gains::Gains;
+pub(crate) use crate::guest::blocks::{Cause, Reading, Step};
 pub(crate) use crate::guest::round::Inferred;
 pub(crate) use crate::guest::state::State;
 use crate::guest::usage::Usage;
@@ -51,6 +54,7 @@ pub(crate) struct Guest {
     /// Pages of its process may have been merged before it was connected: it has to be asked.
     pub(crate) has_past: bool,
     pub(crate) links: Links,
+    pub(crate) gains: Gains,
     pub(crate) tally: Tally,
     state: Mutex<State>,
     health: AtomicU8,
@@ -76,6 +80,7 @@ impl Guest {
             connection,
             has_past,
             links: Links::default(),
+            gains: Gains::default(),
             tally: Tally::default(),
             state: Mutex::new(State::new(has_past)),
             health: AtomicU8::new(Health::Well as u8),
@@ -215,7 +220,10 @@ impl Guest {
     pub(crate) fn counts(&self) -> Counts {
         let state = self.state();
         let count = |at: usize| self.linked[at].load(Ordering::Relaxed);
+        let (huge_pages, huge_pages_split) = state.blocks.count(&state.managed);
         Counts {
+            huge_pages,
+            huge_pages_split,
             pages_managed: state.pages_managed(),
             pages_unshared: count(0),
             pages_merged: count(1),
@@ -235,7 +243,8 @@ impl Guest {
 
     /// Memory held for it, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let tables = self.links.memory_bytes() + self.tally.memory_bytes();
+        let tables =
+            self.links.memory_bytes() + self.gains.memory_bytes() + self.tally.memory_bytes();
         (size_of::<Self>() + tables + self.state().memory_bytes()) as u64
     }
 

@@ -2,6 +2,7 @@
 
 use bindery_units::PageRange;
 
+use crate::guest::blocks::Blocks;
 use crate::guest::doubt::Doubt;
 use crate::guest::foreign::Foreign;
 use crate::guest::mending::Mending;
@@ -14,6 +15,7 @@ use crate::status::Counts;
 pub(crate) struct State {
     /// Managed pages, ascending.
     pub(crate) managed: Vec<PageRange>,
+    pub(crate) blocks: Blocks,
     pub(crate) tracking: Tracking,
     pub(crate) round: Round,
     pub(crate) doubt: Doubt,
@@ -30,6 +32,7 @@ impl State {
     pub(crate) fn new(has_past: bool) -> Self {
         Self {
             managed: Vec::new(),
+            blocks: Blocks::default(),
             tracking: Tracking::new(),
             round: Round::default(),
             doubt: Doubt::new(has_past),
@@ -59,7 +62,8 @@ impl State {
 
     /// Returns the memory held, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.round.memory_bytes()
+        self.blocks.memory_bytes()
+            + self.round.memory_bytes()
             + self.doubt.memory_bytes()
             + self.foreign.memory_bytes()
             + self.tracking.memory_bytes(&self.managed)

@@ -9,6 +9,7 @@ use bindery_dirty::Reader;
 use bindery_guest::{GuestError, Written};
 use bindery_units::{PageIndex, PageRange};
 
+use super::blocks::Blocks;
 use crate::rhythm::Rhythm;
 use crate::settings::{HARVEST_PAGES, HARVEST_RUNS};
 use crate::stable::Stable;
@@ -109,6 +110,7 @@ impl Tracking {
     /// `written`, some at a time. Nothing without [`join`](Self::join).
     pub(crate) fn harvest(
         &mut self,
+        blocks: &mut Blocks,
         managed: &[PageRange],
         runs: &mut Vec<PageRange>,
         mut written: impl FnMut(PageRange),
@@ -119,13 +121,20 @@ impl Tracking {
         for region in managed {
             let harvested = reader.harvest_runs(*region, runs, |run| {
                 for piece in run.pieces(HARVEST_PAGES) {
-                    stable.note_written(piece);
-                    rhythm.note_written(piece);
+                    for part in blocks.split_parts(piece) {
+                        stable.note_written(part);
+                        rhythm.note_written(part);
+                    }
                     written(piece);
                 }
             });
             harvested.expect("regions lie within the pages that a guest may have");
         }
+    }
+
+    /// Takes in that scans look at the pages of `block` from here on.
+    pub(crate) fn note_split(&mut self, block: PageRange) {
+        self.rhythm.note_written(block);
     }
 
     /// Returns whether `page` is known to have been written, and was not harvested yet.

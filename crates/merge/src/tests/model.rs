@@ -13,8 +13,8 @@ use bindery_page::DigestKey;
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 use bindery_wire::control::{Region, StoreId};
 use bindery_wire::lane::{
-    DigestKind, LossCause, Lost, MergedSpan, PageDigest, PageOutcome, PageSpan, Run, RunTarget,
-    SEGMENTS_MAX,
+    BLOCK_PAGES, BlockOutcome, BlockSample, DigestKind, LossCause, Lost, MergedSpan, PageDigest,
+    PageOutcome, PageSpan, Reach, Run, RunTarget, SEGMENTS_MAX,
 };
 
 use super::process::{Line, Page, Process, Views, bytes_of};
@@ -53,6 +53,8 @@ impl ModelGuest {
             mappings: 100,
             mappings_max: 1_000_000,
             fails_in: None,
+            split: BTreeSet::new(),
+            has_huge_pages: false,
             lies: None,
             crawls: None,
             requests: Vec::new(),
@@ -279,6 +281,7 @@ impl ModelLane {
 impl Lane for ModelLane {
     fn scan(
         &mut self,
+        _: Reach,
         range: PageRange,
         written: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
@@ -287,6 +290,7 @@ impl Lane for ModelLane {
 
     fn survey(
         &mut self,
+        _: Reach,
         range: PageRange,
         present: &mut Vec<PageSpan>,
     ) -> Result<Resume, GuestError> {
@@ -398,6 +402,35 @@ impl Lane for ModelLane {
 
     fn mend(&mut self, _range: PageRange) -> Result<u32, GuestError> {
         self.ask("mend", |_| 0)
+    }
+
+    fn sample(&mut self, blocks: &[u32], samples: &mut Vec<BlockSample>) -> Result<(), GuestError> {
+        self.ask("sample", |process| {
+            *samples = blocks.iter().map(|first| process.sample(*first)).collect();
+        })
+    }
+
+    fn split(
+        &mut self,
+        blocks: &[u32],
+        outcomes: &mut Vec<BlockOutcome>,
+    ) -> Result<(), GuestError> {
+        self.ask("split", |process| {
+            process.split.extend(blocks.iter().map(|first| first / BLOCK_PAGES));
+            *outcomes = vec![BlockOutcome::Split; blocks.len()];
+        })
+    }
+
+    fn collapse(
+        &mut self,
+        blocks: &[u32],
+        outcomes: &mut Vec<BlockOutcome>,
+    ) -> Result<(), GuestError> {
+        self.ask("collapse", |process| {
+            // Some at a time.
+            let some = blocks.iter().take(3);
+            *outcomes = some.map(|first| process.collapse(*first)).collect();
+        })
     }
 
     fn gauges(&mut self) -> Gauges {

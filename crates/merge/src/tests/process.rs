@@ -15,7 +15,10 @@ use bindery_guest::{Resume, Segment};
 use bindery_page::DigestKey;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot};
 use bindery_wire::control::StoreId;
-use bindery_wire::lane::{LossCause, Lost, PageOutcome, PageSpan, Presence};
+use bindery_wire::lane::{
+    BLOCK_PAGES, BlockOutcome, BlockSample, BlockState, LossCause, Lost, PageOutcome, PageSpan,
+    Presence,
+};
 
 /// What a page holds: zero is zero.
 pub(crate) type Content = u64;
@@ -71,6 +74,10 @@ pub(crate) struct Process {
     pub(crate) mappings_max: u32,
     /// After so many requests more the line becomes this.
     pub(crate) fails_in: Option<(u32, Line)>,
+    /// Blocks that are split, by number.
+    pub(crate) split: BTreeSet<u32>,
+    /// Blocks of which every page is there are huge pages.
+    pub(crate) has_huge_pages: bool,
     /// Says of every page that it holds this.
     pub(crate) lies: Option<Content>,
     /// Takes so long for an answer, and reports one page in each.
@@ -213,6 +220,7 @@ impl Process {
         slot: Option<Slot>,
     ) -> PageOutcome {
         let Some(state) = self.pages.get(&page).copied() else { return PageOutcome::Never };
+        assert!(self.is_split(page), "page {page} of a whole block is asked to merge");
         let busy = self.busy && self.random(4) == 0;
         let Some(bytes) = self.read(page).filter(|_| !busy) else { return PageOutcome::Busy };
         match (state, slot) {
@@ -257,7 +265,7 @@ impl Process {
             return Some(resume);
         }
         let wanted = |(page, state): (&u32, &Page)| {
-            let own = matches!(state, Page::Private(_));
+            let own = matches!(state, Page::Private(_)) && self.is_split(*page);
             (own && (survey || self.written.contains(page))).then_some(*page)
         };
         let within = self.pages.range(range.first.0..range.end().0);
@@ -279,6 +287,60 @@ impl Process {
             });
         }
         resume
+    }
+
+    fn is_split(&self, page: u32) -> bool {
+        self.split.contains(&(page / BLOCK_PAGES))
+    }
+
+    fn pages_of(&self, first: u32) -> impl Iterator<Item = (u32, Page)> + '_ {
+        let pages = self.pages.range(first..first + BLOCK_PAGES);
+        pages.map(|(page, state)| (*page, *state))
+    }
+
+    /// Samples the block that begins with `first`. One that was unmapped is not split when it is mapped again.
+    pub(crate) fn sample(&self, first: u32) -> BlockSample {
+        let there = |state: &Page| matches!(state, Page::Private(_) | Page::Merged(..));
+        let present = self.pages_of(first).filter(|(_, state)| there(state)).count() as u32;
+        let is_huge = self.has_huge_pages && present == BLOCK_PAGES;
+        let state = match present {
+            _ if self.pages_of(first).next().is_none() => BlockState::Unmanaged,
+            _ if self.is_split(first) => BlockState::Split,
+            0 => BlockState::Absent,
+            _ if is_huge => BlockState::Huge,
+            _ => BlockState::Small,
+        };
+        // Some of the pages.
+        let sampled = self.pages_of(first).filter(|(page, _)| page.is_multiple_of(37));
+        let signature = sampled.fold(1, |signature: u64, (_, state)| match state {
+            Page::Private(content) => signature.wrapping_mul(31).wrapping_add(content),
+            _ => signature,
+        });
+        BlockSample { state, present, may_be_huge: is_huge.into(), signature, unused: 0 }
+    }
+
+    /// Makes the block whole that begins with `first`.
+    pub(crate) fn collapse(&mut self, first: u32) -> BlockOutcome {
+        if self.pages_of(first).next().is_none() {
+            return BlockOutcome::Unmanaged;
+        }
+        if self.busy && self.random(4) == 0 {
+            return BlockOutcome::Stuck;
+        }
+        let pages: Vec<(u32, Page)> = self.pages_of(first).collect();
+        for (page, state) in pages {
+            let _ = self.read(page);
+            match state {
+                Page::Merged(_, _, content) => {
+                    self.lose(page, LossCause::Unmerge);
+                    self.pages.insert(page, Page::Private(content));
+                }
+                Page::Zero => drop(self.pages.insert(page, Page::Private(0))),
+                Page::Absent | Page::Private(_) => {}
+            }
+        }
+        self.split.remove(&(first / BLOCK_PAGES));
+        BlockOutcome::Huge
     }
 
     /// Answers late, and for the first page of `range` only, if it does so.

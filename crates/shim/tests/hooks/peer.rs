@@ -7,11 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bindery_guest::{Arrival, Connection, Fetched, Guest, GuestError, Welcome};
+use bindery_guest::{Arrival, Connection, Fetched, Guest, GuestError, Lane, Welcome};
 use bindery_sys::{memfd, socket};
 use bindery_units::PAGE_BYTES;
 use bindery_wire::control::{MAGIC, Region, STORE_NAME};
-use bindery_wire::lane::{FETCH_PAGES_MAX, PageOutcome, PageSpan, Run, RunTarget};
+use bindery_wire::lane::{
+    BLOCK_PAGES, BlockOutcome, FETCH_PAGES_MAX, PageOutcome, PageSpan, Reach, Run, RunTarget,
+};
 
 /// Nothing here takes so long unless it is broken.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -111,8 +113,9 @@ fn merge_round(guest: &Guest, store: &File) -> Result<(usize, usize), GuestError
     }
     told += lost.len();
     for region in guest.regions() {
+        split(&mut *lane, region)?;
         let mut written = Vec::new();
-        lane.scan(region.pages, &mut written)?;
+        lane.scan(Reach::Split, region.pages, &mut written)?;
         let pages: Vec<u32> =
             written.iter().flat_map(|span| span.first..span.first + span.count).collect();
         for pages in pages.chunks(FETCH_PAGES_MAX) {
@@ -132,6 +135,17 @@ fn merge_round(guest: &Guest, store: &File) -> Result<(usize, usize), GuestError
     Ok((merged, told))
 }
 
+/// Splits all blocks of a region, so that every page is watched.
+fn split(lane: &mut dyn Lane, region: Region) -> Result<(), GuestError> {
+    let pages = region.pages;
+    let numbers = pages.first.0 / BLOCK_PAGES..pages.end().0.div_ceil(BLOCK_PAGES);
+    let blocks: Vec<u32> = numbers.map(|number| number * BLOCK_PAGES).collect();
+    let mut outcomes = Vec::new();
+    lane.split(&blocks, &mut outcomes)?;
+    assert!(!outcomes.contains(&BlockOutcome::Stuck), "blocks can be split");
+    Ok(())
+}
+
 /// How a page that seems to be full of `word` is merged.
 fn run_for(page: u32, word: u32) -> Run {
     match word {
@@ -145,7 +159,8 @@ pub(crate) fn merge_all(guest: &Guest, store: &File) {
     let region = region(guest);
     let mut lane = guest.lane().expect("a lane");
     let mut written: Vec<PageSpan> = Vec::new();
-    lane.scan(region.pages, &mut written).expect("scan");
+    split(&mut *lane, region).expect("split");
+    lane.scan(Reach::Split, region.pages, &mut written).expect("scan");
     let pages: u32 = written.iter().map(|span| span.count).sum();
     assert_eq!(pages, FILLED, "the pages that were written are those that were filled");
     let run = |first| Run {

@@ -26,12 +26,13 @@ use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 use zerocopy::{Immutable, IntoBytes, TryFromBytes};
 
 use super::request::{Task, are_runs};
-use crate::{PinError, Segments, Sought, Space, Worker};
+use crate::{PinError, Reach, Segments, Sought, Space, Worker};
 use bindery_wire::array::{ArrayError, ArrayReader};
 use bindery_wire::control::StoreId;
 use bindery_wire::lane::{
-    ANSWER_OFFSET, Answer, FETCH_PAGES_MAX, Lost, MergedSpan, PageDigest, PageOutcome, PageSpan,
-    Request, Run, RunTarget, SEGMENTS_MAX, SEGMENTS_OFFSET, Status, WINDOW_BYTES,
+    ANSWER_OFFSET, Answer, BlockOutcome, BlockSample, FETCH_PAGES_MAX, Lost, MergedSpan,
+    PageDigest, PageOutcome, PageSpan, Request, Run, RunTarget, SEGMENTS_MAX, SEGMENTS_OFFSET,
+    Status, WINDOW_BYTES,
 };
 
 /// Pages made private in answer to one `UNMERGE`: tens of milliseconds at worst.
@@ -69,6 +70,8 @@ struct Arrays {
     flags: Vec<u8>,
     reader: ArrayReader,
     merged: Vec<MergedSpan>,
+    samples: Vec<BlockSample>,
+    block_outcomes: Vec<BlockOutcome>,
 }
 
 pub(super) struct Lane {
@@ -184,8 +187,8 @@ impl Lane {
     fn perform(&mut self, request: &Request, fds: Vec<OwnedFd>) -> Outcome {
         let Some(task) = Task::of(request) else { return Outcome::Refused };
         let done = match task {
-            Task::Scan(range) => return self.scan(range, Sought::Written),
-            Task::Survey(range) => return self.scan(range, Sought::Present),
+            Task::Scan(range, reach) => return self.scan(Sought::Written, reach, range),
+            Task::Survey(range, reach) => return self.scan(Sought::Present, reach, range),
             Task::Lost => self.lost(),
             Task::Digest { pages } => self.digest(pages),
             Task::Fetch { pages } => return self.fetch(pages),
@@ -200,14 +203,17 @@ impl Lane {
             Task::Unmerge(range) => return self.unmerge(range),
             Task::Report(range) => return self.report(range),
             Task::Mend(range) => Ok(array_of(self.worker.mend(range) as usize, None)),
+            Task::Sample { blocks } => self.sample(blocks),
+            Task::Split { blocks } => self.change_blocks(blocks, Worker::split),
+            Task::Collapse { blocks } => self.change_blocks(blocks, Worker::collapse),
         };
         done.map_or_else(Outcome::Broken, Outcome::Done)
     }
 
-    fn scan(&mut self, range: PageRange, sought: Sought) -> Outcome {
+    fn scan(&mut self, sought: Sought, reach: Reach, range: PageRange) -> Outcome {
         let spans = &mut self.arrays.spans;
         spans.clear();
-        match self.worker.scan_for(sought, range, spans, room_for::<PageSpan>()) {
+        match self.worker.scan_for(sought, reach, range, spans, room_for::<PageSpan>()) {
             Ok(resume) => match write_array(&self.parts.window, 0, spans) {
                 Ok(()) => Outcome::Done(array_of(spans.len(), resume)),
                 Err(error) => Outcome::Broken(error),
@@ -233,6 +239,29 @@ impl Lane {
         self.worker.digest(&self.arrays.pages, &self.parts.key, digests);
         write_array(&self.parts.window, 0, digests)?;
         Ok(array_of(digests.len(), None))
+    }
+
+    fn sample(&mut self, blocks: usize) -> io::Result<Answer> {
+        let Arrays { reader, pages: wanted, samples, .. } = &mut self.arrays;
+        reader.read(&self.parts.window, 0, blocks, wanted).map_err(broken)?;
+        samples.clear();
+        self.worker.sample(wanted, samples);
+        write_array(&self.parts.window, 0, samples)?;
+        Ok(array_of(samples.len(), None))
+    }
+
+    /// Splits blocks, or makes them whole, as `change` does.
+    fn change_blocks(
+        &mut self,
+        blocks: usize,
+        change: impl FnOnce(&mut Worker, &[u32], &mut Vec<BlockOutcome>),
+    ) -> io::Result<Answer> {
+        let Arrays { reader, pages: wanted, block_outcomes: outcomes, .. } = &mut self.arrays;
+        reader.read(&self.parts.window, 0, blocks, wanted).map_err(broken)?;
+        outcomes.clear();
+        change(&mut self.worker, wanted, outcomes);
+        write_array(&self.parts.window, 0, outcomes)?;
+        Ok(array_of(outcomes.len(), None))
     }
 
     fn fetch(&mut self, pages: usize) -> Outcome {

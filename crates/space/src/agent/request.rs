@@ -7,15 +7,15 @@ use bindery_units::{PageIndex, PageRange};
 
 use bindery_wire::control::{SLOTS_MAX, STORE_MAX, StoreId};
 use bindery_wire::lane::{
-    DIGEST_PAGES_MAX, FETCH_PAGES_MAX, MERGE_PAGES_MAX, MERGE_RUNS_MAX, Op, RUN_PAGES_MAX, Request,
-    Run, RunTarget, SEGMENTS_MAX,
+    BLOCKS_MAX, DIGEST_PAGES_MAX, FETCH_PAGES_MAX, MERGE_PAGES_MAX, MERGE_RUNS_MAX, Op,
+    RUN_PAGES_MAX, Reach, Request, Run, RunTarget, SEGMENTS_MAX,
 };
 
 /// A request that makes sense by itself; arrays, as long as said here, follow in the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
-    Scan(PageRange),
-    Survey(PageRange),
+    Scan(PageRange, Reach),
+    Survey(PageRange, Reach),
     Lost,
     Digest { pages: usize },
     Fetch { pages: usize },
@@ -23,13 +23,20 @@ pub(super) enum Task {
     Unmerge(PageRange),
     Report(PageRange),
     Mend(PageRange),
+    Sample { blocks: usize },
+    Split { blocks: usize },
+    Collapse { blocks: usize },
 }
 
 impl Task {
     /// The request's task; `None` if it makes no sense.
     pub(super) fn of(request: &Request) -> Option<Self> {
         let of_merges_alone = [request.store, request.segments] != [0; 2];
-        if request.unused != [0; 11] || (of_merges_alone && request.op != Op::Merge) {
+        let of_scans_alone = request.reach != Reach::Split;
+        if request.unused != [0; 10]
+            || (of_merges_alone && request.op != Op::Merge)
+            || (of_scans_alone && !matches!(request.op, Op::Scan | Op::Survey))
+        {
             return None;
         }
         let array = |max: usize| {
@@ -37,8 +44,8 @@ impl Task {
             (request.first == 0 && count <= max).then_some(count)
         };
         match request.op {
-            Op::Scan => range(request).map(Self::Scan),
-            Op::Survey => range(request).map(Self::Survey),
+            Op::Scan => range(request).map(|range| Self::Scan(range, request.reach)),
+            Op::Survey => range(request).map(|range| Self::Survey(range, request.reach)),
             Op::Lost => array(0).map(|_| Self::Lost),
             Op::Digest => array(DIGEST_PAGES_MAX).map(|pages| Self::Digest { pages }),
             Op::Fetch => array(FETCH_PAGES_MAX).map(|pages| Self::Fetch { pages }),
@@ -51,6 +58,9 @@ impl Task {
             Op::Unmerge => range(request).map(Self::Unmerge),
             Op::Report => range(request).map(Self::Report),
             Op::Mend => range(request).map(Self::Mend),
+            Op::Sample => array(BLOCKS_MAX).map(|blocks| Self::Sample { blocks }),
+            Op::Split => array(BLOCKS_MAX).map(|blocks| Self::Split { blocks }),
+            Op::Collapse => array(BLOCKS_MAX).map(|blocks| Self::Collapse { blocks }),
         }
     }
 }
@@ -93,7 +103,7 @@ mod tests {
 
     fn any_op() -> impl Strategy<Value = Op> {
         let known = |code: u32| Op::try_read_from_bytes(&code.to_ne_bytes()).expect("a known code");
-        (Op::Scan as u32..=Op::Survey as u32).prop_map(known)
+        (Op::Scan as u32..=Op::Collapse as u32).prop_map(known)
     }
 
     proptest! {
@@ -108,8 +118,8 @@ mod tests {
             match Task::of(&request) {
                 None => {}
                 Some(
-                    Task::Scan(r)
-                    | Task::Survey(r)
+                    Task::Scan(r, _)
+                    | Task::Survey(r, _)
                     | Task::Unmerge(r)
                     | Task::Report(r)
                     | Task::Mend(r),
@@ -117,6 +127,9 @@ mod tests {
                     prop_assert_eq!(u64::from(r.first.0) + u64::from(r.count),
                         u64::from(r.end().0));
                 }
+                Some(
+                    Task::Sample { blocks } | Task::Split { blocks } | Task::Collapse { blocks },
+                ) => prop_assert!(blocks <= BLOCKS_MAX),
                 Some(Task::Lost) => prop_assert_eq!(count, 0),
                 Some(Task::Digest { pages }) => prop_assert!(pages <= DIGEST_PAGES_MAX),
                 Some(Task::Fetch { pages }) => prop_assert!(pages <= FETCH_PAGES_MAX),
@@ -148,8 +161,13 @@ mod tests {
     #[test]
     fn each_operation_is_understood() {
         let some = PageRange::new(PageIndex(5), 9);
-        assert_eq!(Task::of(&request(Op::Scan, 0, 5, 9)), Some(Task::Scan(some)));
-        assert_eq!(Task::of(&request(Op::Survey, 0, 5, 9)), Some(Task::Survey(some)));
+        assert_eq!(Task::of(&request(Op::Scan, 0, 5, 9)), Some(Task::Scan(some, Reach::Split)));
+        let survey = Request { reach: Reach::All, ..request(Op::Survey, 0, 5, 9) };
+        assert_eq!(Task::of(&survey), Some(Task::Survey(some, Reach::All)));
+        assert_eq!(Task::of(&Request { op: Op::Mend, ..survey }), None);
+        assert_eq!(Task::of(&request(Op::Sample, 0, 0, 3)), Some(Task::Sample { blocks: 3 }));
+        assert_eq!(Task::of(&request(Op::Split, 0, 0, 3)), Some(Task::Split { blocks: 3 }));
+        assert_eq!(Task::of(&request(Op::Collapse, 0, 0, 3)), Some(Task::Collapse { blocks: 3 }));
         assert_eq!(Task::of(&request(Op::Lost, 0, 0, 0)), Some(Task::Lost));
         assert_eq!(Task::of(&request(Op::Digest, 0, 0, 3)), Some(Task::Digest { pages: 3 }));
         assert_eq!(Task::of(&request(Op::Fetch, 0, 0, 3)), Some(Task::Fetch { pages: 3 }));

@@ -1,6 +1,10 @@
 //! Looking at a guest's pages: which there are, which were written, what they hold.
 
-use std::{convert::Infallible, io, sync::PoisonError};
+use std::{
+    convert::Infallible,
+    io,
+    sync::{Arc, PoisonError, atomic::Ordering},
+};
 
 use bindery_page::{DigestKey, Examined};
 use bindery_sys::{
@@ -10,11 +14,11 @@ use bindery_sys::{
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use super::Worker;
-use bindery_wire::lane::{DigestKind, PageDigest, PageSpan, Presence};
+use bindery_wire::lane::{DigestKind, PageDigest, PageSpan, Presence, Reach};
 
 use crate::{
     region::Region,
-    transfer::{PRESENT, PageSet, WINDOW_PAGES},
+    transfer::{HERE, PRESENT, PageSet, WINDOW_PAGES, find_pages},
 };
 
 /// Pages looked at before whoever unmaps them gets a turn.
@@ -48,7 +52,8 @@ impl Sought {
 }
 
 impl Worker {
-    /// Which pages of `range` were written since the last scan: [`scan_for`](Self::scan_for) those.
+    /// Which pages of `range` were written since the last scan, in blocks that are split:
+    /// [`scan_for`](Self::scan_for) those.
     ///
     /// # Errors
     /// As `PAGEMAP_SCAN`.
@@ -58,7 +63,7 @@ impl Worker {
         written: &mut Vec<PageSpan>,
         max: usize,
     ) -> io::Result<Option<PageIndex>> {
-        self.scan_for(Sought::Written, range, written, max)
+        self.scan_for(Sought::Written, Reach::Split, range, written, max)
     }
 
     /// Which pages of `range` are as sought, ascending, into `found` until it has `max` elements.
@@ -71,11 +76,14 @@ impl Worker {
     /// Waits for those who hold pages of the range when it begins; a page that is taken into transit
     /// afterwards, by another worker that merges, is told by the next scan.
     ///
+    /// Blocks that are whole are passed over, unless `reach` says otherwise: see [`Reach`].
+    ///
     /// # Errors
-    /// As `PAGEMAP_SCAN`.
+    /// As `PAGEMAP_SCAN`, and `UFFDIO_REGISTER` where whole blocks are to be reached.
     pub fn scan_for(
         &mut self,
         sought: Sought,
+        reach: Reach,
         range: PageRange,
         found: &mut Vec<PageSpan>,
         max: usize,
@@ -84,6 +92,7 @@ impl Worker {
         let query = sought.query();
         for part in self.core.parts(range) {
             let region = &part.region;
+            self.track(region, reach)?;
             let (mut at, end) = (region.address(part.pages.first), part.end_address());
             self.core.settle(at, end);
             let mut pending_reports = region.pending_run(part.pages);
@@ -124,8 +133,28 @@ impl Worker {
         Ok(None)
     }
 
+    /// Has writes tracked in the whole blocks of a region, too, or no more.
+    fn track(&self, region: &Arc<Region>, reach: Reach) -> io::Result<()> {
+        let is_tracked = reach == Reach::All;
+        // Relaxed: whoever changes it does so with the region held.
+        if region.is_tracked.load(Ordering::Relaxed) == is_tracked {
+            return Ok(());
+        }
+        let _mapped = region.mapped.read().unwrap_or_else(PoisonError::into_inner);
+        if !region.watched || !self.core.regions.has(region) {
+            return Ok(());
+        }
+        let _hold = self.core.hold(region.start(), region.end());
+        match reach {
+            Reach::All => self.core.track(region, region.pages())?,
+            Reach::Split => self.core.end_tracking(region, region.pages()),
+        }
+        region.is_tracked.store(is_tracked, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Digests pages as they are now; a page that is written meanwhile gets some digest,
-    /// and one that is not managed, or cannot be read, none.
+    /// and one that is not managed, or cannot be read, or is absent in a whole block, none.
     pub fn digest(&mut self, pages: &[u32], key: &DigestKey, digests: &mut Vec<PageDigest>) {
         let examine = |region: &Region, page, next| {
             let [bytes, next] =
@@ -157,7 +186,7 @@ impl Worker {
     }
 
     /// Copies pages to `to`, one after the other. `found` is told of each whether it is managed and can be
-    /// read; in place of one that is not, what was there stays.
+    /// read, and not absent in a whole block; in place of one that is not, what was there stays.
     ///
     /// # Safety
     /// `to` must be writable for as many pages, and aligned to 8; others may read and write there
@@ -206,15 +235,26 @@ impl Worker {
     }
 
     /// How many of a region's pages, from the first on, can be read or cannot be read as it, and which of
-    /// the two.
+    /// the two. To read an absent page of a whole block would give it memory.
     fn alike(&self, pages: &[u32], region: &Region) -> (usize, bool) {
-        if !self.core.has_memory_errors() {
-            return (pages.len(), true);
+        let has_errors = self.core.has_memory_errors();
+        let is_split = region.is_split(PageIndex(pages[0]));
+        if is_split && !has_errors {
+            let is_split = |page: &&u32| region.is_split(PageIndex(**page));
+            return (pages.iter().take_while(is_split).count(), true);
         }
-        let window = pages[0]..pages[0] + WINDOW_PAGES;
+        let block = region.block(PageIndex(pages[0]));
+        let window = pages[0]..block.end().0.min(pages[0] + WINDOW_PAGES);
         let count = pages.iter().zip(window).take_while(|(page, at)| *page == at).count() as u32;
         let start = region.address(PageIndex(pages[0]));
-        let readable = self.core.readable(start, PageSet::first(count));
+        let mut readable = PageSet::first(count);
+        if !is_split {
+            // Where the kernel does not say, none is read.
+            readable = find_pages(&self.core.pagemap, start, count, HERE).unwrap_or_default();
+        }
+        if has_errors {
+            readable = self.core.readable(start, readable);
+        }
         match readable.contains(0) {
             true => (readable.0.trailing_ones() as usize, true),
             false => (readable.0.trailing_zeros().min(count) as usize, false),
@@ -224,13 +264,11 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        os::fd::{AsFd, AsRawFd},
-        sync::atomic::Ordering,
-    };
+    use std::os::fd::{AsFd, AsRawFd};
 
     use bindery_sys::mapping::Mapping;
     use bindery_sys::table;
+    use bindery_wire::lane::BLOCK_PAGES;
 
     use super::*;
     use crate::Space;
@@ -255,9 +293,10 @@ mod tests {
         };
         let memory = Mapping::anonymous(8 * PAGE_BYTES).expect("memory");
         let region = space.manage(memory.address(), memory.bytes()).expect("manage");
+        let mut worker = space.worker().expect("worker");
+        worker.split(&[region.pages.first.0 / BLOCK_PAGES * BLOCK_PAGES], &mut Vec::new());
         poison(&space, region.address.plus_pages(3));
         space.core.memory_errors.store(true, Ordering::Relaxed);
-        let mut worker = space.worker().expect("worker");
         let pages: Vec<u32> = region.pages.pages().map(|page| page.0).collect();
         let mut digests = Vec::new();
         worker.digest(&pages, &DigestKey::generate().expect("key"), &mut digests);

@@ -1,5 +1,6 @@
 //! What one lane can do with a space.
 
+mod blocks;
 mod look;
 
 use std::{
@@ -10,12 +11,14 @@ use std::{
 use bindery_sys::pagemap::{EXTENTS_PER_CALL_MAX, Extent};
 use bindery_sys::table;
 use bindery_units::{HostAddress, PageIndex, PageRange, Slot};
+pub use bindery_wire::lane::Reach;
 pub use look::Sought;
 
 use bindery_wire::lane::{LossCause, Lost, MergedSpan, PageOutcome, RUN_PAGES_MAX, Run, RunTarget};
 
 use crate::{
     Core,
+    blocks::Joints,
     merge::Target,
     region::{GROUP_PAGES, Region},
     restore::Unmerged,
@@ -31,6 +34,7 @@ pub struct Worker {
     core: Arc<Core>,
     staging: Staging,
     spare: Spare,
+    joints: Joints,
     extents: Box<[Extent; EXTENTS_PER_CALL_MAX]>,
     /// A slot for each page of the runs at work.
     slots: Vec<Slot>,
@@ -41,8 +45,8 @@ impl Worker {
     pub(crate) fn new(core: Arc<Core>) -> io::Result<Self> {
         let staging = Staging::new(&core.guest_faults)?;
         let extents = Box::new([Extent::default(); EXTENTS_PER_CALL_MAX]);
-        let (spare, slots) = (Spare::new()?, Vec::new());
-        Ok(Self { core, staging, spare, extents, slots, transit_max_ns: 0 })
+        let (spare, joints, slots) = (Spare::new()?, Joints::default(), Vec::new());
+        Ok(Self { core, staging, spare, joints, extents, slots, transit_max_ns: 0 })
     }
 
     /// Merged pages that came back since this was asked last, into `lost` until it has `max`

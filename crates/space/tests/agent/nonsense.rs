@@ -41,7 +41,7 @@ fn a_lane_answers_any_request_and_the_guest_keeps_its_pages() {
     let result = runner.run(&(header, words), |((code, store, first, count, last, of), words)| {
         let segments = of as u32;
         let mut request = Request { store, first, count, segments, ..Request::of(Op::Lost) };
-        request.unused[10] = u32::from(last == 0);
+        request.unused[9] = u32::from(last == 0);
         let mut bytes = [0; size_of::<Request>()];
         request.write_to(&mut bytes).unwrap();
         // Any operation, known or not.

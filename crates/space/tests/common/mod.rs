@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use bindery_space::{PinError, Segments, Space, Worker};
+use bindery_space::{LastingAdvice, PinError, Segments, Space, Worker};
 use bindery_sys::{
     mapping::Mapping,
     memfd,
@@ -15,7 +15,7 @@ use bindery_sys::{
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 use bindery_wire::control::{Region, StoreId};
-use bindery_wire::lane::{PageOutcome, Run, RunTarget};
+use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome, PageOutcome, Run, RunTarget};
 
 /// The store's name in these tests.
 pub(crate) const STORE: StoreId = StoreId(1);
@@ -46,6 +46,45 @@ pub(crate) fn start() -> Option<Arc<Space>> {
     }
 }
 
+/// Takes memory under management and splits all its blocks, so that every page is watched.
+pub(crate) fn manage(space: &Arc<Space>, address: HostAddress, bytes: usize) -> Region {
+    let region = space.manage(address, bytes).expect("manage");
+    let mut worker = space.worker().expect("worker");
+    assert!(split(&mut worker, region.pages), "blocks can be split");
+    region
+}
+
+/// Splits the blocks that a range has pages of. Returns true if all are split.
+pub(crate) fn split(worker: &mut Worker, pages: PageRange) -> bool {
+    let mut outcomes = Vec::new();
+    worker.split(&blocks_of(pages), &mut outcomes);
+    outcomes.iter().all(|outcome| *outcome == BlockOutcome::Split)
+}
+
+/// The first pages of the blocks that a range has pages of.
+pub(crate) fn blocks_of(pages: PageRange) -> Vec<u32> {
+    let numbers = pages.first.0 / BLOCK_PAGES..pages.end().0.div_ceil(BLOCK_PAGES);
+    numbers.map(|number| number * BLOCK_PAGES).collect()
+}
+
+/// `AnonHugePages` of the mappings between two addresses, in KiB.
+pub(crate) fn huge_kib(start: HostAddress, bytes: usize) -> u64 {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let (mut inside, mut sum) = (false, 0);
+    for line in smaps.lines() {
+        let bounds = line.split(' ').next().and_then(|bounds| bounds.split_once('-'));
+        let parsed = bounds.and_then(|(low, high)| {
+            Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?))
+        });
+        if let Some((low, high)) = parsed {
+            inside = low < start.0 + bytes && start.0 < high;
+        } else if inside && let Some(size) = line.strip_prefix("AnonHugePages:") {
+            sum += size.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
+        }
+    }
+    sum
+}
+
 impl Bench {
     /// `pages` pages of managed memory and a store of `slots` slots; nothing where the machine
     /// cannot.
@@ -53,12 +92,27 @@ impl Bench {
     pub(crate) fn new(pages: usize, slots: u32) -> Option<Self> {
         let space = start()?;
         let memory = Mapping::anonymous(pages * PAGE_BYTES).expect("memory");
+        let region = manage(&space, memory.address(), memory.bytes());
+        Some(Self::with_store(space, memory, region, slots))
+    }
+
+    /// As [`new`](Self::new), of whole blocks, which are huge pages once they are touched where the kernel
+    /// makes any.
+    pub(crate) fn of_huge_pages(pages: usize, slots: u32) -> Option<Self> {
+        let space = start()?;
+        let memory = Mapping::huge(pages * PAGE_BYTES).expect("memory");
         let region = space.manage(memory.address(), memory.bytes()).expect("manage");
+        let wanted = LastingAdvice::of(libc::MADV_HUGEPAGE).expect("it lasts");
+        space.note_advice(memory.address(), memory.bytes(), wanted);
+        Some(Self::with_store(space, memory, region, slots))
+    }
+
+    fn with_store(space: Arc<Space>, memory: Mapping, region: Region, slots: u32) -> Self {
         let store =
             memfd::create("test-store", u64::from(slots) * PAGE_BYTES as u64).expect("memfd");
         space.attach_store(STORE, slots, slots).expect("attach");
         let view = view_of(&store);
-        Some(Self { space, memory, region, store, view })
+        Self { space, memory, region, store, view }
     }
 
     /// As many slots as `pages` pages, all full of a word.

@@ -9,6 +9,7 @@ use bindery_wire::lane::{PageOutcome, Run, RunTarget};
 
 use crate::{
     alone::alone,
+    common::split,
     guest::{Guest, Lived},
     kernel::{
         Call, Kernel, PAGEMAP_SCAN, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
@@ -34,6 +35,8 @@ fn live(guest: &mut Guest) -> Lived {
     // 192..224 are zeros. Some pages are not what their slots are.
     [3, 70, 71].into_iter().for_each(|page| guest.write(page, 5000 + u64::from(page)));
     let mut worker = space.worker()?;
+    // Without a mapping to be had blocks are split as their pages are merged.
+    let _ = split(&mut worker, guest.bench.all());
     let mut written = Vec::new();
     worker.scan(guest.bench.all(), &mut written, 1000)?;
     for first in (0..192).step_by(64) {

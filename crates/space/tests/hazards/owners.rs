@@ -87,7 +87,7 @@ fn memory_that_another_userfaultfd_watches_is_refused_and_left_alone() {
 }
 
 #[test]
-fn huge_pages_are_split_where_they_are_merged_and_not_made_again() {
+fn huge_pages_are_split_where_they_are_merged_and_nowhere_else() {
     const HUGE: usize = 512 * PAGE_BYTES;
     let Some(mut bench) = Bench::new(1, 512) else { return };
     let memory = Mapping::anonymous(4 * HUGE).expect("memory");
@@ -97,7 +97,7 @@ fn huge_pages_are_split_where_they_are_merged_and_not_made_again() {
         mapping::advise(start, 2 * HUGE, libc::MADV_HUGEPAGE).expect("advice");
         (start.0 as *mut u8).write_bytes(1, HUGE);
     }
-    let was_huge = huge_bytes(start);
+    let was_huge = common::huge_kib(start, HUGE);
     bench.region = bench.space.manage(start, 2 * HUGE).expect("manage");
     let mut worker = bench.space.worker().expect("worker");
     let word = u64::from_ne_bytes([1; 8]);
@@ -107,29 +107,16 @@ fn huge_pages_are_split_where_they_are_merged_and_not_made_again() {
     assert!((0..512).all(|page| bench.holds(page, if page == 120 { 5 } else { word })));
     // The second half is touched only now.
     (512..1024).for_each(|page| bench.fill(page, 6));
-    assert_eq!(huge_bytes(start.plus(HUGE)), 0, "4 KiB pages where memory is managed");
+    assert_eq!(common::huge_kib(start, HUGE), 0, "4 KiB pages where memory is merged");
+    assert_eq!(
+        common::huge_kib(start.plus(HUGE), HUGE),
+        was_huge,
+        "what the kernel makes where it is not"
+    );
     if was_huge == 0 {
         bindery_testkit::skipped!("no huge pages are made here, so none was split");
     }
     bench.space.forget(start, 2 * HUGE);
-}
-
-/// `AnonHugePages` of the mapping at an address, in KiB.
-fn huge_bytes(address: HostAddress) -> u64 {
-    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
-    let mut inside = false;
-    for line in smaps.lines() {
-        let bounds = line.split(' ').next().and_then(|bounds| bounds.split_once('-'));
-        let parsed = bounds.and_then(|(low, high)| {
-            Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?))
-        });
-        if let Some((low, high)) = parsed {
-            inside = low <= address.0 && address.0 < high;
-        } else if inside && let Some(size) = line.strip_prefix("AnonHugePages:") {
-            return size.trim().trim_end_matches(" kB").parse().expect("a number");
-        }
-    }
-    panic!("{address} is mapped");
 }
 
 /// The kernel joins a region's tables with others', and what is cut out of their midst takes a mapping
@@ -141,7 +128,7 @@ fn memory_can_be_taken_away_where_no_mapping_is_left() {
         let others =
             [64, 64, 64].map(|pages| Mapping::anonymous(pages * PAGE_BYTES).expect("memory"));
         for memory in &others {
-            bench.space.manage(memory.address(), memory.bytes()).expect("manage");
+            common::manage(&bench.space, memory.address(), memory.bytes());
         }
         let taken = take_all_mappings();
         assert!(taken > 1000, "mappings ran out");

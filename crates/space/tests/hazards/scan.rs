@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bindery_space::{Sought, Worker};
+use bindery_space::{Reach, Sought, Worker};
 use bindery_sys::pagemap::{EXTENTS_PER_CALL_MAX, Extent, Pagemap, Query, category};
 use bindery_units::{PAGE_BYTES, PageRange, Slot};
 use bindery_wire::lane::{PageOutcome, PageSpan, Run, RunTarget};
@@ -77,7 +77,7 @@ fn a_scan_leaves_no_marks_on_holes() {
         .expect("discard");
     bench.fill(0, 1);
     for sought in [Sought::Written, Sought::Present] {
-        worker.scan_for(sought, bench.all(), &mut Vec::new(), 100).expect("scan");
+        worker.scan_for(sought, Reach::Split, bench.all(), &mut Vec::new(), 100).expect("scan");
         assert_eq!(marked(&bench, 64, 192), 0, "{sought:?}");
     }
 }

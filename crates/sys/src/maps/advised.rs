@@ -7,6 +7,7 @@ use std::ops::Range;
 use bindery_units::HostAddress;
 
 use super::parse;
+use crate::huge::Advice;
 
 /// What its owner advised for a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,10 +16,13 @@ pub struct Advised {
     pub dont_fork: bool,
     /// `MADV_DONTDUMP`.
     pub dont_dump: bool,
+    /// `MADV_HUGEPAGE` or `MADV_NOHUGEPAGE`.
+    pub huge: Advice,
 }
 
 impl Advised {
-    /// The advice that makes memory so that was advised as `before`, or nobody knows how.
+    /// Returns the advice that makes memory so that was advised as `before`, or nobody knows how; but for
+    /// huge pages.
     pub fn changes(self, before: Option<Self>) -> impl Iterator<Item = libc::c_int> {
         let fork = if self.dont_fork { libc::MADV_DONTFORK } else { libc::MADV_DOFORK };
         let dump = if self.dont_dump { libc::MADV_DONTDUMP } else { libc::MADV_DODUMP };
@@ -26,6 +30,16 @@ impl Advised {
         let fork = changed(|advised| advised.dont_fork).then_some(fork);
         let dump = changed(|advised| advised.dont_dump).then_some(dump);
         fork.into_iter().chain(dump)
+    }
+
+    /// Returns the advice that makes new memory so, for which nothing was advised yet.
+    pub fn changes_of_new(self) -> impl Iterator<Item = libc::c_int> {
+        let huge = match self.huge {
+            Advice::None => None,
+            Advice::Wanted => Some(libc::MADV_HUGEPAGE),
+            Advice::Unwanted => Some(libc::MADV_NOHUGEPAGE),
+        };
+        self.changes(Some(Self::default())).chain(huge)
     }
 }
 
@@ -57,7 +71,12 @@ impl AdvisedMappings {
             if let Some(flags) = line.strip_prefix("VmFlags:") {
                 let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
                 if let Some(mapping) = mappings.last_mut() {
-                    mapping.advised = Advised { dont_fork: has("dc"), dont_dump: has("dd") };
+                    let huge = match (has("hg"), has("nh")) {
+                        (true, _) => Advice::Wanted,
+                        (false, true) => Advice::Unwanted,
+                        (false, false) => Advice::None,
+                    };
+                    mapping.advised = Advised { dont_fork: has("dc"), dont_dump: has("dd"), huge };
                     mapping.is_special |= ["wf", "gd", "sl"].into_iter().any(has);
                 }
             } else if let Some(key) = line.strip_prefix("ProtectionKey:") {
@@ -113,22 +132,25 @@ mod tests {
                      Size:  64 kB\n\
                      VmFlags: rd wr sh dc mr \n\
                      7f00040000-7f00050000 rw-p 00000000 00:00 0 \n\
-                     VmFlags: rd wr dd \n";
-        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump };
+                     VmFlags: rd wr dd hg \n";
+        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump, huge: Advice::None };
         let advised = AdvisedMappings::parse(smaps);
         assert_eq!(advised.at(HostAddress(0x7f_0003_ffff)), dont(true, false));
-        assert_eq!(advised.at(HostAddress(0x7f_0004_0000)), dont(false, true));
+        let second = Advised { huge: Advice::Wanted, ..dont(false, true) };
+        assert_eq!(advised.at(HostAddress(0x7f_0004_0000)), second);
         for nowhere in [0x7f_0002_ffff, 0x7f_0005_0000] {
             assert_eq!(advised.at(HostAddress(nowhere)), dont(false, false));
         }
         let (from, to) = (HostAddress(0x7f_0003_8000), HostAddress(0x7f_0004_8000));
-        let second = (HostAddress(0x7f_0004_0000), dont(false, true));
+        let second = (HostAddress(0x7f_0004_0000), second);
         assert_eq!(advised.between(from, to), [(from, dont(true, false)), second]);
         let behind = HostAddress(0x7f_0005_0000);
         assert_eq!(advised.between(behind, HostAddress(usize::MAX)), []);
         assert!(!advised.are_special(HostAddress(0), HostAddress(usize::MAX)));
         let here = HostAddress((&raw const smaps).addr());
-        assert_eq!(AdvisedMappings::of_self().unwrap().at(here), dont(false, false));
+        // Stacks may be advised against huge pages, by the C library.
+        let stack = Advised { huge: Advice::None, ..AdvisedMappings::of_self().unwrap().at(here) };
+        assert_eq!(stack, dont(false, false));
     }
 
     #[test]
@@ -153,7 +175,7 @@ mod tests {
 
     #[test]
     fn only_advice_that_changes_something_is_given() {
-        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump };
+        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump, huge: Advice::None };
         let changes = |advised: Advised, before| advised.changes(before).collect::<Vec<_>>();
         let plain = Some(Advised::default());
         assert_eq!(changes(Advised::default(), plain), [0_i32; 0]);

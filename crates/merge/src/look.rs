@@ -1,0 +1,170 @@
+//! Looking at a guest's blocks: which are huge pages, which change, and which are to be split or made whole.
+
+use bindery_guest::{GuestError, Lane};
+use bindery_index::Handle;
+use bindery_units::{PageIndex, PageRange};
+use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome, BlockSample, Lost};
+
+use crate::guest::{Cause, Reading, Step};
+use crate::settings::{COLLAPSED_BLOCKS, SAMPLED_BLOCKS};
+use crate::visit::Visit;
+use crate::workers::Workers;
+
+/// Room for answers, used again for every guest.
+#[derive(Default)]
+pub(crate) struct Samples {
+    samples: Vec<BlockSample>,
+    outcomes: Vec<BlockOutcome>,
+    handles: Vec<Handle>,
+}
+
+fn block_of(first: u32) -> PageRange {
+    PageRange::new(PageIndex(first), BLOCK_PAGES)
+}
+
+impl Visit<'_> {
+    /// Samples the guest's blocks where it is time to, splits those of small pages, and has those read that
+    /// may be worth splitting.
+    pub(crate) fn look_at_blocks(
+        &mut self,
+        workers: &Workers,
+        room: &mut Samples,
+    ) -> Result<(), GuestError> {
+        self.state.blocks.begin_period();
+        let (policy, gains) = (self.domain.huge, &self.guest.gains);
+        let due = self.state.blocks.due(&self.state.managed, &policy, |page| gains.of(page));
+        for some in due.chunks(SAMPLED_BLOCKS) {
+            if workers.are_stopping() {
+                return Ok(());
+            }
+            self.lane.sample(some, &mut room.samples)?;
+            let mut small = Vec::new();
+            for (at, first) in some.iter().enumerate() {
+                if self.take_sample(*first, room.samples[at], room) == Step::Split {
+                    small.push(*first);
+                }
+            }
+            self.split(&small, room)?;
+            self.note_gauges();
+            workers.breathe();
+        }
+        Ok(())
+    }
+
+    fn take_sample(&mut self, first: u32, sample: BlockSample, room: &mut Samples) -> Step {
+        let (block, policy) = (block_of(first), self.domain.huge);
+        let gain = self.guest.gains.of(block.first);
+        let step = self.state.blocks.take_sample(block.first, &sample, &policy, gain);
+        match step {
+            Step::Nothing | Step::Split => {}
+            Step::Forget => self.forget_block(block, room),
+            Step::IsSplit => self.note_split(block),
+            Step::Examine => self.have_read(block),
+        }
+        step
+    }
+
+    /// Has all pages of a block looked at in this period, or when it is their turn.
+    fn have_read(&mut self, block: PageRange) {
+        if self.state.blocks.reading(block.first) == Reading::First {
+            // What is gained is counted anew.
+            self.guest.gains.set_split(block.first, false);
+        }
+        for managed in self.state.managed.iter().map(|range| range.intersection(block)) {
+            managed.pages().for_each(|page| self.state.tracking.put_back(page, 0));
+        }
+    }
+
+    /// Splits blocks of small pages, in which nothing is lost by that.
+    fn split(&mut self, blocks: &[u32], room: &mut Samples) -> Result<(), GuestError> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        self.lane.split(blocks, &mut room.outcomes)?;
+        for (first, outcome) in blocks.iter().zip(&room.outcomes) {
+            let block = block_of(*first);
+            match outcome {
+                BlockOutcome::Split => {
+                    self.state.blocks.note_split(block.first);
+                    self.note_split(block);
+                }
+                _ => self.state.blocks.note_kept(block.first),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in that scans look at the pages of a block from here on.
+    fn note_split(&mut self, block: PageRange) {
+        self.guest.gains.set_split(block.first, true);
+        self.state.tracking.note_split(block);
+    }
+
+    /// Forgets what was known of the pages of a whole block.
+    fn forget_block(&mut self, block: PageRange, room: &mut Samples) {
+        self.domain.unlink_written(self.guest, block, &mut room.handles);
+        self.guest.gains.set_split(block.first, false);
+    }
+
+    /// Makes blocks whole again that are split for little, or in which much is written. Their merged pages
+    /// are lost, and taken in as such.
+    pub(crate) fn make_whole(
+        &mut self,
+        workers: &Workers,
+        room: &mut Samples,
+        lost: &mut Vec<Lost>,
+    ) -> Result<(), GuestError> {
+        let pages = self.guest.tally.shown();
+        let merged = |block: PageRange| {
+            let counts = pages.count(&[block])[0];
+            counts.merged + counts.zero
+        };
+        let policy = self.domain.huge;
+        let mut wanted = self.state.blocks.end_period(&self.state.managed, &policy, merged);
+        // Writes are tracked page by page for whoever watches, and pages of another daemon's store are
+        // looked at first.
+        let waits = self.guest.connection.written().is_watched() || !self.state.foreign.is_empty();
+        if waits || wanted.is_empty() {
+            return Ok(());
+        }
+        wanted.truncate(COLLAPSED_BLOCKS);
+        let blocks: Vec<u32> = wanted.iter().map(|(first, _)| *first).collect();
+        // Should the answer be lost, samples say what became of them.
+        blocks.iter().for_each(|first| {
+            self.state.blocks.note_asked_whole(PageIndex(*first));
+            self.guest.gains.set_split(PageIndex(*first), false);
+        });
+        self.lane.collapse(&blocks, &mut room.outcomes)?;
+        for (at, (first, cause)) in wanted.iter().enumerate() {
+            self.take_collapsed(block_of(*first), *cause, room.outcomes.get(at).copied(), room);
+        }
+        self.note_gauges();
+        workers.breathe();
+        self.take_losses(lost)
+    }
+
+    fn take_collapsed(
+        &mut self,
+        block: PageRange,
+        cause: Cause,
+        outcome: Option<BlockOutcome>,
+        room: &mut Samples,
+    ) {
+        match outcome {
+            Some(BlockOutcome::Whole | BlockOutcome::Huge) => {
+                self.state.blocks.note_whole(block.first);
+                self.domain.unlink_written(self.guest, block, &mut room.handles);
+                match cause {
+                    Cause::Thin => self.state.counts.collapses_thin += 1,
+                    Cause::Hot => self.state.counts.collapses_hot += 1,
+                }
+            }
+            Some(BlockOutcome::Unmanaged) => {}
+            // There was no time for it, or it cannot be done now.
+            None | Some(BlockOutcome::Stuck | BlockOutcome::Split) => {
+                self.state.blocks.note_split(block.first);
+                self.guest.gains.set_split(block.first, true);
+            }
+        }
+    }
+}

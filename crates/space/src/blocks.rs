@@ -1,0 +1,303 @@
+//! Blocks: the 2 MiB that a huge page holds. Whole ones are the kernel's own; split ones are watched.
+//!
+//! A block that is *whole* lives under the kernel's own faults, as if it were not managed: nobody serves
+//! its faults, none of its pages is protected, and it is a huge page if the kernel makes it one. Reading
+//! it, to sample or digest it, changes nothing. A block that is *split* is registered, page by page: only
+//! there pages are merged, and writes tracked by scans.
+//!
+//! ```text
+//!   whole ──── split: registered as it is ────► split
+//!     ▲                                           │
+//!     └── collapse: unmerged, in one mapping, ◄───┘
+//!         registered no more, made huge
+//! ```
+//!
+//! Whoever moves a page away has its block split while the page is held; whoever makes a block whole holds
+//! all of it.
+
+use std::{io, sync::atomic::Ordering, thread, time::Duration};
+
+use bindery_sys::{
+    huge::Policy,
+    mapping::{self, HUGE_PAGE_BYTES, Mapping},
+    maps,
+    userfault::mode,
+};
+use bindery_units::{HostAddress, PAGE_BYTES, PageRange};
+use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome};
+
+use crate::{
+    Core,
+    region::Region,
+    return_pages::give_back,
+    spare::Spare,
+    transfer::{HERE, PageSet, WINDOW_PAGES, find_pages, take},
+};
+
+/// `MADV_COLLAPSE` (Linux 6.1).
+const MADV_COLLAPSE: i32 = 25;
+
+/// Windows of a block.
+const WINDOWS: u32 = BLOCK_PAGES / WINDOW_PAGES;
+
+/// Blocks that are mapped at a time for others to be joined in.
+const CHUNK_BLOCKS: usize = 16;
+
+impl Core {
+    /// Splits the blocks that `pages` have a part of, which the caller holds. Two mappings more, at most, for
+    /// each run of blocks.
+    ///
+    /// # Errors
+    /// As `UFFDIO_REGISTER`: `EBUSY` if another userfaultfd has the block, `ENOMEM` without a mapping.
+    pub(crate) fn split(&self, region: &Region, pages: PageRange) -> io::Result<()> {
+        for block in region.blocks(pages).filter(|block| !region.is_split(block.first)) {
+            let (start, bytes) = place(region, block);
+            // SAFETY: faults are served by the handler. No page of a whole block is held elsewhere: absent
+            // ones are zero.
+            unsafe { self.guest_faults.register(start, bytes, mode::MISSING | mode::WP)? };
+            self.budget.made(2);
+            region.set_split(block.first, true);
+        }
+        Ok(())
+    }
+
+    /// Makes a split block whole: private, in one mapping and unwatched, and a huge page where the machine
+    /// and the VMM want any. Blocks all that touch it meanwhile, some 0.2 ms.
+    pub(crate) fn collapse(
+        &self,
+        region: &Region,
+        block: PageRange,
+        spare: &mut Spare,
+        joints: &mut Joints,
+    ) -> BlockOutcome {
+        let unmerged = self.unmerge(region, block, u32::MAX, spare);
+        let (start, bytes) = place(region, block);
+        let hold = self.hold(start, start.plus(bytes));
+        let is_private = block.pages().all(|page| region.entry(page).is_anonymous());
+        if unmerged.stuck > 0 || !is_private || !self.make_whole(region, block, joints) {
+            return BlockOutcome::Stuck;
+        }
+        region.set_split(block.first, false);
+        if region.is_tracked.load(Ordering::Relaxed) {
+            // What cannot be tracked is reported by every scan for want of it, until it is.
+            let _ = self.track(region, block);
+        }
+        drop(hold);
+        let policy = Policy::of_machine().unwrap_or(Policy::Never);
+        if may_be_huge(region, block, policy) && is_collapsed(start, bytes) {
+            BlockOutcome::Huge
+        } else {
+            BlockOutcome::Whole
+        }
+    }
+
+    /// Ends the registration of a private block that is held, in one mapping. Returns false if it stays as it
+    /// was.
+    fn make_whole(&self, region: &Region, block: PageRange, joints: &mut Joints) -> bool {
+        let (start, bytes) = place(region, block);
+        if is_one_mapping(start, bytes) {
+            // SAFETY: the block is held, no page of it is in transit, and absent ones are zero.
+            return unsafe { self.guest_faults.unregister(start, bytes) }.is_ok();
+        }
+        block.count == BLOCK_PAGES && self.join(region, block, joints)
+    }
+
+    /// Moves the pages of a block into one mapping, and that over the block. Returns false if it is as it was.
+    fn join(&self, region: &Region, block: PageRange, joints: &mut Joints) -> bool {
+        let (start, bytes) = place(region, block);
+        let (advised, alike) = region.advised_run(block.first, block);
+        if alike != block {
+            return false;
+        }
+        let Ok(joint) = joints.take() else { return false };
+        // SAFETY: the joint is ours, and empty. The target of a move must be registered, for writes only,
+        // since nobody but us touches it.
+        let ready = unsafe {
+            let mut advice = advised.changes_of_new();
+            let advised = advice.try_for_each(|advice| mapping::advise(joint, bytes, advice));
+            advised.and_then(|()| self.guest_faults.register(joint, bytes, mode::WP))
+        };
+        // SAFETY: the block is held and private; the joint is empty and ours.
+        let joined = ready.is_ok() && unsafe { self.replace_block(region, joint, start, bytes) };
+        if joined {
+            self.budget.made(2);
+        } else {
+            // If it cannot be cut out of its neighbours, it stays mapped for nothing.
+            // SAFETY: the joint is ours, and what may be left in it is wanted no more.
+            let _ = unsafe { mapping::unmap(joint, bytes) };
+        }
+        joined
+    }
+
+    /// Moves all pages of a block to a joint, and that over the block. Returns false if all of it is as it was.
+    ///
+    /// # Safety
+    /// The caller holds the block, which is the region's, and owns the joint, which is empty and registered.
+    unsafe fn replace_block(
+        &self,
+        region: &Region,
+        joint: HostAddress,
+        start: HostAddress,
+        bytes: usize,
+    ) -> bool {
+        // SAFETY: the caller's contract.
+        unsafe {
+            // Not registered any more, the joint is joined with what it comes to lie beside.
+            let placed = self.move_block(region, joint, start)
+                && self.guest_faults.unregister(joint, bytes).is_ok()
+                && put_block(joint, start, bytes).is_ok();
+            if !placed {
+                self.move_block_back(region, joint, start);
+            }
+            placed
+        }
+    }
+
+    /// Moves all pages of a block to a joint. Returns false if one stays, pinned or locked.
+    ///
+    /// # Safety
+    /// As for [`replace_block`](Self::replace_block).
+    unsafe fn move_block(&self, region: &Region, joint: HostAddress, start: HostAddress) -> bool {
+        (0..WINDOWS).all(|window| {
+            let (from, to) = windows(window, start, joint);
+            let here = find_pages(&self.pagemap, from, WINDOW_PAGES, HERE);
+            // SAFETY: the caller's contract.
+            let moved = here.and_then(|here| unsafe { take(self, region, to, from, here) });
+            moved.is_some() && moved == here
+        })
+    }
+
+    /// Moves the pages of a block back that are in a joint.
+    ///
+    /// # Safety
+    /// As for [`replace_block`](Self::replace_block), but that pages of the block may be in the joint.
+    unsafe fn move_block_back(&self, region: &Region, joint: HostAddress, start: HostAddress) {
+        for (from, to) in (0..WINDOWS).map(|window| windows(window, joint, start)) {
+            let here = find_pages(&self.pagemap, from, WINDOW_PAGES, HERE);
+            // Where the kernel does not say, each may be in either place.
+            let pages = here.unwrap_or(PageSet::first(WINDOW_PAGES));
+            // SAFETY: the caller's contract: a page that is not in the joint is where it was.
+            let _copies_go_with_the_joint = unsafe { give_back(self, region, from, to, pages) };
+        }
+    }
+
+    /// Has writes tracked in those of `pages` whose blocks are whole, too. The caller holds them.
+    ///
+    /// # Errors
+    /// As `UFFDIO_REGISTER`.
+    pub(crate) fn track(&self, region: &Region, pages: PageRange) -> io::Result<()> {
+        for run in whole_runs(region, pages) {
+            let (start, bytes) = place(region, run);
+            // SAFETY: writes are resolved by the kernel, and absent pages as ever.
+            unsafe { self.guest_faults.register(start, bytes, mode::WP)? };
+        }
+        Ok(())
+    }
+
+    /// Ends [`track`](Self::track): whole blocks are the kernel's own again.
+    pub(crate) fn end_tracking(&self, region: &Region, pages: PageRange) {
+        for run in whole_runs(region, pages) {
+            let (start, bytes) = place(region, run);
+            // SAFETY: absent pages of whole blocks are zero. If it fails, they stay tracked for nothing.
+            let _ = unsafe { self.guest_faults.unregister(start, bytes) };
+        }
+    }
+}
+
+/// Returns true if the machine and the VMM want huge pages for a block that has room for one.
+pub(crate) fn may_be_huge(region: &Region, block: PageRange, policy: Policy) -> bool {
+    let (advised, alike) = region.advised_run(block.first, block);
+    alike.count == BLOCK_PAGES && policy.allows(advised.huge)
+}
+
+fn place(region: &Region, pages: PageRange) -> (HostAddress, usize) {
+    (region.address(pages.first), pages.count as usize * PAGE_BYTES)
+}
+
+/// Returns where a window of a block begins in each of two places of the block.
+fn windows(window: u32, one: HostAddress, other: HostAddress) -> (HostAddress, HostAddress) {
+    (one.plus_pages(window * WINDOW_PAGES), other.plus_pages(window * WINDOW_PAGES))
+}
+
+/// The longest runs of `pages` whose blocks are whole.
+fn whole_runs(region: &Region, pages: PageRange) -> Vec<PageRange> {
+    let mut runs: Vec<PageRange> = Vec::new();
+    for block in region.blocks(pages).filter(|block| !region.is_split(block.first)) {
+        let part = block.intersection(pages);
+        match runs.last_mut() {
+            Some(last) if last.end() == part.first => last.count += part.count,
+            _ => runs.push(part),
+        }
+    }
+    runs
+}
+
+/// Returns true if all of a range lies in one mapping.
+fn is_one_mapping(start: HostAddress, bytes: usize) -> bool {
+    let areas = maps::between(start, start.plus(bytes));
+    areas.is_ok_and(|areas| areas.len() == 1 && areas[0].end.0 - areas[0].start.0 == bytes)
+}
+
+/// Has the kernel make a huge page of a block. Returns true if it is one.
+fn is_collapsed(start: HostAddress, bytes: usize) -> bool {
+    // SAFETY: a huge page has the content of the pages that it is made of.
+    unsafe { mapping::advise(start, bytes, MADV_COLLAPSE) }.is_ok()
+}
+
+/// Moves a joint over a block, in one step. If it fails, the block is as it was: absent.
+///
+/// # Safety
+/// The caller holds the block and owns the joint.
+unsafe fn put_block(joint: HostAddress, start: HostAddress, bytes: usize) -> io::Result<()> {
+    loop {
+        // SAFETY: the caller's contract.
+        match unsafe { mapping::remap_over(joint, start, bytes) } {
+            // The kernel has unmapped the block, whose content is in the joint: there is nothing to do but to
+            // try again.
+            Err(_) if !mapping::is_mapped(start, bytes) => thread::sleep(Duration::from_millis(1)),
+            result => return result,
+        }
+    }
+}
+
+/// A stock of blocks of address space, for one thread: what blocks are joined in. Those that follow one
+/// another lie side by side, so that the kernel joins the mappings of blocks that do.
+#[derive(Debug, Default)]
+pub(crate) struct Joints {
+    next: HostAddress,
+    left: usize,
+}
+
+impl Joints {
+    /// Takes an empty block, whose mapping is the caller's to move or to unmap.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    fn take(&mut self) -> io::Result<HostAddress> {
+        if self.left == 0 {
+            let chunk = Mapping::anonymous_aligned(CHUNK_BLOCKS * HUGE_PAGE_BYTES)?;
+            // Mappings are joined if they were one when it was first written.
+            // SAFETY: the chunk is ours, and nothing is in it.
+            unsafe {
+                chunk.as_ptr().write_volatile(1);
+                mapping::advise(chunk.address(), PAGE_BYTES, libc::MADV_DONTNEED)?;
+            }
+            (self.next, self.left) = (chunk.address(), CHUNK_BLOCKS);
+            // Unmapped as far as it is not taken.
+            std::mem::forget(chunk);
+        }
+        let taken = self.next;
+        (self.next, self.left) = (taken.plus(HUGE_PAGE_BYTES), self.left - 1);
+        Ok(taken)
+    }
+}
+
+impl Drop for Joints {
+    fn drop(&mut self) {
+        if self.left > 0 {
+            // If it cannot be cut out of its neighbours, it stays mapped for nothing, and empty.
+            // SAFETY: what was not taken is ours, and nobody knows of it.
+            let _ = unsafe { mapping::unmap(self.next, self.left * HUGE_PAGE_BYTES) };
+        }
+    }
+}
