@@ -365,6 +365,7 @@ pub(crate) enum Column {
     Private,
     Merged,
     Zero,
+    Huge,
     Breaks,
     Mappings,
 }

@@ -2,6 +2,7 @@
 
 use std::{fs, io};
 
+use bindery_sys::huge::Policy;
 use bindery_sys::table;
 use bindery_sys::userfault::{Userfault, feature};
 use serde::Serialize;
@@ -20,6 +21,9 @@ const MAP_COUNT_DEFAULT: u64 = 65_530;
 
 /// Descriptors with which a daemon of a few dozen guests has some 24 GiB of canonical pages.
 const OPEN_FILES_MIN: u64 = 16_384;
+
+/// Absent pages that khugepaged fills to make a huge page, at most.
+const KHUGEPAGED_HOLES: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_none";
 
 /// How one check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -52,6 +56,7 @@ pub(crate) fn run(global: &Global) -> Result<(), Failure> {
     checks.push(map_count(&read("/proc/sys/vm/max_map_count")));
     checks.push(open_files(&read("/proc/self/limits")));
     checks.push(ksm(&read("/sys/kernel/mm/ksm/run")));
+    checks.push(huge_pages(Policy::of_machine().ok(), &read(KHUGEPAGED_HOLES)));
     checks.push(shim());
     checks.push(daemon(global));
     if global.json {
@@ -212,6 +217,31 @@ fn ksm(run: &str) -> Check {
     )
 }
 
+fn huge_pages(policy: Option<Policy>, holes: &str) -> Check {
+    const NAME: &str = "huge pages";
+    match policy {
+        Some(Policy::Always) if holes == "511" => Check::limited(
+            NAME,
+            "always, and khugepaged makes them of single pages",
+            "memory that a guest gave back may be filled with zeros again. With `echo madvise > \
+             /sys/kernel/mm/transparent_hugepage/enabled` guests whose VMM asks for huge pages, as QEMU \
+             does, have them all the same",
+        ),
+        Some(Policy::Always) => Check::ok(NAME, "always"),
+        Some(Policy::Madvise) => Check::ok(NAME, "where they are asked for, as QEMU does"),
+        Some(Policy::Never) => Check::limited(
+            NAME,
+            "never",
+            "guests' memory is slower than it could be. With `echo madvise > \
+             /sys/kernel/mm/transparent_hugepage/enabled` they have huge pages, and `bindery` splits \
+             those alone in which enough can be merged",
+        ),
+        None => {
+            Check::limited(NAME, "the kernel has none", "guests' memory is slower than it could be")
+        }
+    }
+}
+
 fn shim() -> Check {
     match find_shim() {
         Ok(path) => Check::ok("preload library", path.display().to_string()),
@@ -241,6 +271,16 @@ mod tests {
         for release in ["6.7.12", "6.1.0-18-amd64", "5.15", "", "unknown"] {
             assert_eq!(verdict(release), Verdict::Missing, "{release}");
         }
+    }
+
+    #[test]
+    fn machines_without_huge_pages_are_limited() {
+        let verdict = |policy, holes| huge_pages(policy, holes).verdict;
+        assert_eq!(verdict(Some(Policy::Madvise), "511"), Verdict::Ok);
+        assert_eq!(verdict(Some(Policy::Always), "64"), Verdict::Ok);
+        assert_eq!(verdict(Some(Policy::Always), "511"), Verdict::Limited);
+        assert_eq!(verdict(Some(Policy::Never), ""), Verdict::Limited);
+        assert_eq!(verdict(None, ""), Verdict::Limited);
     }
 
     #[test]

@@ -25,7 +25,14 @@ Settings:
   pressure_available_high=PERCENT  and not short any more when as much is
   pressure_stall_high=PERCENT      memory is short when tasks wait for it for longer (PSI)
   pressure_stall_low=PERCENT       and not short any more when they wait for no longer
-  pressure_hold=TIME               how long it must not be short before merging pauses";
+  pressure_hold=TIME               how long it must not be short before merging pauses
+  huge_pages=HOW                 keep; auto: split where enough is gained; break: for one page, as KSM
+  huge_pages_gain=PAGES            what a split has to gain, of 512 pages, while memory is plentiful
+  huge_pages_gain_low=PAGES        while less is available than pressure_available_high
+  huge_pages_gain_short=PAGES      while memory is short
+  huge_pages_hot=PAGES             more written in a period: kept whole, unless memory is short
+  huge_pages_thin=PAGES            fewer merged: made whole again
+  huge_pages_patience=PERIODS      for how long it has to be so, or hot, before it is";
 
 /// A setting and what it is to be.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use bindery_advisor::Mode;
 use bindery_host::status::{DomainStatus, HostStatus, State};
 use bindery_units::PageCount;
+use bindery_wire::lane::BLOCK_PAGES;
 
 use crate::args::Global;
 use crate::connect::{ask_status, connect};
@@ -85,6 +86,17 @@ fn write_domain(out: &mut dyn Write, domain: &DomainStatus) -> io::Result<()> {
     ] {
         writeln!(out, "  {name:<16} {value:>12}  {text:>9}")?;
     }
+    let huge = human_bytes(PageCount(counts.huge_pages * u64::from(BLOCK_PAGES)).bytes().0);
+    writeln!(
+        out,
+        "  {:<16} {:>12}  {huge:>9}  {} split now; {} split so far, {} kept for their writes, {} made again",
+        "huge_pages",
+        counts.huge_pages,
+        counts.huge_pages_split,
+        counts.huge_splits,
+        counts.huge_kept_hot,
+        counts.collapses_thin + counts.collapses_hot,
+    )?;
     writeln!(out, "  {:<16} {:>12}", "full_scans", domain.full_scans)?;
     writeln!(out, "  {:<16} {:>12}", "breaks", counts.breaks)?;
     writeln!(

@@ -166,6 +166,7 @@ impl View {
                 Column::Private => by_number(|guest| guest.private_bytes),
                 Column::Merged => by_number(|guest| guest.merged_bytes),
                 Column::Zero => by_number(|guest| guest.zero_bytes),
+                Column::Huge => by_number(|guest| guest.huge_bytes),
                 Column::Breaks => by_number(|guest| guest.counts.breaks),
                 Column::Mappings => by_number(|guest| u64::from(guest.mappings)),
             };

@@ -4,13 +4,16 @@
 //! (Documentation/admin-guide/mm/ksm.rst).
 
 mod allowed;
+mod huge_pages;
 
 use std::time::Duration;
 
 use bindery_advisor::{AdvisorSettings, Mode, PressureMarks};
+use bindery_merge::HugeMode;
 use serde::{Deserialize, Serialize};
 
 pub use allowed::{allowed, allowed_numbers, allowed_words};
+pub use huge_pages::HugePages;
 
 /// When to merge at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +66,9 @@ pub struct DaemonSettings {
     pub pressure_stall_low: u64,
     /// For how long memory must not be short before merging pauses, in seconds.
     pub pressure_hold: u64,
+    /// Treatment of huge pages.
+    #[serde(flatten)]
+    pub huge: HugePages,
 }
 
 /// Pacing that suits a host which does other work: half a CPU at most, and at most 20 s until memory
@@ -90,6 +96,7 @@ impl DaemonSettings {
             pressure_stall_high: PressureMarks::DEFAULT.stall_high / 100,
             pressure_stall_low: PressureMarks::DEFAULT.stall_low / 100,
             pressure_hold: PressureMarks::DEFAULT.hold_s,
+            huge: HugePages::DEFAULT,
         }
     }
 
@@ -140,6 +147,7 @@ impl DaemonSettings {
         within("pressure_stall_high", self.pressure_stall_high)?;
         within("pressure_stall_low", self.pressure_stall_low)?;
         within("pressure_hold", self.pressure_hold)?;
+        self.huge.check()?;
         let ordered = |low: (&'static str, u64), high: (&'static str, u64)| match low.1 <= high.1 {
             true => Ok(()),
             false => Err(Refused {
@@ -217,6 +225,20 @@ pub struct Change {
     pub pressure_stall_low: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure_hold: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_pages: Option<HugeMode>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_pages_gain: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_pages_gain_low: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_pages_gain_short: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_pages_hot: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_pages_thin: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_pages_patience: Option<u64>,
 }
 
 impl Change {
@@ -248,6 +270,13 @@ impl Change {
         set(&mut new.pressure_stall_high, self.pressure_stall_high);
         set(&mut new.pressure_stall_low, self.pressure_stall_low);
         set(&mut new.pressure_hold, self.pressure_hold);
+        set(&mut new.huge.huge_pages, self.huge_pages);
+        set(&mut new.huge.huge_pages_gain, self.huge_pages_gain);
+        set(&mut new.huge.huge_pages_gain_low, self.huge_pages_gain_low);
+        set(&mut new.huge.huge_pages_gain_short, self.huge_pages_gain_short);
+        set(&mut new.huge.huge_pages_hot, self.huge_pages_hot);
+        set(&mut new.huge.huge_pages_thin, self.huge_pages_thin);
+        set(&mut new.huge.huge_pages_patience, self.huge_pages_patience);
         if self.pages_to_scan.is_some() && new.advisor.mode != Mode::None {
             let message = format!(
                 "pages_to_scan is set by the advisor while advisor_mode is {}: set \
@@ -293,6 +322,12 @@ mod tests {
             ("pressure_stall_high", 101),
             ("pressure_stall_low", 101),
             ("pressure_hold", 86_401),
+            ("huge_pages_gain", 513),
+            ("huge_pages_gain_low", 0),
+            ("huge_pages_gain_short", 0),
+            ("huge_pages_hot", 513),
+            ("huge_pages_thin", 513),
+            ("huge_pages_patience", 0),
         ] {
             let refused = change(&format!(r#"{{"{name}":{value}}}"#)).apply(&SETTINGS).unwrap_err();
             assert_eq!(refused.name, name);
@@ -308,6 +343,16 @@ mod tests {
         assert_eq!(both.apply(&SETTINGS).unwrap().pressure_available_low, 40);
         let crossed = Change { advisor_min_pages_to_scan: Some(200_000), ..Change::default() };
         assert_eq!(crossed.apply(&SETTINGS).unwrap_err().name, "advisor_min_pages_to_scan");
+    }
+
+    #[test]
+    fn huge_pages_are_not_split_for_less_while_there_is_more_memory() {
+        let change = Change { huge_pages_gain_short: Some(17), ..Change::default() };
+        assert_eq!(change.apply(&SETTINGS).unwrap_err().other, Some("huge_pages_gain_low"));
+        let thin = Change { huge_pages_thin: Some(65), ..Change::default() };
+        assert_eq!(thin.apply(&SETTINGS).unwrap_err().other, Some("huge_pages_gain"));
+        let both = Change { huge_pages_gain: Some(65), ..thin };
+        assert_eq!(both.apply(&SETTINGS).unwrap().huge.settings().gain_pages, [65, 16, 1]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bindery_guest::{Arrival, Connection, Guest, GuestError, Welcome};
 use bindery_merge::status::GuestState;
-use bindery_merge::{DomainError, PageMap, STORE_SLOTS, Troubles, UnmergeError};
+use bindery_merge::{DomainError, MemoryLevel, PageMap, STORE_SLOTS, Troubles, UnmergeError};
 use bindery_units::PAGE_BYTES;
 
 use crate::daemon_settings::{Change, DaemonSettings, Refused};
@@ -71,6 +71,7 @@ impl HostEngine {
             store_slots: store_bytes_max.map_or(STORE_SLOTS, store_slots),
             advisor: settings.advisor,
             pages_to_scan: settings.rate(),
+            huge_pages: settings.huge.settings(),
             ..Default::default()
         });
         Self { merge, settings: Mutex::new(settings), guests: Mutex::default() }
@@ -115,11 +116,17 @@ impl HostEngine {
         self.merge.set_workers(new.workers as usize);
         self.merge.set_period(new.period());
         self.merge.set_pace(new.advisor, new.rate());
+        self.merge.set_huge_pages(new.huge.settings());
     }
 
     /// What goes wrong for longer, so that it is logged once.
     pub(crate) fn troubles(&self) -> &Troubles {
         self.merge.troubles()
+    }
+
+    /// Says how much memory the machine has left.
+    pub(crate) fn set_memory(&self, level: MemoryLevel) {
+        self.merge.set_memory(level);
     }
 
     /// Has merging wait, or go on.

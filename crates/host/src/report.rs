@@ -10,6 +10,7 @@ use bindery_merge::status::{
 };
 use bindery_units::PageCount;
 use bindery_wire::control::Region;
+use bindery_wire::lane::BLOCK_PAGES;
 
 use crate::status::{DomainStatus, GuestStatus, State};
 
@@ -46,6 +47,7 @@ pub(crate) fn guest(guest: &MergeGuest) -> GuestStatus {
         private_bytes: private_bytes(guest.pid, &counts),
         merged_bytes: bytes(counts.pages_merged),
         zero_bytes: bytes(counts.zero_pages),
+        huge_bytes: bytes(counts.huge_pages * u64::from(BLOCK_PAGES)),
         mappings: guest.mappings,
         mappings_max: guest.mappings_max,
         transit_max_us: guest.transit_max_us,
@@ -69,6 +71,7 @@ pub(crate) fn new_guest(identity: &Identity, regions: &[Region]) -> GuestStatus 
         private_bytes: private_bytes(identity.pid, &counts),
         merged_bytes: 0,
         zero_bytes: 0,
+        huge_bytes: 0,
         mappings: 0,
         mappings_max: 0,
         transit_max_us: 0,

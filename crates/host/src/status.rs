@@ -105,6 +105,8 @@ pub struct GuestStatus {
     pub merged_bytes: u64,
     /// Of it, the kernel's zero page, in bytes.
     pub zero_bytes: u64,
+    /// Of it, huge pages that are left whole, in bytes.
+    pub huge_bytes: u64,
     /// Mappings that the process has.
     pub mappings: u32,
     /// Mappings that it may have before merging stops.

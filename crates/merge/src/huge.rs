@@ -62,15 +62,20 @@ pub struct HugeSettings {
     pub patience: u8,
 }
 
+impl HugeSettings {
+    /// The defaults: see docs/decisions/0021-what-a-huge-page-is-split-for.md.
+    pub const DEFAULT: Self = Self {
+        mode: HugeMode::Auto,
+        gain_pages: [64, 16, 1],
+        hot_pages: 32,
+        thin_pages: 16,
+        patience: 8,
+    };
+}
+
 impl Default for HugeSettings {
     fn default() -> Self {
-        Self {
-            mode: HugeMode::Auto,
-            gain_pages: [64, 16, 1],
-            hot_pages: 32,
-            thin_pages: 16,
-            patience: 8,
-        }
+        Self::DEFAULT
     }
 }
 

@@ -30,8 +30,8 @@ impl Visit<'_> {
         workers: &Workers,
         room: &mut Samples,
     ) -> Result<(), GuestError> {
-        self.state.blocks.begin_period();
         let (policy, gains) = (self.domain.huge, &self.guest.gains);
+        self.state.blocks.begin_period(&policy);
         let due = self.state.blocks.due(&self.state.managed, &policy, |page| gains.of(page));
         for some in due.chunks(SAMPLED_BLOCKS) {
             if workers.are_stopping() {

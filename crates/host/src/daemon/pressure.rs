@@ -1,14 +1,15 @@
-//! Merging only while memory is short, where settings say so.
+//! How much memory is left: for huge pages, which are split for less as it gets short, and for merging, which
+//! waits until it is where settings say so.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_advisor::{Pressure, Readings};
-use bindery_merge::Troubles;
+use bindery_merge::{MemoryLevel, Troubles};
 use bindery_sys::memory::{self, MachineMemory};
 
 use super::Shared;
-use crate::daemon_settings::RunWhen;
+use crate::daemon_settings::{DaemonSettings, RunWhen};
 
 /// How often memory is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -16,26 +17,18 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether the daemon ends.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Has merging wait while memory is not short, until the daemon ends. Blocks.
+/// Tells merging how much memory is left, until the daemon ends. Blocks.
 pub(super) fn watch_memory(shared: &Shared) {
-    let mut watching: Option<Pressure> = None;
+    let mut pressure = Pressure::new(shared.engine.settings().pressure_marks());
     let start = Instant::now();
     while !shared.stopping.is_set() {
         let settings = shared.engine.settings();
-        match settings.run_when {
-            RunWhen::Always => {
-                watching = None;
-                shared.engine.set_idle(false);
-            }
-            RunWhen::Pressure => {
-                let marks = settings.pressure_marks();
-                let pressure = watching.get_or_insert_with(|| Pressure::new(marks));
-                pressure.set_marks(marks);
-                let is_short =
-                    is_short(pressure, start.elapsed().as_secs(), shared.engine.troubles());
-                shared.engine.set_idle(!is_short);
-            }
-        }
+        pressure.set_marks(settings.pressure_marks());
+        let level = look(&mut pressure, &settings, start.elapsed(), shared.engine.troubles());
+        shared.engine.set_memory(level.unwrap_or_default());
+        // Better to merge without need than not to when there is.
+        let is_short = level.is_none_or(|level| level == MemoryLevel::Short);
+        shared.engine.set_idle(settings.run_when == RunWhen::Pressure && !is_short);
         let until = Instant::now() + LOOK_EVERY;
         while Instant::now() < until && !shared.stopping.is_set() {
             thread::sleep(STEP);
@@ -43,28 +36,64 @@ pub(super) fn watch_memory(shared: &Shared) {
     }
 }
 
-/// Whether memory is short, and says so when that changes.
-fn is_short(pressure: &mut Pressure, now_s: u64, troubles: &Troubles) -> bool {
+/// Returns how much memory is left, and logs when it gets short or is so no more. `None` if it cannot be read.
+fn look(
+    pressure: &mut Pressure,
+    settings: &DaemonSettings,
+    now: Duration,
+    troubles: &Troubles,
+) -> Option<MemoryLevel> {
     const SUBJECT: &str = "reading how much memory there is";
-    let was_short = pressure.is_short();
     let memory = match MachineMemory::read() {
         Ok(memory) => memory,
-        // Better to merge without need than not to when there is.
         Err(error) => {
             if troubles.note(SUBJECT, &error) {
-                tracing::warn!("merging as if memory were short: {error}");
+                tracing::warn!("it cannot be told whether memory is short: {error}");
             }
-            return true;
+            return None;
         }
     };
     if troubles.is_over(SUBJECT) {
         tracing::info!("how much memory there is can be read again");
     }
+    let was_short = pressure.is_short();
     let available_percent = memory.available_percent();
-    let is_short = pressure.update(now_s, Readings { available_percent, stall: memory::stall() });
+    let readings = Readings { available_percent, stall: memory::stall() };
+    let is_short = pressure.update(now.as_secs(), readings);
     if is_short != was_short {
-        let now = if is_short { "is short: merging" } else { "is not short: merging pauses" };
-        tracing::info!("memory {now}");
+        log_change(is_short, settings.run_when);
     }
-    is_short
+    Some(level(is_short, available_percent, settings.pressure_available_high))
+}
+
+/// Returns the level at which so much memory is available. `plenty_percent` is what has to be for plenty.
+const fn level(is_short: bool, available_percent: u64, plenty_percent: u64) -> MemoryLevel {
+    match (is_short, available_percent < plenty_percent) {
+        (true, _) => MemoryLevel::Short,
+        (false, true) => MemoryLevel::Low,
+        (false, false) => MemoryLevel::Plenty,
+    }
+}
+
+fn log_change(is_short: bool, run_when: RunWhen) {
+    let now = match (is_short, run_when) {
+        (true, RunWhen::Pressure) => "is short: merging",
+        (false, RunWhen::Pressure) => "is not short: merging pauses",
+        (true, RunWhen::Always) => "is short: huge pages are split for less",
+        (false, RunWhen::Always) => "is not short any more",
+    };
+    tracing::info!("memory {now}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_low_between_the_marks() {
+        assert_eq!(level(false, 30, 30), MemoryLevel::Plenty);
+        assert_eq!(level(false, 29, 30), MemoryLevel::Low);
+        // Tasks wait for it, or it was short a moment ago.
+        assert_eq!(level(true, 90, 30), MemoryLevel::Short);
+    }
 }

@@ -3,12 +3,16 @@
 use std::ops::RangeInclusive;
 
 use bindery_advisor::{MAX_CPU_PERCENT, Mode, PAGES_TO_SCAN, TARGET_SCAN_TIME_S};
+use bindery_merge::HugeMode;
 
 use super::RunWhen;
 use crate::{PERIODS, WORKERS};
 
 /// Percents, as marks of memory and of stalls are given.
 const PERCENTS: RangeInclusive<u64> = 0..=100;
+
+/// Pages of one huge page.
+const BLOCK_PAGES: u64 = bindery_wire::lane::BLOCK_PAGES as u64;
 
 /// What `pressure_hold` may be, in seconds.
 const HOLDS_S: RangeInclusive<u64> = 0..=86_400;
@@ -29,6 +33,9 @@ pub fn allowed_numbers(name: &str) -> Option<RangeInclusive<u64>> {
         | "pressure_stall_high"
         | "pressure_stall_low" => PERCENTS,
         "pressure_hold" => HOLDS_S,
+        "huge_pages_gain" | "huge_pages_gain_low" | "huge_pages_gain_short" => 1..=BLOCK_PAGES,
+        "huge_pages_hot" | "huge_pages_thin" => 0..=BLOCK_PAGES,
+        "huge_pages_patience" => 1..=255,
         _ => return None,
     })
 }
@@ -39,6 +46,7 @@ pub fn allowed_words(name: &str) -> Vec<&'static str> {
     match name {
         "advisor_mode" => Mode::ALL.map(Mode::name).to_vec(),
         "run_when" => RunWhen::ALL.map(RunWhen::name).to_vec(),
+        "huge_pages" => HugeMode::ALL.map(HugeMode::name).to_vec(),
         _ => Vec::new(),
     }
 }

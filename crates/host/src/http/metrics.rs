@@ -131,6 +131,26 @@ const COUNTS: &[Figure<Counts>] = &[
     counter("pages_never_total", "Pages that will never be merged.", |counts| {
         counts.pages_never as f64
     }),
+    gauge("huge_pages", "Huge pages, of 2 MiB, that are left whole.", |counts| {
+        counts.huge_pages as f64
+    }),
+    gauge(
+        "huge_pages_split",
+        "Huge pages that are split for their pages to be merged.",
+        |counts| counts.huge_pages_split as f64,
+    ),
+    counter("huge_splits_total", "Huge pages split.", |counts| counts.huge_splits as f64),
+    counter(
+        "huge_kept_hot_total",
+        "Huge pages worth splitting, kept for their writes.",
+        |counts| counts.huge_kept_hot as f64,
+    ),
+    counter("collapses_thin_total", "Huge pages made again: too little was merged.", |counts| {
+        counts.collapses_thin as f64
+    }),
+    counter("collapses_hot_total", "Huge pages made again: too much was written.", |counts| {
+        counts.collapses_hot as f64
+    }),
     counter("merge_cpu_seconds_total", "CPU time for merging in guests' processes.", |counts| {
         micro(counts.guest_cpu_time_us)
     }),

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use bindery_units::{PageIndex, PageRange};
 use bindery_wire::lane::{BLOCK_PAGES, BlockSample, BlockState};
 
-use crate::huge::HugePolicy;
+use crate::huge::{HugePolicy, HugeSettings};
 
 /// Longest rests between two samples, as powers of two of periods: of what is absent, changes, and has not
 /// enough to gain; and of what was made whole again.
@@ -96,6 +96,8 @@ pub(crate) struct Blocks {
     blocks: Vec<Block>,
     fingerprints: BTreeMap<u32, Fingerprints>,
     period: u32,
+    /// Settings of the last period.
+    settings: HugeSettings,
 }
 
 fn number_of(page: PageIndex) -> u32 {
@@ -108,9 +110,15 @@ fn numbers(range: PageRange) -> std::ops::Range<u32> {
 }
 
 impl Blocks {
-    /// Starts the next period.
-    pub(crate) const fn begin_period(&mut self) {
+    /// Starts the next period. No block rests any longer if the settings are others than before.
+    pub(crate) fn begin_period(&mut self, policy: &HugePolicy) {
         self.period = self.period.wrapping_add(1);
+        if self.settings != policy.settings {
+            self.settings = policy.settings;
+            for block in &mut self.blocks {
+                (block.due, block.rest_log2) = (self.period, 0);
+            }
+        }
     }
 
     fn block(&mut self, number: u32) -> &mut Block {

@@ -2,6 +2,7 @@
 
 mod audit;
 mod compaction;
+mod huge;
 mod model;
 mod numbers;
 mod process;

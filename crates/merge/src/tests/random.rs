@@ -10,7 +10,7 @@ use super::model::ModelGuest;
 use super::process::Line;
 use crate::grant::Grant;
 use crate::stable::BACK_OFF_MAX;
-use crate::{Engine, MergeSettings, PERIOD};
+use crate::{Engine, HugeMode, HugeSettings, MemoryLevel, MergeSettings, PERIOD};
 
 const GUESTS: usize = 4;
 const PAGES: u32 = 700;
@@ -18,23 +18,80 @@ const PAGES: u32 = 700;
 #[derive(Clone, Debug)]
 enum Step {
     Period,
-    Write { guest: usize, first: u32, count: u32, content: u64 },
-    Fill { guest: usize, first: u32, count: u32, content: u64 },
-    Discard { guest: usize, first: u32, count: u32 },
-    Unrest { guest: usize, writes: u32 },
-    Busy { guest: usize, busy: bool },
-    Stall { guest: usize, requests: u32 },
-    Resume { guest: usize },
-    Disconnect { guest: usize, requests: u32 },
-    Reconnect { guest: usize },
-    Announce { guest: usize },
-    End { guest: usize },
-    Shrink { guest: usize, first: u32, count: u32 },
-    Grow { guest: usize },
-    Unmerge { guest: usize },
-    Merge { guest: usize },
-    Workers { workers: usize },
-    Fork { guest: usize },
+    Write {
+        guest: usize,
+        first: u32,
+        count: u32,
+        content: u64,
+    },
+    Fill {
+        guest: usize,
+        first: u32,
+        count: u32,
+        content: u64,
+    },
+    Discard {
+        guest: usize,
+        first: u32,
+        count: u32,
+    },
+    Unrest {
+        guest: usize,
+        writes: u32,
+    },
+    Busy {
+        guest: usize,
+        busy: bool,
+    },
+    Stall {
+        guest: usize,
+        requests: u32,
+    },
+    Resume {
+        guest: usize,
+    },
+    Disconnect {
+        guest: usize,
+        requests: u32,
+    },
+    Reconnect {
+        guest: usize,
+    },
+    Announce {
+        guest: usize,
+    },
+    End {
+        guest: usize,
+    },
+    Shrink {
+        guest: usize,
+        first: u32,
+        count: u32,
+    },
+    Grow {
+        guest: usize,
+    },
+    Unmerge {
+        guest: usize,
+    },
+    Merge {
+        guest: usize,
+    },
+    Workers {
+        workers: usize,
+    },
+    Fork {
+        guest: usize,
+    },
+    /// The guest's blocks are huge pages, where they can be, or not any more.
+    Huge {
+        guest: usize,
+        is_huge: bool,
+    },
+    Mode {
+        mode: HugeMode,
+        memory: MemoryLevel,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -64,6 +121,15 @@ fn step() -> impl Strategy<Value = Step> {
         1 => guest().prop_map(|guest| Step::Merge { guest }),
         1 => (1usize..4).prop_map(|workers| Step::Workers { workers }),
         2 => guest().prop_map(|guest| Step::Fork { guest }),
+        1 => (guest(), 0u64..200).prop_map(|(guest, content)| {
+            Step::Write { guest, first: 0, count: PAGES, content }
+        }),
+        2 => (guest(), prop::bool::weighted(0.8))
+            .prop_map(|(guest, is_huge)| Step::Huge { guest, is_huge }),
+        1 => (0..3usize, 0..3usize).prop_map(|(mode, memory)| Step::Mode {
+            mode: HugeMode::ALL[mode],
+            memory: [MemoryLevel::Plenty, MemoryLevel::Low, MemoryLevel::Short][memory],
+        }),
     ]
 }
 
@@ -162,6 +228,14 @@ impl World {
             }
             Step::Workers { workers } => self.engine.set_workers(workers),
             Step::Fork { guest } => self.guests[guest].process().fork(),
+            Step::Huge { guest, is_huge } => {
+                self.guests[guest].process().has_huge_pages = is_huge;
+            }
+            Step::Mode { mode, memory } => {
+                let settings = HugeSettings { mode, patience: 2, ..HugeSettings::default() };
+                self.engine.set_huge_pages(settings);
+                self.engine.set_memory(memory);
+            }
             Step::Stall { .. } | Step::Resume { .. } => {}
         }
     }
@@ -176,6 +250,8 @@ impl World {
         for guest in 0..GUESTS {
             let mut process = self.guests[guest].process();
             (process.unrest, process.busy, process.fails_in) = (0, false, None);
+            // What is kept whole is not shared.
+            process.has_huge_pages = false;
             drop(process);
             match self.guests[guest].line() {
                 Line::Closed => self.reconnect(guest),
@@ -184,6 +260,11 @@ impl World {
             }
             self.guests[guest].announce();
             self.apply(&Step::Merge { guest });
+        }
+        // What rests is looked at, for it is to be treated otherwise.
+        for mode in [HugeMode::Keep, HugeMode::Break] {
+            self.apply(&Step::Mode { mode, memory: MemoryLevel::Plenty });
+            self.apply(&Step::Period);
         }
         // A period that is over at once has one round, of one block of one guest.
         let rounds =
