@@ -3,6 +3,7 @@
 //! CPU time is read from the kernel, not asked of the contender: ksmd's thread, or the daemon's
 //! process and what it costs in the guests' processes.
 
+mod footprint;
 mod metadata;
 
 use std::{
@@ -14,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use bindery_advisor::Mode;
+use bindery_advisor::Mode as AdvisorMode;
 use bindery_host::{
     PERIODS,
     client::{Client, ClientError},
@@ -24,9 +25,12 @@ use bindery_host::{
 };
 use bindery_sys::thread::CpuClock;
 use bindery_testkit::bindery::{self, Bindery};
-use bindery_testkit::machine::{KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time};
+use bindery_testkit::machine::{
+    KsmCounters, KsmGuard, KsmSettings, ksmd_cpu_time, thread_cpu_times,
+};
 
 pub(crate) use self::metadata::Metadata;
+use crate::{choice, huge::Mode};
 
 /// How fast KSM runs.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +49,7 @@ pub(crate) const KSM_SLEEP: Duration = Duration::from_millis(20);
 impl KsmPace {
     /// Zero pages go to the kernel's zero page either way: that costs KSM less than a chain of
     /// reverse mappings, and it is what Bindery does with them.
-    fn settings(self) -> KsmSettings {
+    pub(crate) fn settings(self) -> KsmSettings {
         let full_speed = KsmSettings { use_zero_pages: Some(true), ..KsmSettings::full_speed() };
         match self {
             Self::FullSpeed => full_speed,
@@ -78,6 +82,17 @@ pub(crate) enum Engine {
         /// The program.
         program: PathBuf,
     },
+    /// A daemon that treats huge pages in one of its ways.
+    HugePages {
+        /// How many workers it has.
+        workers: u32,
+        /// Its merge period.
+        period: Duration,
+        /// The way.
+        mode: Mode,
+        /// The program.
+        program: PathBuf,
+    },
     /// A daemon that is paced.
     Paced {
         /// How many workers it has.
@@ -101,6 +116,7 @@ impl fmt::Display for Engine {
             }
             Self::Bindery { workers: 1, .. } => f.write_str("Bindery, 1 worker"),
             Self::Bindery { workers, .. } => write!(f, "Bindery, {workers} workers"),
+            Self::HugePages { mode, .. } => write!(f, "Bindery, {}", choice::name(mode)),
             Self::Paced { workers, .. } => write!(f, "Bindery, {workers} workers, paced"),
         }
     }
@@ -122,6 +138,11 @@ pub(crate) struct Daemon {
     /// thread each time, which is charged to it as merging.
     connection: RefCell<Option<Client>>,
     _stopped: KsmGuard,
+}
+
+/// As fast as it goes, as KSM is set.
+fn full_speed() -> Change {
+    Change { advisor_mode: Some(AdvisorMode::None), ..Change::default() }
 }
 
 pub(crate) fn process_cpu_time(pid: u32) -> Result<Duration> {
@@ -146,16 +167,20 @@ impl Merger {
                 Ok(Self::Ksm(guard))
             }
             Engine::Bindery { workers, period, program } => {
-                // As fast as it goes, as KSM is set.
-                let pace = Change { advisor_mode: Some(Mode::None), ..Change::default() };
-                let daemon = Daemon::start(*workers, *period, pace, program)?;
-                Ok(Self::Bindery(Box::new(daemon)))
+                Daemon::start(*workers, *period, full_speed(), &[], program).map(Self::of)
+            }
+            Engine::HugePages { workers, period, mode, program } => {
+                let arguments = ["--huge-pages", &choice::name(mode)];
+                Daemon::start(*workers, *period, full_speed(), &arguments, program).map(Self::of)
             }
             Engine::Paced { workers, period, pace, program } => {
-                let daemon = Daemon::start(*workers, *period, *pace, program)?;
-                Ok(Self::Bindery(Box::new(daemon)))
+                Daemon::start(*workers, *period, *pace, &[], program).map(Self::of)
             }
         }
+    }
+
+    fn of(daemon: Daemon) -> Self {
+        Self::Bindery(Box::new(daemon))
     }
 
     /// Starts to merge.
@@ -204,6 +229,19 @@ impl Merger {
         }
     }
 
+    /// CPU time spent on merging so far: its own, and that of the shim's threads in the processes of
+    /// `guests`, which are at work meanwhile. What a guest's own threads spend on faults is not in it,
+    /// neither with a shim nor with KSM.
+    pub(crate) fn threads_cpu_time(&self, guests: impl Iterator<Item = u32>) -> Result<Duration> {
+        let mut sum = self.own_cpu_time()?;
+        for pid in guests {
+            let threads = thread_cpu_times(pid)?;
+            let shim = threads.iter().filter(|thread| thread.name.starts_with("bindery-"));
+            sum += shim.map(|thread| thread.time).sum::<Duration>();
+        }
+        Ok(sum)
+    }
+
     /// Pages saved now, zero pages among them.
     pub(crate) fn pages_saved(&self) -> Result<u64> {
         match self {
@@ -230,6 +268,14 @@ impl Merger {
                 Ok(daemon.status()?.domains.iter().any(|domain| domain.counts.pages_managed > 0))
             }
         }
+    }
+
+    /// Returns true once `pages` pages are managed. With kernel KSM that is at once.
+    pub(crate) fn has_taken_all(&self, pages: u64) -> Result<bool> {
+        let Self::Bindery(daemon) = self else { return Ok(true) };
+        let status = daemon.status()?;
+        let managed = status.domains.iter().map(|domain| domain.counts.pages_managed);
+        Ok(managed.sum::<u64>() >= pages)
     }
 
     /// How often all memory was looked at so far.
@@ -287,13 +333,20 @@ impl Merger {
 }
 
 impl Daemon {
-    fn start(workers: u32, period: Duration, pace: Change, program: &Path) -> Result<Self> {
+    fn start(
+        workers: u32,
+        period: Duration,
+        pace: Change,
+        arguments: &[&str],
+        program: &Path,
+    ) -> Result<Self> {
         let stopped = KsmGuard::stopped()?;
         // No guest is merged before the first period that it is there for: the longest of all ends
         // when the real one is set.
         let (workers, longest) = (workers.to_string(), format!("{}ms", PERIODS.end().as_millis()));
         let bindery = Bindery::at(program).with_log_level("warn");
-        let daemon = bindery.daemon(&["--workers", &workers, "--period", &longest])?;
+        let own = ["--workers", &workers, "--period", &longest];
+        let daemon = bindery.daemon(&[&own, arguments].concat())?;
         Ok(Self { daemon, period, pace, connection: RefCell::default(), _stopped: stopped })
     }
 

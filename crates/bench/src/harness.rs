@@ -11,6 +11,7 @@
 //!
 //! Everything here runs on the caller's thread; a contender may start threads of its own.
 
+mod bar;
 pub mod ledger;
 mod table;
 mod turns;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
+pub use self::bar::Bar;
 pub use self::table::{Table, significant};
 pub use self::turns::{interleave, take_turns};
 

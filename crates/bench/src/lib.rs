@@ -7,6 +7,7 @@ pub mod dirty;
 mod engine;
 pub mod guests;
 pub mod harness;
+pub mod huge;
 pub mod index;
 mod interrupt;
 pub mod machine;
@@ -14,6 +15,7 @@ pub mod merge;
 pub mod overhead;
 pub mod page;
 pub mod pool;
+mod settle;
 pub mod steady;
 
 pub use interrupt::check as stop_if_interrupted;

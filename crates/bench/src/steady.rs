@@ -95,9 +95,7 @@ fn scan_cpu_us(engine: &Engine, dataset: &Dataset, options: &Options) -> Result<
     let mut crowd = Crowd::start(&merger, dataset)?;
     crowd.merge()?;
     wait_until_merged(&merger, dataset)?;
-    // KSM passes over pages the more often the longer they did not merge (should_skip_rmap_item in
-    // mm/ksm.c), Bindery over blocks the longer they were not written: let both settle.
-    wait_for_scans(&merger, SETTLING_SCANS)?;
+    settle_scans(&merger)?;
     let (scans, cpu) = (merger.full_scans()?, merger.cpu_time(crowd.pids())?);
     wait_for_scans(&merger, options.scans)?;
     let (scans, cpu) = (merger.full_scans()? - scans, merger.cpu_time(crowd.pids())? - cpu);
@@ -106,6 +104,13 @@ fn scan_cpu_us(engine: &Engine, dataset: &Dataset, options: &Options) -> Result<
     drop(crowd);
     merger.stop()?;
     Ok(cpu.as_secs_f64() * 1e6 / scans as f64)
+}
+
+/// Waits until whoever merges passes over as much as it ever will: KSM over pages the more often the
+/// longer they did not merge (should_skip_rmap_item in mm/ksm.c), Bindery over blocks the longer they
+/// were not written.
+pub(crate) fn settle_scans(merger: &Merger) -> Result<()> {
+    wait_for_scans(merger, SETTLING_SCANS)
 }
 
 fn wait_for_scans(merger: &Merger, scans: u64) -> Result<()> {

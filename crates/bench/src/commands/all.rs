@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::{Arguments, Outcome};
 
 /// Every measurement, by the words that start it.
-const ALL: [&str; 13] = [
+const ALL: [&str; 14] = [
     "page",
     "index",
     "dirty",
@@ -21,6 +21,7 @@ const ALL: [&str; 13] = [
     "steady",
     "guests",
     "overhead",
+    "huge",
     "advisor",
     "pool write",
     "pool read",

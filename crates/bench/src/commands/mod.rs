@@ -5,6 +5,8 @@ mod all;
 mod dirty;
 mod guest_process;
 mod guests;
+mod huge;
+mod huge_process;
 mod index;
 mod merge;
 mod outcome;
@@ -23,6 +25,8 @@ use self::all::AllArgs;
 use self::dirty::DirtyArgs;
 use self::guest_process::GuestProcessArgs;
 use self::guests::GuestsArgs;
+use self::huge::HugeArgs;
+use self::huge_process::HugeProcessArgs;
 use self::index::IndexArgs;
 use self::merge::MergeArgs;
 pub(crate) use self::outcome::Outcome;
@@ -125,6 +129,17 @@ Examples:
 Boots QEMU guests from the kit that `cargo xtask setup` fetches, once for each contender and round.
 Sets and restores KSM's settings: run it as root, on a machine that does nothing else.")]
     Overhead(OverheadArgs),
+    /// Leave huge pages whole where that is worth it, beside kernel KSM and nobody
+    #[command(after_help = "\
+Examples:
+  bindery-bench huge --parts plain --rounds 1
+  bindery-bench huge --parts duplicates --shares 25 --runs 64,512 --hot half --plot huge.svg
+  bindery-bench huge --parts guests,keeping --json
+
+All layouts of duplicates take an hour a round. The guests come from the kit that `cargo xtask setup`
+fetches. Sets and restores settings of KSM and of huge pages: run it as root, on a machine that does
+nothing else.")]
+    Huge(HugeArgs),
     /// Pace scans: Bindery's advisor, on kernel KSM and on its own engine, beside the kernel's
     #[command(after_help = "\
 Examples:
@@ -157,6 +172,9 @@ nothing else. A measurement that fails is recorded with its reason, and the rest
     /// A guest's process for the benchmarks
     #[command(hide = true)]
     GuestProcess(GuestProcessArgs),
+    /// A program with huge pages for the benchmarks
+    #[command(hide = true)]
+    HugeProcess(HugeProcessArgs),
 }
 
 impl Command {
@@ -170,10 +188,12 @@ impl Command {
             Self::Steady(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Guests(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Overhead(arguments) => Outcome::of(&arguments.run(&product()?)?),
+            Self::Huge(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Advisor(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Pool { command } => return command.run(),
             Self::All(arguments) => return arguments.run(bindery),
             Self::GuestProcess(arguments) => return arguments.run().map(|()| None),
+            Self::HugeProcess(arguments) => return arguments.run().map(|()| None),
         }
         .map(Some)
     }

@@ -3,39 +3,13 @@
 use anyhow::Result;
 use bindery_dirty::Tree;
 use bindery_units::{PageIndex, PageRange};
-use serde::Serialize;
 
 use super::marks::{Marks, ONE, RANGE, TWO};
 use super::{
     ATOMIC_BITMAP, COLD_HARVEST, Comparison, FLAT, HARVEST, LIST, OWN_BITMAP, Order, RUNS,
     RUNS_ALONE, SEED_TREE, TREE, TREE_ALONE, random_pages,
 };
-use crate::harness::{Table, median, significant, timed};
-
-/// One bar.
-#[derive(Debug, Serialize)]
-pub struct Bar {
-    /// What is compared.
-    pub name: String,
-    /// What was found.
-    pub found: f64,
-    /// What it must be at least, or at most.
-    pub wanted: f64,
-    /// Whether more is better.
-    pub at_least: bool,
-}
-
-impl Bar {
-    fn new(name: impl Into<String>, found: f64, wanted: f64, at_least: bool) -> Self {
-        Self { name: name.into(), found, wanted, at_least }
-    }
-
-    /// Whether the tree is as good as it must be.
-    #[must_use]
-    pub fn is_met(&self) -> bool {
-        if self.at_least { self.found >= self.wanted } else { self.found <= self.wanted }
-    }
-}
+use crate::harness::{Bar, median, timed};
 
 /// Those bars for which the run has the figures.
 pub(super) fn of(comparisons: &[Comparison], marks: &Marks, rounds: usize) -> Result<Vec<Bar>> {
@@ -56,7 +30,7 @@ pub(super) fn of(comparisons: &[Comparison], marks: &Marks, rounds: usize) -> Re
         ];
         for (found, name, wanted, at_least) in list {
             let name = format!("{figure}, {tree}: {name}");
-            bars.extend(found.map(|found| Bar::new(name, found, wanted, at_least)));
+            bars.extend(found.map(|found| bar(name, found, wanted, at_least)));
         }
     }
     let by = |contender, how| marks.of(contender, how);
@@ -86,10 +60,14 @@ pub(super) fn of(comparisons: &[Comparison], marks: &Marks, rounds: usize) -> Re
         ),
     ];
     for (found, name, wanted, at_least) in list {
-        bars.extend(found.map(|found| Bar::new(name, found, wanted, at_least)));
+        bars.extend(found.map(|found| bar(name, found, wanted, at_least)));
     }
-    bars.push(Bar::new("harvest of 16 pages of 16 GiB, µs", few_of_many(rounds)?, 1.0, false));
+    bars.push(Bar::at_most("harvest of 16 pages of 16 GiB, µs", few_of_many(rounds)?, 1.0));
     Ok(bars)
+}
+
+fn bar(name: impl Into<String>, found: f64, wanted: f64, at_least: bool) -> Bar {
+    Bar { name: name.into(), found, wanted, at_least }
 }
 
 /// What a harvest of 16 random pages of a guest of 16 GiB takes, in µs.
@@ -112,14 +90,4 @@ fn few_of_many(rounds: usize) -> Result<f64> {
         times.push(time.as_nanos() as f64 / 1e3);
     }
     Ok(median(&times))
-}
-
-pub(super) fn table(bars: &[Bar]) -> Table {
-    let mut table = Table::new("bars", &["", "found", "wanted", ""]);
-    for bar in bars {
-        let wanted = if bar.at_least { "≥ " } else { "≤ " }.to_owned() + &significant(bar.wanted);
-        let met = if bar.is_met() { "met" } else { "NOT met" }.to_owned();
-        table.push(vec![bar.name.clone(), significant(bar.found), wanted, met]);
-    }
-    table
 }

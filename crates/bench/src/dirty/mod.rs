@@ -23,9 +23,8 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use crate::harness::{Measured, SampleSet, Table, median, significant, take_turns, timed};
+use crate::harness::{Bar, Measured, SampleSet, Table, median, significant, take_turns, timed};
 
-pub use self::bars::Bar;
 use self::contender::{
     Contender, Flat, HiSparse, List, Lists, Own, OwnBitmap, Roaring, SeedBitmap, SeedTree, VmMemory,
 };
@@ -264,7 +263,7 @@ impl fmt::Display for Report {
             }
         }
         writeln!(f, "{}", self.marks.table())?;
-        writeln!(f, "{}", bars::table(&self.bars))?;
+        writeln!(f, "{}", Bar::table(&self.bars))?;
         write!(f, "{}", self.epochs)
     }
 }

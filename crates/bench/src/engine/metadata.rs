@@ -9,9 +9,11 @@ pub(crate) struct Metadata {
     /// Pages that books are kept about: those that KSM scans, or those that are managed.
     pages: u64,
     /// Tables and indices, in bytes.
-    tables_bytes: u64,
+    pub(super) tables_bytes: u64,
     /// What the mappings of merged pages cost the kernel, in bytes. KSM needs none.
-    mappings_bytes: u64,
+    pub(super) mappings_bytes: u64,
+    /// True if the kernel has the tables, and not the daemon and the shim.
+    pub(super) is_kernels: bool,
 }
 
 /// A `ksm_rmap_item`, one a scanned page, and a `ksm_stable_node`, one a merged content
@@ -28,7 +30,7 @@ impl Metadata {
         // is the number of items.
         let items = ksm.pages_shared + ksm.pages_sharing + ksm.pages_unshared + ksm.pages_volatile;
         let tables_bytes = KSM_BYTES * (items + ksm.pages_shared);
-        Self { pages: items, tables_bytes, mappings_bytes: 0 }
+        Self { pages: items, tables_bytes, mappings_bytes: 0, is_kernels: true }
     }
 
     pub(super) fn of_daemon(status: &HostStatus) -> Self {

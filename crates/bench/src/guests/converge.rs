@@ -1,6 +1,6 @@
 //! One contender's run: guests booted, at rest, merged until nothing more is found.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bindery_testkit::machine::{MemorySnapshot, back_free_memory, drop_caches};
@@ -10,31 +10,11 @@ use super::{Options, fleet::Fleet};
 use crate::{
     engine::{Engine, Merger},
     harness::Measured,
-    interrupt,
+    settle::{self, Course, Patience},
 };
 
 /// An engine that still gains by then never comes to rest.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Merging has converged when for so long, and for so many scans of all memory, it gained less than
-/// [`GAIN`].
-const QUIET: Duration = Duration::from_secs(8);
-const SCANS: u64 = 4;
-const GAIN: f64 = 0.01;
-
-/// The share of the final saving at which an engine counts as done: what is left is the noise of
-/// the guests' own work.
-const DONE: f64 = 0.98;
-
-const INTERVAL: Duration = Duration::from_millis(100);
-
-/// One look at merging.
-#[derive(Clone, Copy)]
-struct Sample {
-    time: Duration,
-    cpu: Duration,
-    saved_pages: u64,
-}
 
 /// The machine's memory and the guests'.
 struct Memory {
@@ -60,10 +40,10 @@ pub(super) fn run(engine: &Engine, options: &Options) -> Result<Measured> {
     let (before, mappings) = (Memory::now(&fleet)?, fleet.mappings()?);
     // Contents and tables take less than this.
     back_free_memory(ByteCount(options.memory().0 / 4));
-    let samples = watch(&merger, &fleet)?;
+    let course = watch(&merger, &fleet)?;
     let (after, metadata) = (Memory::now(&fleet)?, merger.metadata()?);
     let mappings = fleet.mappings()?.saturating_sub(mappings);
-    let (done, busy) = (converged(&samples), busy_afterwards(&samples));
+    let (done, busy) = (course.converged(), course.busy_afterwards());
     fleet.verify(&digests)?;
     fleet.end();
     merger.stop()?;
@@ -87,85 +67,14 @@ const fn pages(count: u64) -> ByteCount {
 }
 
 /// Merges until nothing more is found.
-fn watch(merger: &Merger, fleet: &Fleet) -> Result<Vec<Sample>> {
-    let cpu_time = || -> Result<Duration> { Ok(merger.own_cpu_time()? + fleet.shim_cpu_time()?) };
-    let (cpu_before, scans_before) = (cpu_time()?, merger.full_scans()?);
-    merger.begin()?;
-    let start = Instant::now();
-    let mut samples = Vec::new();
-    loop {
-        let saved_pages = merger.pages_saved()?;
-        let cpu = cpu_time()?.saturating_sub(cpu_before);
-        samples.push(Sample { time: start.elapsed(), cpu, saved_pages });
-        // A question costs the daemon CPU time, and ksmd none.
-        let scans = || Ok::<_, anyhow::Error>(merger.full_scans()? - scans_before);
-        if saved_pages > 0 && is_quiet(&samples) && scans()? >= SCANS {
-            return Ok(samples);
-        }
-        ensure!(
-            start.elapsed() < PATIENCE,
-            "merging has not come to rest after {PATIENCE:?}: {saved_pages} pages saved in {} scans",
-            scans()?
-        );
-        interrupt::rest(INTERVAL)?;
-    }
-}
-
-/// The sample that was the last one [`QUIET`] before the end.
-fn before_quiet(samples: &[Sample]) -> Option<&Sample> {
-    let end = samples.last()?.time;
-    samples.iter().rev().find(|sample| end - sample.time >= QUIET)
-}
-
-fn is_quiet(samples: &[Sample]) -> bool {
-    let (Some(last), Some(earlier)) = (samples.last(), before_quiet(samples)) else { return false };
-    let gained = last.saved_pages.saturating_sub(earlier.saved_pages);
-    (gained as f64) < GAIN * last.saved_pages as f64
-}
-
-/// The first sample that has nearly all of the final saving.
-fn converged(samples: &[Sample]) -> Sample {
-    let last = samples.last().expect("watching takes a sample first");
-    let enough = DONE * last.saved_pages as f64;
-    *samples.iter().find(|sample| sample.saved_pages as f64 >= enough).unwrap_or(last)
-}
-
-/// The share of a CPU that merging takes once it has converged.
-fn busy_afterwards(samples: &[Sample]) -> f64 {
-    let (Some(last), Some(earlier)) = (samples.last(), before_quiet(samples)) else {
-        return f64::NAN;
-    };
-    (last.cpu - earlier.cpu).as_secs_f64() / (last.time - earlier.time).as_secs_f64()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn samples(saved_pages: &[u64]) -> Vec<Sample> {
-        let sample = |(&saved_pages, second)| Sample {
-            time: Duration::from_secs(second),
-            cpu: Duration::from_millis(100 * second),
-            saved_pages,
-        };
-        saved_pages.iter().zip(0..).map(sample).collect()
-    }
-
-    #[test]
-    fn convergence_is_where_nearly_all_is_saved() {
-        let done = converged(&samples(&[0, 500, 979, 981, 1000, 1000]));
-        assert_eq!((done.time, done.cpu), (Duration::from_secs(3), Duration::from_millis(300)));
-    }
-
-    #[test]
-    fn quiet_is_a_long_stretch_without_gain() {
-        let growing: Vec<u64> = (0..20).map(|second| second * 100).collect();
-        assert!(!is_quiet(&samples(&growing)));
-        let mut level = growing;
-        level.extend([1900; 7]);
-        assert!(!is_quiet(&samples(&level)));
-        level.extend([1900; 2]);
-        assert!(is_quiet(&samples(&level)));
-        assert!((busy_afterwards(&samples(&level)) - 0.1).abs() < 1e-9);
-    }
+fn watch(merger: &Merger, fleet: &Fleet) -> Result<Course> {
+    let cpu_time = || merger.threads_cpu_time(fleet.pids());
+    let course = settle::watch(merger, Patience { idle: PATIENCE, limit: PATIENCE }, cpu_time)?;
+    ensure!(
+        course.is_settled && course.last().saved_pages > 0,
+        "merging has not come to rest after {PATIENCE:?}: {} pages saved in {} scans",
+        course.last().saved_pages,
+        course.scans
+    );
+    Ok(course)
 }

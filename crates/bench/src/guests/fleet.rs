@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use bindery_testkit::{
     guest::{GuestImage, ImageKind, Kit, Qemu, QemuGuest},
-    machine::{ProcessMemory, sum_pss, thread_cpu_times},
+    machine::{ProcessMemory, sum_pss},
 };
 use bindery_units::ByteCount;
 
@@ -144,19 +144,6 @@ impl Fleet {
         for pid in self.pids() {
             let maps = std::fs::read(format!("/proc/{pid}/maps"))?;
             sum += maps.iter().filter(|&&byte| byte == b'\n').count() as u64;
-        }
-        Ok(sum)
-    }
-
-    /// CPU time of the shim's own threads in all guests' processes so far; nothing without a shim.
-    /// What a guest's own threads spend on faults is not in it, neither with a shim nor with KSM:
-    /// `bindery-bench overhead` measures that.
-    pub(crate) fn shim_cpu_time(&self) -> Result<Duration> {
-        let mut sum = Duration::ZERO;
-        for pid in self.pids() {
-            let threads = thread_cpu_times(pid)?;
-            let shim = threads.iter().filter(|thread| thread.name.starts_with("bindery-"));
-            sum += shim.map(|thread| thread.time).sum::<Duration>();
         }
         Ok(sum)
     }

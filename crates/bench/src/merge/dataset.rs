@@ -113,10 +113,10 @@ impl Dataset {
 }
 
 /// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators".
-pub(super) struct Mix(pub(super) u64);
+pub(crate) struct Mix(pub(crate) u64);
 
 impl Mix {
-    pub(super) const fn next(&mut self) -> u64 {
+    pub(crate) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
