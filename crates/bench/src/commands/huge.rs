@@ -19,13 +19,13 @@ pub(crate) struct HugeArgs {
     /// Bindery's ways with huge pages that take part
     #[arg(long, value_delimiter = ',', default_value = "keep,auto,break")]
     modes: Vec<Mode>,
-    /// Memory of the program with nothing to merge, in MiB
+    /// Memory of the program with nothing to merge, in MiB, rounded down to huge pages
     #[arg(long, default_value_t = 2048, value_parser = mib())]
     mib: u32,
     /// How many programs have duplicates
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=250))]
     processes: u32,
-    /// Memory of each of them, in MiB
+    /// Memory of each of them, in MiB, rounded down to huge pages
     #[arg(long, default_value_t = 512, value_parser = mib())]
     process_mib: u32,
     /// Shares of their pages that are duplicates, in percent

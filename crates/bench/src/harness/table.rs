@@ -80,11 +80,11 @@ fn sample_row(set: &SampleSet, base: &SampleSet) -> Vec<String> {
     row
 }
 
-/// `value` with about three significant digits, as tables print it; a dash for what is not a
-/// number, as the ratio of two zeros.
+/// `value` with about three significant digits, as tables print it; a dash for what is not a finite
+/// number, as a ratio to zero.
 #[must_use]
 pub fn significant(value: f64) -> String {
-    if value.is_nan() {
+    if !value.is_finite() {
         return "-".to_owned();
     }
     let decimals = match value.abs() {

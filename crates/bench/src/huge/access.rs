@@ -1,10 +1,11 @@
 //! Random accesses of eight bytes, timed.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{
     layout::BLOCK_PAGES,
     memory::{Memory, scattered},
+    stopwatch::Stopwatch,
 };
 use crate::merge::dataset::Mix;
 
@@ -42,15 +43,14 @@ pub(super) fn write(memory: &Memory, blocks: &[u32], time: Duration) -> f64 {
 }
 
 fn time_batches(time: Duration, mut access: impl FnMut()) -> f64 {
-    let (start, mut accesses) = (Instant::now(), 0.0);
+    let (watch, mut accesses) = (Stopwatch::start(), 0.0);
     loop {
         for _ in 0..BATCH {
             access();
         }
         accesses += f64::from(BATCH);
-        let elapsed = start.elapsed();
-        if elapsed >= time {
-            return elapsed.as_secs_f64() * 1e9 / accesses;
+        if watch.elapsed() >= time {
+            return watch.stop().as_secs_f64() * 1e9 / accesses;
         }
     }
 }

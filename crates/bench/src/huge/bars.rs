@@ -13,7 +13,7 @@ const LONG_RUN_PAGES: u32 = 64;
 /// Share of KSM's saving that the automatic mode must reach in quiet blocks.
 const AUTO_SHARE: f64 = 0.9;
 
-/// How many times nobody's time an access to a hot block may take.
+/// Time that an access to a hot block may take, in times nobody's.
 const TIME_RATIO: f64 = 1.05;
 
 /// Difference below which two figures are the same: memory and times vary by as much from run to run.

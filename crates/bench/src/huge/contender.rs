@@ -18,9 +18,9 @@ use crate::{
 pub enum Mode {
     /// No huge page is broken.
     Keep,
-    /// Those are broken in which merging gains more than the huge page does.
+    /// Huge pages are broken in which merging gains more than they do.
     Auto,
-    /// Those are broken in which anything can be merged.
+    /// Huge pages are broken in which anything can be merged.
     Break,
 }
 
@@ -69,7 +69,7 @@ impl Contender {
         Self { name: mode.to_string(), engine }
     }
 
-    /// All whose merging can be told from nobody's, and nobody first. The eager KSM looks at `pages`
+    /// Returns nobody, both paces of KSM and the modes that take part. The eager KSM looks at `pages`
     /// pages.
     pub(super) fn all(pages: u64, options: &Options) -> Vec<Self> {
         let mut all = vec![Self::nobody(), Self::ksm(), Self::eager_ksm(pages, options)];
@@ -77,7 +77,7 @@ impl Contender {
         all
     }
 
-    /// As [`Self::all`], with one KSM, at full speed.
+    /// Returns nobody, KSM at full speed and the modes that take part.
     pub(super) fn with_one_ksm(options: &Options) -> Vec<Self> {
         let mut all = vec![Self::nobody(), Self::ksm()];
         all.extend(options.modes.iter().map(|&mode| Self::bindery(mode, options)));

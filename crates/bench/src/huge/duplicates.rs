@@ -1,7 +1,8 @@
 //! Programs with huge pages, some of whose small pages are duplicates of the others'.
 //!
-//! For each contender the programs offer memory, fill it, and keep some of its blocks hot. The engine
-//! begins then, and merges until the saving changes no more. What it saves is the memory that the
+//! For each contender the programs offer memory, fill it, and keep some of its blocks hot. KSM begins
+//! then; a daemon takes memory before it is filled, and merges what has rested. What they take counts
+//! from then on, until the saving changes no more. What it saves is the memory that the
 //! same programs took with nobody merging in the same round, less what they and all that merging
 //! needs take now. KSM rests while accesses are timed, in its favour: at full speed it would take a
 //! CPU and the caches from them. A daemon goes on.
@@ -133,7 +134,8 @@ pub(super) fn savings(sets: &[SampleSet]) -> Result<Vec<Samples>> {
 }
 
 fn measure(contender: &Contender, layout: &Layout, options: &Options) -> Result<Measured> {
-    let merger = Merger::hold(&contender.engine)?;
+    let merger = Merger::start(&contender.engine)?;
+    merger.pause()?;
     let mut programs = Program::start_all(&merger, layout)?;
     Program::ask_all(&mut programs, "fill")?;
     Program::ask_all(&mut programs, "heat")?;
@@ -173,7 +175,7 @@ fn settle(
 }
 
 /// Adds what merging took until it came to rest.
-pub(super) fn and_course(measured: Measured, course: Option<&Course>) -> Measured {
+fn and_course(measured: Measured, course: Option<&Course>) -> Measured {
     let done = course.map(Course::converged);
     let mib = |pages: u64| ByteCount(pages * PAGE_BYTES as u64).mib();
     let seconds = |time: Duration| time.as_secs_f64();

@@ -14,14 +14,14 @@ use serde::Serialize;
 use super::{
     Options,
     contender::{Contender, NOBODY, names},
-    duplicates::{MEMORY, and_course, savings},
+    duplicates::{MEMORY, savings},
     smaps,
 };
 use crate::{
     engine::Merger,
     guests::fleet::Fleet,
     harness::{Bar, Measured, SampleSet, Samples, median, take_turns},
-    settle::{self, Patience},
+    settle::{self, Course, Patience},
 };
 
 /// An engine that has saved nothing of guests by then will not.
@@ -29,7 +29,7 @@ const IDLE: Duration = Duration::from_secs(30);
 
 const BOOT: &str = "boot";
 
-/// How many times nobody's time a boot may take.
+/// Time that a boot may take, in times nobody's.
 const BOOT_RATIO: f64 = 1.05;
 
 /// Figures of guests.
@@ -56,6 +56,7 @@ fn measure(contender: &Contender, options: &Options) -> Result<Measured> {
     drop_caches()?;
     let idle = MemorySnapshot::take_settled()?.used();
     let merger = Merger::start(&contender.engine)?;
+    let cpu_before = merger.own_cpu_time()?;
     let kinds = vec![ImageKind::Server; options.guests as usize];
     let mut fleet = Fleet::boot(&merger, &kinds, options.guest_mib)?;
     let boots: Vec<f64> = fleet.members.iter().map(|member| member.boot.as_secs_f64()).collect();
@@ -68,6 +69,7 @@ fn measure(contender: &Contender, options: &Options) -> Result<Measured> {
             Some(settle::watch(&merger, patience, || merger.threads_cpu_time(fleet.pids()))?)
         }
     };
+    let cpu = merger.threads_cpu_time(fleet.pids())?.saturating_sub(cpu_before);
     let memory = merger.footprint(fleet.pids())?;
     let used = MemorySnapshot::take_settled()?.used();
     let mut huge = 0.0;
@@ -78,11 +80,14 @@ fn measure(contender: &Contender, options: &Options) -> Result<Measured> {
     fleet.verify(&digests)?;
     fleet.end();
     merger.stop()?;
-    let measured = Measured::new(BOOT, "s", median(&boots))
+    let busy = course.as_ref().map_or(0.0, Course::busy_afterwards);
+    Ok(Measured::new(BOOT, "s", median(&boots))
         .and("huge pages of RAM", "MiB", huge)
         .and(MEMORY, "MiB", memory.mib())
-        .and("memory of the machine", "MiB", used.mib() - idle.mib());
-    Ok(and_course(measured, course.as_ref()))
+        .and("memory of the machine", "MiB", used.mib() - idle.mib())
+        .and("CPU in all", "s", cpu.as_secs_f64())
+        .and("CPU afterwards", "%", 100.0 * busy)
+        .and("settled", "of 1", course.map_or(1.0, |course| f64::from(course.is_settled))))
 }
 
 /// Bars of each of Bindery's modes.

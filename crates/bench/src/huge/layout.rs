@@ -26,7 +26,7 @@ const WRITE_SPACING_PAGES: u32 = 8;
 /// Set in the seeds of pages that all processes have.
 const IMAGE: u64 = 1 << 40;
 
-/// How many of the blocks are hot.
+/// Share of the blocks that are hot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hot {
@@ -41,7 +41,7 @@ pub enum Hot {
 /// Memory of all processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// How many processes.
+    /// Number of processes.
     pub processes: u32,
     /// Blocks of 2 MiB of each.
     pub blocks: u32,
@@ -49,7 +49,7 @@ pub struct Layout {
     pub share_percent: u32,
     /// Length of each of its runs, in pages.
     pub run_pages: u32,
-    /// How many of the blocks are hot.
+    /// Share of the blocks that are hot.
     pub hot: Hot,
 }
 

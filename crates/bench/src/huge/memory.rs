@@ -3,18 +3,14 @@
 //! Concurrency: a [`Writer`](super::writer::Writer) writes while others read, and races with them by
 //! intent; so all accesses after the memory was filled are volatile accesses of one word.
 
-use std::{
-    io,
-    ops::Range,
-    time::{Duration, Instant},
-};
+use std::{io, ops::Range, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use bindery_sys::mapping::Mapping;
 use bindery_testkit::guest_memory::{GuestMemory, PageBytes};
 use bindery_units::PAGE_BYTES;
 
-use super::layout::Layout;
+use super::{layout::Layout, stopwatch::Stopwatch};
 use crate::merge::dataset::Mix;
 
 /// Number of words of a page.
@@ -64,12 +60,12 @@ impl Memory {
     /// Writes the first word of each page, upwards. Returns the time that a page takes.
     pub(super) fn touch(&self) -> Duration {
         let words = self.words();
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         for (page, &seed) in self.seeds.iter().enumerate() {
             // SAFETY: the word is in the mapping, which nobody reads yet.
             unsafe { words.add(page * PAGE_WORDS).write_volatile(content(seed).next()) };
         }
-        start.elapsed() / self.seeds.len() as u32
+        watch.stop() / self.seeds.len() as u32
     }
 
     /// Fills every page with what its seed says.

@@ -1,13 +1,13 @@
 //! `bindery-bench huge`: huge pages of programs and guests, with nobody, KSM and Bindery merging.
 //!
-//! * [`plain`](self): one program in whose memory nothing can be merged: whether its huge pages and
-//!   the speed that they give are left to it.
+//! * [`plain`](self): one program in whose memory nothing can be merged: its huge pages, and the speed
+//!   that they give.
 //! * [`duplicates`](self): programs that have some small pages in common ([`layout`]), scattered or
 //!   in runs, some of their blocks written all the time: what is saved, and at what speed.
 //! * [`guests`](self): QEMU guests of one image.
 //! * [`keeping`](self): CPU time of looking after huge pages in which nothing happens.
 //!
-//! Programs ask for huge pages, offer their memory and touch it only when it was taken. While this
+//! Times of accesses leave out what a thread waits for a CPU. Programs ask for huge pages, offer their memory and touch it only when it was taken. While this
 //! runs the kernel gives huge pages to those who ask (`transparent_hugepage/enabled`).
 
 mod access;
@@ -24,6 +24,7 @@ pub mod process;
 mod program;
 mod report;
 mod smaps;
+mod stopwatch;
 mod writer;
 
 use std::{path::PathBuf, time::Duration};
@@ -38,7 +39,7 @@ pub use self::{
 };
 use crate::interrupt;
 
-/// What can be measured by itself.
+/// A part that can be measured by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     /// A program with nothing to merge: a minute a round and contender.
@@ -51,7 +52,7 @@ pub enum Part {
     Keeping,
 }
 
-/// What to measure.
+/// Parts to measure, and their sizes.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Parts to measure; the others' figures are left out.
@@ -62,7 +63,7 @@ pub struct Options {
     pub modes: Vec<Mode>,
     /// Memory of the program with nothing to merge, in blocks of 2 MiB.
     pub blocks: u32,
-    /// Programs with duplicates.
+    /// Number of programs with duplicates.
     pub processes: u32,
     /// Memory of each, in blocks of 2 MiB.
     pub process_blocks: u32,
@@ -76,7 +77,7 @@ pub struct Options {
     pub access_time: Duration,
     /// Time after which merging that still changes is measured as it is.
     pub settle_limit: Duration,
-    /// How many guests.
+    /// Number of guests.
     pub guests: u32,
     /// Memory of each guest, in MiB.
     pub guest_mib: u32,

@@ -24,7 +24,7 @@ const TIMES: [&str; 3] = ["first touch", "random read", "random write"];
 /// Share of nobody's huge pages that must be left.
 const HUGE_SHARE: f64 = 0.98;
 
-/// How many times nobody's time an access may take.
+/// Time that an access may take, in times nobody's.
 const TIME_RATIO: f64 = 1.05;
 
 /// Measures all contenders.

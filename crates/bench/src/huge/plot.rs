@@ -26,8 +26,9 @@ pub(super) struct Dot {
 const PANEL: (f64, f64) = (300.0, 210.0);
 const MARGIN: (f64, f64) = (46.0, 36.0);
 
-/// Height of the legend.
+/// Height and width of the legend.
 const LEGEND: f64 = 40.0;
+const LEGEND_WIDTH: f64 = 620.0;
 
 /// Returns the dots of all layouts. Nobody is where the axes meet, and has none.
 pub(super) fn dots(points: &[Point]) -> Vec<Dot> {
@@ -53,8 +54,8 @@ pub(super) fn svg(dots: &[Dot]) -> String {
     let (shares, hots) = (distinct(dots, |dot| dot.share_percent), distinct(dots, |dot| dot.hot));
     let whos = distinct(dots, |dot| dot.who.clone());
     let scale = Scale::of(dots);
-    let (width, height) =
-        (PANEL.0 * hots.len().max(1) as f64, LEGEND + PANEL.1 * shares.len() as f64);
+    let width = LEGEND_WIDTH.max(PANEL.0 * hots.len() as f64);
+    let height = LEGEND + PANEL.1 * shares.len() as f64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::harness::{Bar, SampleSet, Table, significant};
 
-/// What was measured; nothing of parts that were not asked for.
+/// Figures of all parts; nothing of parts that were not asked for.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// A program with nothing to merge, by contender, nobody first.
