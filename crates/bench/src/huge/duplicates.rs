@@ -158,7 +158,7 @@ fn measure(contender: &Contender, layout: &Layout, options: &Options) -> Result<
     Ok(and_course(measured, course.as_ref()))
 }
 
-/// Has the engine merge until it comes to rest, or there is no more patience. Nobody has no course.
+/// Waits until the engine comes to rest or patience ends. Nobody has no course.
 fn settle(
     contender: &Contender,
     merger: &Merger,

@@ -65,7 +65,7 @@ impl Program {
         answers.try_for_each(|answer| answer).context(PROGRAM)
     }
 
-    /// Has the program do something and returns the nanoseconds that it answers.
+    /// Sends the program an order and returns the nanoseconds that it answers.
     pub(super) fn time(&mut self, order: &str) -> Result<f64> {
         self.process.ask_for(order).context(PROGRAM)
     }

@@ -24,7 +24,7 @@ impl Mapping<'_> {
 /// Returns the anonymous memory of a process that is in huge pages, of mappings that are wanted.
 ///
 /// # Errors
-/// What `/proc` answers, `NotFound` when the process has ended.
+/// Errors of `/proc`, `NotFound` when the process has ended.
 pub(super) fn huge_pages(
     pid: u32,
     is_wanted: impl Fn(&Mapping<'_>) -> bool,
