@@ -170,7 +170,8 @@ impl Merger {
                 Daemon::start(*workers, *period, full_speed(), &[], program).map(Self::of)
             }
             Engine::HugePages { workers, period, mode, program } => {
-                let arguments = ["--huge-pages", &choice::name(mode)];
+                let setting = format!("huge_pages={}", choice::name(mode));
+                let arguments = ["--set", &setting];
                 Daemon::start(*workers, *period, full_speed(), &arguments, program).map(Self::of)
             }
             Engine::Paced { workers, period, pace, program } => {

@@ -12,7 +12,7 @@ use crate::{
     engine::{Engine, KsmPace},
 };
 
-/// Ways of a daemon with huge pages (`bindery daemon --huge-pages`).
+/// Ways of a daemon with huge pages (`bindery set huge_pages=`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
