@@ -1,21 +1,20 @@
 //! Appraising whole blocks: what would be gained by splitting them, found by reading their pages in place.
 //!
-//! A whole block's pages are digested and looked up like others, but none is merged: a page that is zero, or
-//! that the index knows, counts as gained; one that is new stands in the index for others to find, and counts
-//! once somebody has. A second reading, a period later, finds what changed meanwhile. If the block is still
-//! worth it, it is split there and then, and what was just read is looked up once more, to be merged.
+//! A whole block's pages are digested twice, a period apart. Those that changed count for nothing, and where
+//! many did nothing of the block is looked up: it is hot. The others are looked up like pages that are to be
+//! merged, but none is: a page that is zero, or that the index knows, counts as gained; one that is new stands
+//! in the index for others to find, and counts once somebody has.
 
-use bindery_guest::{GuestError, Lane};
+use bindery_guest::Lane;
 use bindery_index::{Full, Handle, Inserted, pin};
-use bindery_units::PageIndex;
-use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome, DigestKind, PageDigest};
+use bindery_units::{PageIndex, PageRange};
+use bindery_wire::lane::{BLOCK_PAGES, DigestKind, PageDigest};
 
 use crate::domain::Domain;
-use crate::examine::{Batch, Content, Scratch};
+use crate::examine::{Content, Scratch};
 use crate::guest::{Guest, Reading};
 use crate::index_entry::IndexEntry;
 use crate::links::Link;
-use crate::patience::TimedLane;
 use crate::pressure::Shortage;
 
 /// Pages of whole blocks of one guest, each block in one piece, that are digested with one request.
@@ -50,12 +49,18 @@ impl Read<'_> {
         fingerprints
     }
 
-    /// Returns the pages that are as they were, with what they hold.
-    fn unchanged(&self, before: &Fingerprints) -> (Vec<u32>, Vec<PageDigest>) {
-        let same = self.each().filter(|(page, digest)| {
-            before[(page.0 % BLOCK_PAGES) as usize] == fingerprint(digest)
-        });
-        same.map(|(page, digest)| (page.0, *digest)).unzip()
+    /// Returns the pages that are there and as they were, with what they hold.
+    fn unchanged(&self, before: &Fingerprints) -> impl Iterator<Item = (PageIndex, &PageDigest)> {
+        self.each().filter(|(page, digest)| {
+            let same = before[(page.0 % BLOCK_PAGES) as usize] == fingerprint(digest);
+            same && digest.kind != DigestKind::Nothing
+        })
+    }
+
+    /// Returns how many pages are not as they were.
+    fn changed(&self, before: &Fingerprints) -> u32 {
+        let at = |page: PageIndex| before[(page.0 % BLOCK_PAGES) as usize];
+        self.each().filter(|(page, digest)| at(*page) != fingerprint(digest)).count() as u32
     }
 }
 
@@ -68,61 +73,58 @@ const fn fingerprint(digest: &PageDigest) -> u16 {
 }
 
 impl Appraisal<'_> {
-    /// Reads the pages, and splits the blocks that have proved worth it. If the guest fails, they are put
-    /// back.
+    /// Reads the pages. If the guest fails, they are put back.
     pub(crate) fn appraise(&self, scratch: &mut Scratch) {
         let Some(mut lane) = self.guest.lane() else { return self.postpone() };
-        let mut digests = std::mem::take(&mut scratch.digests);
-        let read = lane.digest(self.pages, &mut digests);
-        let taken = read.and_then(|()| {
-            self.guest.count_digested(self.pages.len());
-            self.take(&mut lane, &digests, scratch)
-        });
-        scratch.digests = digests;
+        let read = lane.digest(self.pages, &mut scratch.digests);
         self.guest.note_gauges(&mut lane, &mut self.guest.state().usage);
-        if let Err(error) = taken {
+        drop(lane);
+        if let Err(error) = read {
             self.guest.note(&error);
-            self.postpone();
+            return self.postpone();
         }
-    }
-
-    fn take(
-        &self,
-        lane: &mut TimedLane<'_>,
-        digests: &[PageDigest],
-        scratch: &mut Scratch,
-    ) -> Result<(), GuestError> {
+        self.guest.count_digested(self.pages.len());
         let mut at = 0;
         for pages in self.pages.chunk_by(|a, b| a / BLOCK_PAGES == b / BLOCK_PAGES) {
-            let read = Read { pages, digests: &digests[at..at + pages.len()] };
+            let read = Read { pages, digests: &scratch.digests[at..at + pages.len()] };
             at += pages.len();
             let reading = self.guest.state().blocks.reading(read.first());
             match reading {
-                Reading::First => self.take_first(&read, scratch),
-                Reading::Second => self.take_second(lane, &read, scratch)?,
+                Reading::First => {
+                    self.guest.state().blocks.note_first(read.first(), read.fingerprints());
+                }
+                Reading::Second => self.take_second(&read, &mut scratch.contents),
                 Reading::Void => {}
             }
         }
-        Ok(())
     }
 
-    /// Takes in what the pages of a block hold, for others to find and to be counted.
-    fn take_first(&self, read: &Read<'_>, scratch: &mut Scratch) {
-        let gains = &self.guest.gains;
+    /// Takes in what a split of the block would gain, unless it is hot.
+    fn take_second(&self, read: &Read<'_>, contents: &mut Vec<Content>) {
+        let first = read.first();
+        let before = self.guest.state().blocks.take_fingerprints(first);
+        let before = before.expect("a block is read a first time before a second one");
+        if self.domain.huge.is_hot(read.changed(&before)) {
+            let block = PageRange::new(first, BLOCK_PAGES);
+            self.domain.unlink_written(self.guest, block, &mut Vec::new());
+            let mut state = self.guest.state();
+            state.blocks.note_kept(first);
+            state.counts.huge_kept_hot += 1;
+            return;
+        }
         let mut gained = 0;
-        scratch.contents.clear();
-        for (page, digest) in read.each() {
+        contents.clear();
+        for (page, digest) in read.unchanged(&before) {
             match (digest.kind, self.guest.links.get(page)) {
-                (DigestKind::Nothing, _) => {}
-                (DigestKind::Zeros, _) => gained += 1,
                 (DigestKind::Content, Link::Candidate(leaf)) => {
                     gained += u16::from(self.is_shared(Handle::from_bits(leaf)));
                 }
-                (DigestKind::Content, _) => scratch.contents.push(Content::of(page, digest)),
+                (DigestKind::Content, _) => contents.push(Content::of(page, digest)),
+                (DigestKind::Zeros | DigestKind::Nothing, _) => gained += 1,
             }
         }
-        gains.add(read.first(), gained + self.look_up(&scratch.contents));
-        self.guest.state().blocks.note_examined(read.first(), read.fingerprints());
+        self.guest.gains.add(first, gained + self.look_up(contents));
+        self.guest.state().blocks.note_second(first);
     }
 
     fn is_shared(&self, leaf: Handle) -> bool {
@@ -164,40 +166,6 @@ impl Appraisal<'_> {
                 Err(now) => value = now,
             }
         }
-    }
-
-    /// Splits a block if it is still worth it, and has its unchanged pages merged.
-    fn take_second(
-        &self,
-        lane: &mut TimedLane<'_>,
-        read: &Read<'_>,
-        scratch: &mut Scratch,
-    ) -> Result<(), GuestError> {
-        let first = read.first();
-        let before = self.guest.state().blocks.take_fingerprints(first);
-        let (pages, digests) = before.map(|before| read.unchanged(&before)).unwrap_or_default();
-        let changed = (read.pages.len() - pages.len()) as u32;
-        if self.domain.huge.is_hot(changed) || pages.is_empty() {
-            let mut state = self.guest.state();
-            state.blocks.note_kept(first);
-            state.counts.huge_kept_hot += 1;
-            return Ok(());
-        }
-        let mut outcomes = Vec::new();
-        lane.split(&[first.0], &mut outcomes)?;
-        let mut state = self.guest.state();
-        if outcomes != [BlockOutcome::Split] {
-            state.blocks.note_kept(first);
-            return Ok(());
-        }
-        self.guest.gains.set_split(first, true);
-        state.blocks.note_split(first);
-        state.tracking.note_split(bindery_units::PageRange::new(first, BLOCK_PAGES));
-        state.counts.huge_splits += 1;
-        drop(state);
-        let batch = Batch { domain: self.domain, guest: self.guest, pages: &pages };
-        batch.take_digests(&pages, &digests, &mut scratch.contents);
-        Ok(())
     }
 
     /// Puts the pages back: they have to wait.

@@ -66,7 +66,7 @@ impl HugeSettings {
     /// The defaults: see docs/decisions/0021-what-a-huge-page-is-split-for.md.
     pub const DEFAULT: Self = Self {
         mode: HugeMode::Auto,
-        gain_pages: [64, 16, 1],
+        gain_pages: [48, 16, 1],
         hot_pages: 32,
         thin_pages: 16,
         patience: 8,

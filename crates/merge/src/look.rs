@@ -3,9 +3,9 @@
 use bindery_guest::{GuestError, Lane};
 use bindery_index::Handle;
 use bindery_units::{PageIndex, PageRange};
-use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome, BlockSample, Lost};
+use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome, BlockSample, BlockState, Lost};
 
-use crate::guest::{Cause, Reading, Step};
+use crate::guest::{Cause, Reading, State, Step};
 use crate::settings::{COLLAPSED_BLOCKS, SAMPLED_BLOCKS};
 use crate::visit::Visit;
 use crate::workers::Workers;
@@ -23,8 +23,8 @@ fn block_of(first: u32) -> PageRange {
 }
 
 impl Visit<'_> {
-    /// Samples the guest's blocks where it is time to, splits those of small pages, and has those read that
-    /// may be worth splitting.
+    /// Samples the guest's blocks where it is time to, splits those of small pages and those that are worth
+    /// it, and has those read that may be.
     pub(crate) fn look_at_blocks(
         &mut self,
         workers: &Workers,
@@ -38,13 +38,21 @@ impl Visit<'_> {
                 return Ok(());
             }
             self.lane.sample(some, &mut room.samples)?;
-            let mut small = Vec::new();
+            let (mut small, mut huge) = (Vec::new(), Vec::new());
             for (at, first) in some.iter().enumerate() {
-                if self.take_sample(*first, room.samples[at], room) == Step::Split {
-                    small.push(*first);
+                let sample = room.samples[at];
+                match (self.take_sample(*first, sample, room), sample.state) {
+                    (Step::Split, BlockState::Huge) => huge.push(*first),
+                    (Step::Split, _) => small.push(*first),
+                    _ => {}
                 }
             }
             self.split(&small, room)?;
+            for block in self.split(&huge, room)? {
+                self.state.counts.huge_splits += 1;
+                self.state.blocks.note_split_as_read(block.first);
+                self.have_read(block);
+            }
             self.note_gauges();
             workers.breathe();
         }
@@ -59,14 +67,14 @@ impl Visit<'_> {
             Step::Nothing | Step::Split => {}
             Step::Forget => self.forget_block(block, room),
             Step::IsSplit => self.note_split(block),
-            Step::Examine => self.have_read(block),
+            Step::Read => self.have_read(block),
         }
         step
     }
 
     /// Has all pages of a block looked at in this period, or when it is their turn.
     fn have_read(&mut self, block: PageRange) {
-        if self.state.blocks.reading(block.first) == Reading::First {
+        if self.state.blocks.reading(block.first) == Reading::Second {
             // What is gained is counted anew.
             self.guest.gains.set_split(block.first, false);
         }
@@ -75,23 +83,21 @@ impl Visit<'_> {
         }
     }
 
-    /// Splits blocks of small pages, in which nothing is lost by that.
-    fn split(&mut self, blocks: &[u32], room: &mut Samples) -> Result<(), GuestError> {
+    /// Splits blocks. Returns those that are split.
+    fn split(&mut self, blocks: &[u32], room: &mut Samples) -> Result<Vec<PageRange>, GuestError> {
         if blocks.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         self.lane.split(blocks, &mut room.outcomes)?;
-        for (first, outcome) in blocks.iter().zip(&room.outcomes) {
-            let block = block_of(*first);
-            match outcome {
-                BlockOutcome::Split => {
-                    self.state.blocks.note_split(block.first);
-                    self.note_split(block);
-                }
-                _ => self.state.blocks.note_kept(block.first),
-            }
+        let outcomes = blocks.iter().map(|first| block_of(*first)).zip(&room.outcomes);
+        let (split, kept): (Vec<_>, Vec<_>) =
+            outcomes.partition(|(_, outcome)| **outcome == BlockOutcome::Split);
+        kept.iter().for_each(|(block, _)| self.state.blocks.note_kept(block.first));
+        for (block, _) in &split {
+            self.state.blocks.note_split(block.first);
+            self.note_split(*block);
         }
-        Ok(())
+        Ok(split.into_iter().map(|(block, _)| block).collect())
     }
 
     /// Takes in that scans look at the pages of a block from here on.
@@ -115,12 +121,12 @@ impl Visit<'_> {
         lost: &mut Vec<Lost>,
     ) -> Result<(), GuestError> {
         let pages = self.guest.tally.shown();
+        let State { blocks, tracking, managed, .. } = &mut *self.state;
         let merged = |block: PageRange| {
             let counts = pages.count(&[block])[0];
-            counts.merged + counts.zero
+            (!tracking.waits(block.first)).then_some(counts.merged + counts.zero)
         };
-        let policy = self.domain.huge;
-        let mut wanted = self.state.blocks.end_period(&self.state.managed, &policy, merged);
+        let mut wanted = blocks.end_period(managed, &self.domain.huge, merged);
         // Writes are tracked page by page for whoever watches, and pages of another daemon's store are
         // looked at first.
         let waits = self.guest.connection.written().is_watched() || !self.state.foreign.is_empty();

@@ -249,6 +249,12 @@ impl Stable {
         self.put_back(page, breaks);
     }
 
+    /// Returns true if a page of the block of `page` is stable and waits to be taken.
+    pub(crate) fn waits(&self, page: PageIndex) -> bool {
+        let block = self.blocks.get((page.0 / BLOCK_PAGES) as usize).and_then(Option::as_ref);
+        block.is_some_and(|block| block.waiting.iter().any(|word| *word != 0))
+    }
+
     /// Never gives out `page` again.
     pub(crate) fn exclude(&mut self, page: PageIndex) {
         let (block, at) = self.block_of(page);

@@ -1,17 +1,19 @@
 //! Blocks of a guest: when each is sampled, read, split, and made whole again. Pure.
 //!
 //! ```text
-//! unseen ──► whole ──► examining ──► examined ──► confirming ──► split
-//!   │          ▲           │            │              │           │
-//!   │          └───────────┴─ changed ──┴──── hot ─────┘           │
-//!   │          └──────────────── thin, or hot for long ────────────┘
+//! unseen ──► first reading ──► second reading ──► examined ──► split
+//!   │             ▲                  │                │          │
+//!   │             │               changed             │          │
+//!   │             └─── whole ◄───────┴────────────────┘          │
+//!   │                    ▲                                       │
+//!   │                    └───────── thin, or hot for long ───────┘
 //!   └──► split: of small pages, in which nothing can be lost
 //! ```
 //!
-//! A block that is whole is *sampled*, ever more rarely while the answer is the same. Once samples agree it
-//! is *examined*: all its pages are digested where they are, and looked up. If enough of them are zero, or
-//! known elsewhere, it is read once more a period later: pages that changed meanwhile count for nothing, and
-//! where many did the block is hot, and kept.
+//! A block that is whole is *sampled*, ever more rarely while the answer is the same. Once samples agree all
+//! its pages are *read*, twice, a period apart: where many changed in between the block is hot, and kept. The
+//! others are looked up: if enough are zero, or known elsewhere, the block is split. One that was read long
+//! ago, before others came to have what it has, is read again first.
 
 use std::collections::BTreeMap;
 
@@ -27,6 +29,12 @@ const HOT_REST: u8 = 4;
 const QUIET_REST: u8 = 6;
 const COLLAPSED_REST: u8 = 6;
 
+/// Periods after which pages of a block that was split may be merged.
+const SETTLING: u32 = 4;
+
+/// Periods for which the last reading of a block holds.
+const READ_LATELY: u32 = 4;
+
 /// Short digests of a block's pages, 0 for one that is zero or absent.
 type Fingerprints = Box<[u16; BLOCK_PAGES as usize]>;
 
@@ -35,9 +43,14 @@ enum Phase {
     #[default]
     Unseen,
     Whole,
-    Examining,
+    /// Its pages wait for their first reading.
+    First,
+    /// They were read once.
+    Read,
+    /// They wait for their second reading.
+    Second,
+    /// They were read twice, and their gain is known.
     Examined,
-    Confirming,
     Split,
 }
 
@@ -45,16 +58,19 @@ enum Phase {
 struct Block {
     phase: Phase,
     was_huge: bool,
-    /// Samples in a row that were the same.
-    quiet: u8,
     rest_log2: u8,
-    /// Periods in a row for which it was split for little, or written much.
+    /// Periods in a row for which it was split for little, or written much; of one that is whole, how many
+    /// times in a row it proved hot.
     thin: u8,
     hot: u8,
     /// Pages written in this period.
     written: u16,
-    /// Period in which it is to be sampled.
+    /// Period in which it is to be sampled; of a split one, from which on it is judged.
     due: u32,
+    /// Period of its second reading.
+    read_in: u32,
+    /// Period in which it was split for what was read.
+    split_in: Option<u32>,
     signature: u64,
 }
 
@@ -62,10 +78,10 @@ struct Block {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Nothing,
-    /// Its pages are small: it is to be split.
+    /// Its pages are small, or enough is gained: it is to be split.
     Split,
     /// All its pages are to be read.
-    Examine,
+    Read,
     /// What was known of its pages holds no more.
     Forget,
     /// It turned out to be split.
@@ -75,9 +91,9 @@ pub(crate) enum Step {
 /// Reading of a block for which a batch of its pages is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// To find out what a split would gain.
+    /// To find out by the next what changes.
     First,
-    /// To find out what has changed since.
+    /// To find out what a split would gain.
     Second,
     /// For nothing: it changed before its turn came.
     Void,
@@ -184,72 +200,68 @@ impl Blocks {
 
     fn take_huge(&mut self, number: u32, signature: u64, policy: &HugePolicy, gain: u32) -> Step {
         let (period, wanted) = (self.period, policy.gain_pages());
-        let has_read = self.fingerprints.contains_key(&number);
         let block = self.block(number);
         let is_new = block.phase == Phase::Unseen;
         let has_changed = block.signature != signature && policy.samples_first();
         let was_known = block.phase > Phase::Whole;
         block.was_huge = true;
         block.signature = signature;
-        if is_new || has_changed || wanted.is_none() {
+        let Some(wanted) = wanted else {
             block.phase = Phase::Whole;
-            block.quiet = 0;
-            let most = if wanted.is_none() { QUIET_REST } else { HOT_REST };
-            if is_new {
-                block.look_next(period)
-            } else {
-                block.rest(period, most)
-            }
-            self.fingerprints.remove(&number);
-            let examines = is_new && wanted.is_some() && !policy.samples_first();
-            return match (examines, was_known) {
-                (true, _) => self.examine(number, Phase::Examining),
-                (false, true) => Step::Forget,
-                (false, false) => Step::Nothing,
-            };
+            block.rest(period, QUIET_REST);
+            return if was_known { self.forget_reading(number) } else { Step::Nothing };
+        };
+        if has_changed && !is_new {
+            block.phase = Phase::Whole;
+            block.rest(period, HOT_REST);
+            return if was_known { self.forget_reading(number) } else { Step::Nothing };
         }
-        block.quiet = block.quiet.saturating_add(1);
         match block.phase {
-            Phase::Whole => self.examine(number, Phase::Examining),
-            Phase::Examined if wanted.is_some_and(|wanted| gain >= wanted) => {
-                let phase = if has_read { Phase::Confirming } else { Phase::Examining };
-                self.examine(number, phase)
-            }
-            Phase::Examined => {
+            Phase::Unseen | Phase::Whole => self.read(number, Phase::First),
+            Phase::Read => self.read(number, Phase::Second),
+            Phase::Examined if gain < wanted => {
                 block.rest(period, QUIET_REST);
-                self.fingerprints.remove(&number);
                 Step::Nothing
             }
+            Phase::Examined if period.wrapping_sub(block.read_in) > READ_LATELY => {
+                self.read(number, Phase::First)
+            }
+            Phase::Examined => Step::Split,
             // Its pages wait for their turn.
-            _ => {
+            Phase::First | Phase::Second | Phase::Split => {
                 block.look_next(period);
                 Step::Nothing
             }
         }
     }
 
-    fn examine(&mut self, number: u32, phase: Phase) -> Step {
+    fn read(&mut self, number: u32, phase: Phase) -> Step {
         let period = self.period;
         let block = self.block(number);
         block.phase = phase;
         block.rest_log2 = 0;
         block.look_next(period);
-        Step::Examine
+        Step::Read
+    }
+
+    fn forget_reading(&mut self, number: u32) -> Step {
+        self.fingerprints.remove(&number);
+        Step::Forget
     }
 
     /// Returns what the pages of the block that begins with `first` are read for.
     pub(crate) fn reading(&self, first: PageIndex) -> Reading {
         match self.get(number_of(first)).phase {
-            Phase::Examining => Reading::First,
-            Phase::Confirming => Reading::Second,
+            Phase::First => Reading::First,
+            Phase::Second => Reading::Second,
             _ => Reading::Void,
         }
     }
 
     /// Takes in the fingerprints of a block's pages, of its first reading.
-    pub(crate) fn note_examined(&mut self, first: PageIndex, fingerprints: Fingerprints) {
+    pub(crate) fn note_first(&mut self, first: PageIndex, fingerprints: Fingerprints) {
         let number = number_of(first);
-        self.block(number).phase = Phase::Examined;
+        self.block(number).phase = Phase::Read;
         self.fingerprints.insert(number, fingerprints);
     }
 
@@ -258,32 +270,57 @@ impl Blocks {
         self.fingerprints.remove(&number_of(first))
     }
 
-    /// Takes in that a block is kept: it is hot, or had less to gain than it seemed, or cannot be split.
+    /// Takes in that a block was read twice, and that its gain is known.
+    pub(crate) fn note_second(&mut self, first: PageIndex) {
+        let period = self.period;
+        let block = self.block(number_of(first));
+        (block.phase, block.read_in, block.hot) = (Phase::Examined, period, 0);
+    }
+
+    /// Takes in that a block is kept: it is hot, or cannot be split.
     pub(crate) fn note_kept(&mut self, first: PageIndex) {
         let period = self.period;
         let block = self.block(number_of(first));
         block.phase = Phase::Whole;
-        block.quiet = 0;
-        block.rest(period, HOT_REST);
+        block.hot = (block.hot + 1).min(HOT_REST);
+        block.due = period.wrapping_add(1 << block.hot);
     }
 
     /// Takes in that a block is split.
     pub(crate) fn note_split(&mut self, first: PageIndex) {
         let number = number_of(first);
         self.fingerprints.remove(&number);
+        let due = self.period.wrapping_add(SETTLING);
         let block = self.block(number);
+        block.split_in = None;
         (block.phase, block.thin, block.hot, block.written) = (Phase::Split, 0, 0, 0);
+        block.due = due;
     }
 
-    /// Takes in that pages of `range` were written. Returns those of split blocks.
-    pub(crate) fn split_parts(&mut self, range: PageRange) -> Vec<PageRange> {
+    /// Takes in that a block was split in this period for what was read of it.
+    pub(crate) fn note_split_as_read(&mut self, first: PageIndex) {
+        self.note_split(first);
+        let period = self.period;
+        self.block(number_of(first)).split_in = Some(period);
+    }
+
+    /// Takes in that pages of `range` were written. Returns those of which that is news, each part with
+    /// whether its blocks are split: all pages of a block that was read and then split count as written at
+    /// the first scan.
+    pub(crate) fn take_written(&mut self, range: PageRange) -> Vec<(PageRange, bool)> {
         let whole = |number| PageRange::new(first_of(number), BLOCK_PAGES);
-        let mut parts: Vec<PageRange> = Vec::new();
+        let mut parts: Vec<(PageRange, bool)> = Vec::new();
         for part in numbers(range).map(|number| whole(number).intersection(range)) {
+            let block = self.get(number_of(part.first));
+            if block.phase == Phase::Split && block.split_in == Some(self.period) {
+                continue;
+            }
+            let is_split = self.note_written(part);
             match parts.last_mut() {
-                _ if !self.note_written(part) => {}
-                Some(last) if last.end() == part.first => last.count += part.count,
-                _ => parts.push(part),
+                Some((last, was_split)) if last.end() == part.first && *was_split == is_split => {
+                    last.count += part.count;
+                }
+                _ => parts.push((part, is_split)),
             }
         }
         parts
@@ -298,19 +335,20 @@ impl Blocks {
             return true;
         }
         if block.phase > Phase::Whole {
-            (block.phase, block.quiet) = (Phase::Whole, 0);
+            block.phase = Phase::Whole;
             self.fingerprints.remove(&number);
         }
         false
     }
 
     /// Ends a period for the split blocks of `managed` that were huge. Returns the first pages of those that
-    /// are to be whole again, and why. `merged` says how many pages of a block are merged, or zero.
+    /// are to be whole again, and why. `merged` says how many pages of a block are merged, or zero; `None`
+    /// while some wait to be looked at.
     pub(crate) fn end_period(
         &mut self,
         managed: &[PageRange],
         policy: &HugePolicy,
-        merged: impl Fn(PageRange) -> u32,
+        merged: impl Fn(PageRange) -> Option<u32>,
     ) -> Vec<(u32, Cause)> {
         let patience = policy.settings.patience.max(1);
         let mut wanted = Vec::new();
@@ -320,8 +358,12 @@ impl Blocks {
                 continue;
             }
             let is_hot = policy.is_hot(block.written.into());
-            let is_thin = policy.is_thin(merged(PageRange::new(first_of(number), BLOCK_PAGES)));
             block.written = 0;
+            if block.due.wrapping_sub(self.period).cast_signed() > 0 {
+                continue;
+            }
+            let merged = merged(PageRange::new(first_of(number), BLOCK_PAGES));
+            let is_thin = merged.is_some_and(|merged| policy.is_thin(merged));
             block.hot = if is_hot { block.hot.saturating_add(1) } else { 0 };
             block.thin = if is_thin { block.thin.saturating_add(1) } else { 0 };
             let cause = if block.hot >= patience { Cause::Hot } else { Cause::Thin };
@@ -336,7 +378,7 @@ impl Blocks {
     pub(crate) fn note_asked_whole(&mut self, first: PageIndex) {
         let period = self.period;
         let block = self.block(number_of(first));
-        (block.phase, block.quiet, block.thin, block.hot) = (Phase::Unseen, 0, 0, 0);
+        (block.phase, block.thin, block.hot) = (Phase::Unseen, 0, 0);
         block.look_next(period);
     }
 

@@ -121,11 +121,13 @@ impl Tracking {
         for region in managed {
             let harvested = reader.harvest_runs(*region, runs, |run| {
                 for piece in run.pieces(HARVEST_PAGES) {
-                    for part in blocks.split_parts(piece) {
-                        stable.note_written(part);
-                        rhythm.note_written(part);
+                    for (part, is_split) in blocks.take_written(piece) {
+                        if is_split {
+                            stable.note_written(part);
+                            rhythm.note_written(part);
+                        }
+                        written(part);
                     }
-                    written(piece);
                 }
             });
             harvested.expect("regions lie within the pages that a guest may have");
@@ -135,6 +137,11 @@ impl Tracking {
     /// Takes in that scans look at the pages of `block` from here on.
     pub(crate) fn note_split(&mut self, block: PageRange) {
         self.rhythm.note_written(block);
+    }
+
+    /// Returns true if a page of the block of `page` waits to be looked at.
+    pub(crate) fn waits(&self, page: PageIndex) -> bool {
+        self.stable.waits(page)
     }
 
     /// Returns whether `page` is known to have been written, and was not harvested yet.
