@@ -100,7 +100,7 @@ pub(crate) enum Engine {
         /// Its merge period.
         period: Duration,
         /// What paces it.
-        pace: Change,
+        pace: Box<Change>,
         /// The program.
         program: PathBuf,
     },
@@ -175,7 +175,7 @@ impl Merger {
                 Daemon::start(*workers, *period, full_speed(), &arguments, program).map(Self::of)
             }
             Engine::Paced { workers, period, pace, program } => {
-                Daemon::start(*workers, *period, *pace, &[], program).map(Self::of)
+                Daemon::start(*workers, *period, **pace, &[], program).map(Self::of)
             }
         }
     }
@@ -191,7 +191,7 @@ impl Merger {
             Self::Ksm(guard) => Ok(guard.resume()?),
             Self::Bindery(daemon) => {
                 let period_ms = Some(daemon.period.as_millis() as u64);
-                daemon.ask(&Request::Set(Change { period_ms, ..daemon.pace })).map(drop)
+                daemon.ask(&Request::Set(Box::new(Change { period_ms, ..daemon.pace }))).map(drop)
             }
         }
     }

@@ -97,7 +97,7 @@ fn print_done(global: &Global, answer: Answer, what: &str, next: &str) -> Result
 pub(crate) fn set(global: &Global, arguments: &SetArgs) -> Result<(), Failure> {
     let change = setting_names::change(&arguments.settings)
         .map_err(|message| Failure::new(Reason::Usage, message))?;
-    print_settings(global, ask(global, &Request::Set(change))?)
+    print_settings(global, ask(global, &Request::Set(Box::new(change)))?)
 }
 
 /// Has the configuration file read again.

@@ -34,7 +34,7 @@ pub enum Request {
     /// Every guest.
     Guests {},
     /// Change settings.
-    Set(Change),
+    Set(Box<Change>),
     /// Read the configuration file again.
     Reload {},
     /// Make all merged pages of a guest private again, and leave them so.
@@ -241,7 +241,7 @@ mod tests {
     fn requests_come_back_as_they_went() {
         for request in [
             Request::Status {},
-            Request::Set(Change { workers: Some(3), ..Change::default() }),
+            Request::Set(Box::new(Change { workers: Some(3), ..Change::default() })),
             Request::Unmerge { guest: "web \"1\"".into() },
             Request::Stop { unmerge: true },
         ] {

@@ -123,14 +123,14 @@ fn engine(contender: Contender, options: &Options, rate: FixedRate) -> Engine {
             // The ceiling is for both together.
             workers: 2,
             period: Duration::from_secs(1),
-            pace: Change {
+            pace: Box::new(Change {
                 advisor_mode: Some(Mode::Steady),
                 advisor_target_scan_time: Some(options.target_scan_time_s),
                 advisor_max_cpu: Some(options.max_cpu_percent),
                 advisor_min_pages_to_scan: Some(MIN_PAGES_TO_SCAN),
                 advisor_max_pages_to_scan: Some(MAX_PAGES_TO_SCAN),
                 ..Change::default()
-            },
+            }),
             program: options.program.clone(),
         },
     }

@@ -176,7 +176,7 @@ impl Control for Desk<'_> {
             Request::Status {} => Ok(Answer::Status(Box::new(shared.status()))),
             Request::Guests {} => Ok(Answer::Guests { guests: shared.engine.guests() }),
             // Settings are shown by a change of nothing.
-            Request::Set(change) if change == Change::default() => {
+            Request::Set(change) if *change == Change::default() => {
                 Ok(settings(shared.engine.settings()))
             }
             Request::Set(change) => self.require_owner("changing settings").and_then(|()| {
