@@ -7,7 +7,7 @@
 
 use bindery_guest::Lane;
 use bindery_index::{Full, Handle, Inserted, pin};
-use bindery_units::{PageIndex, PageRange};
+use bindery_units::PageIndex;
 use bindery_wire::lane::{BLOCK_PAGES, DigestKind, PageDigest};
 
 use crate::domain::Domain;
@@ -105,10 +105,8 @@ impl Appraisal<'_> {
         let before = self.guest.state().blocks.take_fingerprints(first);
         let before = before.expect("a block is read a first time before a second one");
         if self.domain.huge.is_hot(read.changed(&before)) {
-            let block = PageRange::new(first, BLOCK_PAGES);
-            self.domain.unlink_written(self.guest, block, &mut Vec::new());
             let mut state = self.guest.state();
-            state.blocks.note_kept(first);
+            state.blocks.note_hot(first);
             state.counts.huge_kept_hot += 1;
             return;
         }

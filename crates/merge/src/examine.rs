@@ -74,6 +74,8 @@ struct Outcome {
     inferred: Vec<u32>,
     /// There was no room in the index.
     left_out: Vec<PageIndex>,
+    /// What has their content is being entered in the index just now.
+    postponed: Vec<PageIndex>,
 }
 
 impl Found {
@@ -238,7 +240,12 @@ impl Batch<'_> {
                 {
                     // What was only inferred stands for nothing.
                     content.tail?;
-                    match self.stand_in(content.page, leaf, value, (guest, page), is_shared) {
+                    let Some(other) = self.candidate(guest, page, leaf) else {
+                        // It is about to be linked: at another time.
+                        outcome.postponed.push(content.page);
+                        return None;
+                    };
+                    match self.stand_in(content.page, leaf, value, (other, page), is_shared) {
                         Ok(()) => return None,
                         Err(now) => value = now,
                     }
@@ -255,22 +262,28 @@ impl Batch<'_> {
         }
     }
 
+    /// Returns a guest of which `page` is linked to `leaf`.
+    fn candidate(&self, guest: u32, page: PageIndex, leaf: Handle) -> Option<&Guest> {
+        let guest = self.domain.guests.get(&guest)?;
+        (guest.links.get(page) == Link::Candidate(leaf.to_bits())).then_some(guest)
+    }
+
     /// Has a page stand in the index for its content instead of one in a whole block, which counts as gained
-    /// should that be split. Fails with what the leaf says instead.
+    /// should that be split. Nobody else changes that one's link: whoever exchanges the leaf's value does.
+    /// Fails with what the leaf says instead.
     fn stand_in(
         &self,
         page: PageIndex,
         leaf: Handle,
         value: u64,
-        (guest, other): (u32, PageIndex),
+        (guest, other): (&Guest, PageIndex),
         is_shared: bool,
     ) -> Result<(), u64> {
         let own = IndexEntry::Candidate { guest: self.guest.number, page, is_shared: true };
         self.domain.index.exchange_value(leaf, value, own.to_bits())?;
         if !is_shared {
-            self.domain.add_gain(guest, other);
+            guest.gains.add(other, 1);
         }
-        let guest = self.domain.guests.get(&guest).expect("a candidate's guest is in the domain");
         guest.link(other, Link::None);
         self.guest.link(page, Link::Candidate(leaf.to_bits()));
         Ok(())
@@ -300,7 +313,7 @@ impl Batch<'_> {
     }
 
     fn record(&self, outcome: Outcome) {
-        let Outcome { zeros, merges, found, inferred, left_out, places: _ } = outcome;
+        let Outcome { zeros, merges, found, inferred, left_out, postponed, places: _ } = outcome;
         if !found.joins.is_empty() {
             let mut all = locked(&self.domain.found);
             all.seeds.extend(found.seeds);
@@ -313,6 +326,9 @@ impl Batch<'_> {
         state.round.add(&zeros, &merges, &inferred);
         for page in left_out {
             state.tracking.put_back(page, BACK_OFF_MAX);
+        }
+        for page in postponed {
+            state.tracking.put_back(page, 0);
         }
     }
 

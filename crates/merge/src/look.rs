@@ -56,6 +56,8 @@ impl Visit<'_> {
             self.note_gauges();
             workers.breathe();
         }
+        let State { blocks, counts, managed, .. } = &mut *self.state;
+        (counts.huge_pages, counts.huge_pages_split) = blocks.count(managed);
         Ok(())
     }
 
@@ -140,7 +142,10 @@ impl Visit<'_> {
             self.state.blocks.note_asked_whole(PageIndex(*first));
             self.guest.gains.set_split(PageIndex(*first), false);
         });
-        self.lane.collapse(&blocks, &mut room.outcomes)?;
+        self.lane.collapse(&blocks, &mut room.outcomes).inspect_err(|_| {
+            // Pages of those that stay split are known no more.
+            self.state.tracking.require_survey();
+        })?;
         for (at, (first, cause)) in wanted.iter().enumerate() {
             self.take_collapsed(block_of(*first), *cause, room.outcomes.get(at).copied(), room);
         }

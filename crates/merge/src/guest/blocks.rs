@@ -43,6 +43,8 @@ enum Phase {
     #[default]
     Unseen,
     Whole,
+    /// Much of it changed between its readings.
+    Hot,
     /// Its pages wait for their first reading.
     First,
     /// They were read once.
@@ -211,6 +213,11 @@ impl Blocks {
             block.rest(period, QUIET_REST);
             return if was_known { self.forget_reading(number) } else { Step::Nothing };
         };
+        if block.phase == Phase::Hot {
+            block.phase = Phase::Whole;
+            block.due = period.wrapping_add(1 << block.hot);
+            return self.forget_reading(number);
+        }
         if has_changed && !is_new {
             block.phase = Phase::Whole;
             block.rest(period, HOT_REST);
@@ -228,7 +235,7 @@ impl Blocks {
             }
             Phase::Examined => Step::Split,
             // Its pages wait for their turn.
-            Phase::First | Phase::Second | Phase::Split => {
+            Phase::First | Phase::Second | Phase::Split | Phase::Hot => {
                 block.look_next(period);
                 Step::Nothing
             }
@@ -277,13 +284,21 @@ impl Blocks {
         (block.phase, block.read_in, block.hot) = (Phase::Examined, period, 0);
     }
 
-    /// Takes in that a block is kept: it is hot, or cannot be split.
+    /// Takes in that a block is hot: nothing that is known of its pages holds any more, which the next sample
+    /// says, and it is not read again for long.
+    pub(crate) fn note_hot(&mut self, first: PageIndex) {
+        let period = self.period;
+        let block = self.block(number_of(first));
+        (block.phase, block.hot) = (Phase::Hot, (block.hot + 1).min(HOT_REST));
+        block.look_next(period);
+    }
+
+    /// Takes in that a block cannot be split now.
     pub(crate) fn note_kept(&mut self, first: PageIndex) {
         let period = self.period;
         let block = self.block(number_of(first));
         block.phase = Phase::Whole;
-        block.hot = (block.hot + 1).min(HOT_REST);
-        block.due = period.wrapping_add(1 << block.hot);
+        block.rest(period, HOT_REST);
     }
 
     /// Takes in that a block is split.

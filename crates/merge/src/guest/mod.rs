@@ -220,10 +220,7 @@ impl Guest {
     pub(crate) fn counts(&self) -> Counts {
         let state = self.state();
         let count = |at: usize| self.linked[at].load(Ordering::Relaxed);
-        let (huge_pages, huge_pages_split) = state.blocks.count(&state.managed);
         Counts {
-            huge_pages,
-            huge_pages_split,
             pages_managed: state.pages_managed(),
             pages_unshared: count(0),
             pages_merged: count(1),

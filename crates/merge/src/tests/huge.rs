@@ -185,3 +185,21 @@ fn a_guest_of_huge_pages_that_is_unmerged_and_merged_again_is_read_anew() {
     let is_zero = |page: &Page| matches!(page, Page::Zero);
     assert!(!guests[0].process().pages.values().any(is_zero));
 }
+
+#[test]
+fn workers_that_find_the_same_contents_at_once_agree_on_who_stands_for_them() {
+    for round in 0..20 {
+        let mut scene = scene(HugeMode::Auto);
+        scene.engine.set_workers(4);
+        // Whole and split ones with the same pages, all new in the same period.
+        let guests: Vec<_> = (0..4).map(|_| huge(&mut scene, contents(0, 0))).collect();
+        let small = (round % 3) + 1;
+        for _ in 0..small {
+            scene.guest("a", 2 * BLOCK_PAGES, contents(0, 0));
+        }
+        scene.periods(8);
+        for guest in &guests {
+            assert_eq!(guest.merged().len(), 2 * BLOCK_PAGES as usize, "round {round}");
+        }
+    }
+}
