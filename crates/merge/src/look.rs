@@ -5,8 +5,9 @@ use bindery_index::Handle;
 use bindery_units::{PageIndex, PageRange};
 use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome, BlockSample, BlockState, Lost};
 
-use crate::guest::{Cause, Reading, State, Step};
+use crate::guest::{Cause, Gained, Reading, State, Step};
 use crate::settings::{COLLAPSED_BLOCKS, SAMPLED_BLOCKS};
+use crate::tally::LinkCounts;
 use crate::visit::Visit;
 use crate::workers::Workers;
 
@@ -114,8 +115,8 @@ impl Visit<'_> {
         self.guest.gains.set_split(block.first, false);
     }
 
-    /// Makes blocks whole again that are split for little, or in which much is written. Their merged pages
-    /// are lost, and taken in as such.
+    /// Makes blocks whole again that are split for little, or in which much is written, and holes of those that
+    /// are zero. Their merged pages are lost, and taken in as such.
     pub(crate) fn make_whole(
         &mut self,
         workers: &Workers,
@@ -124,11 +125,11 @@ impl Visit<'_> {
     ) -> Result<(), GuestError> {
         let pages = self.guest.tally.shown();
         let State { blocks, tracking, managed, .. } = &mut *self.state;
-        let merged = |block: PageRange| {
-            let counts = pages.count(&[block])[0];
-            (!tracking.waits(block.first)).then_some(counts.merged + counts.zero)
+        let gained = |block: PageRange| {
+            let LinkCounts { merged, zero, .. } = pages.count(&[block])[0];
+            (!tracking.waits(block.first)).then_some(Gained { merged, zero })
         };
-        let mut wanted = blocks.end_period(managed, &self.domain.huge, merged);
+        let mut wanted = blocks.end_period(managed, &self.domain.huge, gained);
         // Writes are tracked page by page for whoever watches, and pages of another daemon's store are
         // looked at first.
         let waits = self.guest.connection.written().is_watched() || !self.state.foreign.is_empty();
@@ -163,11 +164,15 @@ impl Visit<'_> {
     ) {
         match outcome {
             Some(BlockOutcome::Whole | BlockOutcome::Huge) => {
-                self.state.blocks.note_whole(block.first);
+                // What was zero rests no longer than other memory that is new.
+                if cause != Cause::Empty {
+                    self.state.blocks.note_whole(block.first);
+                }
                 self.domain.unlink_written(self.guest, block, &mut room.handles);
                 match cause {
                     Cause::Thin => self.state.counts.collapses_thin += 1,
                     Cause::Hot => self.state.counts.collapses_hot += 1,
+                    Cause::Empty => self.state.counts.collapses_empty += 1,
                 }
             }
             Some(BlockOutcome::Unmanaged) => {}

@@ -67,6 +67,8 @@ pub struct Counts {
     pub collapses_thin: u64,
     /// Huge pages made again since too much in them was written, so far.
     pub collapses_hot: u64,
+    /// Huge pages that became holes, since all of their pages were zero, so far.
+    pub collapses_empty: u64,
     /// CPU time in guests' processes for merging: lanes and fault handlers, in microseconds.
     pub guest_cpu_time_us: u64,
 }
@@ -93,6 +95,7 @@ impl std::ops::AddAssign for Counts {
         self.huge_kept_hot += other.huge_kept_hot;
         self.collapses_thin += other.collapses_thin;
         self.collapses_hot += other.collapses_hot;
+        self.collapses_empty += other.collapses_empty;
         self.guest_cpu_time_us += other.guest_cpu_time_us;
     }
 }

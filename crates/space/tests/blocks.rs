@@ -6,7 +6,8 @@ use bindery_space::{Reach, Sought, Worker};
 use bindery_sys::mapping::HUGE_PAGE_BYTES;
 use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot};
 use bindery_wire::lane::{
-    BLOCK_PAGES, BlockOutcome, BlockSample, BlockState, DigestKind, LossCause, PageSpan,
+    BLOCK_PAGES, BlockOutcome, BlockSample, BlockState, DigestKind, LossCause, PageSpan, Run,
+    RunTarget,
 };
 use common::{Bench, blocks_of, huge_kib, merged};
 
@@ -133,6 +134,24 @@ fn blocks_that_follow_one_another_share_a_mapping_when_they_come_back() {
     let areas = bindery_sys::maps::between(bench.address(0), end).expect("maps");
     assert_eq!(areas.len(), 1, "{areas:?}");
     assert!(holds_all(&bench));
+    bench.space.release().expect("release");
+}
+
+#[test]
+fn a_block_of_zeros_becomes_a_hole_and_is_huge_when_it_is_touched_again() {
+    let Some((bench, mut worker)) = filled() else { return };
+    (0..BLOCK_PAGES).for_each(|page| bench.fill(page, 0));
+    let zeros =
+        |first| Run { page: bench.page(first).0, count: 64, slot: 0, target: RunTarget::Zeros };
+    let runs: Vec<Run> = (0..BLOCK_PAGES).step_by(64).map(zeros).collect();
+    let mut outcomes = Vec::new();
+    worker.merge(&bench.segments(), &runs, &mut outcomes);
+    assert_eq!(outcomes, merged(BLOCK_PAGES as usize));
+    assert_eq!(collapse(&mut worker, &bench, 0), BlockOutcome::Whole);
+    assert_eq!(states(&mut worker, &bench)[0], BlockState::Absent);
+    assert!((0..BLOCK_PAGES).all(|page| bench.holds(page, 0)));
+    bench.fill(3, 4);
+    assert_eq!(huge(&bench), 2 * HUGE_KIB, "after it was read, as well");
     bench.space.release().expect("release");
 }
 

@@ -151,6 +151,9 @@ const COUNTS: &[Figure<Counts>] = &[
     counter("collapses_hot_total", "Huge pages made again: too much was written.", |counts| {
         counts.collapses_hot as f64
     }),
+    counter("collapses_empty_total", "Huge pages that became holes: all was zero.", |counts| {
+        counts.collapses_empty as f64
+    }),
     counter("merge_cpu_seconds_total", "CPU time for merging in guests' processes.", |counts| {
         micro(counts.guest_cpu_time_us)
     }),

@@ -106,6 +106,15 @@ pub(crate) enum Reading {
 pub(crate) enum Cause {
     Thin,
     Hot,
+    /// It is all zero.
+    Empty,
+}
+
+/// Pages of a split block that are merged, and that are zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gained {
+    pub(crate) merged: u32,
+    pub(crate) zero: u32,
 }
 
 /// Blocks of one guest, by number.
@@ -357,13 +366,13 @@ impl Blocks {
     }
 
     /// Ends a period for the split blocks of `managed` that were huge. Returns the first pages of those that
-    /// are to be whole again, and why. `merged` says how many pages of a block are merged, or zero; `None`
-    /// while some wait to be looked at.
+    /// are to be whole again, and why. `gained` says what was gained in a block; `None` while some of its pages
+    /// wait to be looked at.
     pub(crate) fn end_period(
         &mut self,
         managed: &[PageRange],
         policy: &HugePolicy,
-        merged: impl Fn(PageRange) -> Option<u32>,
+        gained: impl Fn(PageRange) -> Option<Gained>,
     ) -> Vec<(u32, Cause)> {
         let patience = policy.settings.patience.max(1);
         let mut wanted = Vec::new();
@@ -377,8 +386,14 @@ impl Blocks {
             if block.due.wrapping_sub(self.period).cast_signed() > 0 {
                 continue;
             }
-            let merged = merged(PageRange::new(first_of(number), BLOCK_PAGES));
-            let is_thin = merged.is_some_and(|merged| policy.is_thin(merged));
+            let Some(gained) = gained(PageRange::new(first_of(number), BLOCK_PAGES)) else {
+                continue;
+            };
+            if gained.zero == BLOCK_PAGES {
+                wanted.push((first_of(number).0, Cause::Empty));
+                continue;
+            }
+            let is_thin = policy.is_thin(gained.merged + gained.zero);
             block.hot = if is_hot { block.hot.saturating_add(1) } else { 0 };
             block.thin = if is_thin { block.thin.saturating_add(1) } else { 0 };
             let cause = if block.hot >= patience { Cause::Hot } else { Cause::Thin };

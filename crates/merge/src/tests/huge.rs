@@ -102,6 +102,19 @@ fn zero_pages_are_gained_too() {
 }
 
 #[test]
+fn a_huge_page_that_is_all_zero_becomes_a_hole_and_is_huge_when_it_is_written() {
+    let mut scene = scene(HugeMode::Auto);
+    let guest = huge(&mut scene, |page| if page < BLOCK_PAGES { 0 } else { page.into() });
+    scene.periods(10);
+    assert!((0..BLOCK_PAGES).all(|page| guest.process().pages[&page] == Page::Absent));
+    let counts = scene.status_of(&guest).counts;
+    assert_eq!((split(&guest), counts.collapses_empty, counts.huge_pages), (0, 1, 1));
+    (0..BLOCK_PAGES).for_each(|page| guest.process().write(page, 1 << 20 | u64::from(page)));
+    scene.periods(8);
+    assert_eq!((split(&guest), scene.status_of(&guest).counts.huge_pages), (0, 2));
+}
+
+#[test]
 fn a_huge_page_that_is_written_all_the_time_is_kept() {
     let mut scene = scene(HugeMode::Auto);
     let quiet = huge(&mut scene, contents(1, 512));

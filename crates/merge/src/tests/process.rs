@@ -340,6 +340,12 @@ impl Process {
             }
         }
         self.split.remove(&(first / BLOCK_PAGES));
+        if self.pages_of(first).all(|(_, state)| matches!(state, Page::Private(0))) {
+            for page in first..first + BLOCK_PAGES {
+                self.pages.entry(page).and_modify(|state| *state = Page::Absent);
+            }
+            return BlockOutcome::Whole;
+        }
         BlockOutcome::Huge
     }
 

@@ -37,6 +37,7 @@ function showDetail() {
     ["Huge pages split", `${formatCount(guest.huge_pages_split)} now, ${formatCount(guest.huge_splits)} in all`],
     ["Huge pages kept for their writes", formatCount(guest.huge_kept_hot)],
     ["Huge pages made again", `${formatCount(guest.collapses_thin)} for little merged, ${formatCount(guest.collapses_hot)} for their writes`],
+    ["Huge pages that became holes", formatCount(guest.collapses_empty)],
     ["Unshared", formatPages(guest.pages_unshared)],
     ["Volatile", formatPages(guest.pages_volatile)],
     ["Breaks", formatCount(guest.breaks)],
