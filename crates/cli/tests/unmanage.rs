@@ -15,9 +15,9 @@ use bindery_sys::socket;
 use bindery_units::{HostAddress, PageIndex, PageRange};
 use bindery_wire::channel::{Channel, Received};
 use bindery_wire::control::{FromDaemon, FromShim, Region};
-use bindery_wire::lane::{Answer, Request};
+use bindery_wire::lane::{Answer, Op, Request};
 use common::{PATIENCE, TestDaemon};
-use zerocopy::IntoBytes;
+use zerocopy::{IntoBytes, TryFromBytes};
 
 /// Giving back takes longer than many periods.
 const PERIOD: [&str; 2] = ["--period", "10ms"];
@@ -60,9 +60,15 @@ impl Shim {
         self.lanes.push(Arc::clone(&lane));
         thread::spawn(move || {
             let mut request = [0; size_of::<Request>()];
-            while socket::receive(&lane, &mut request, &mut Vec::new()).unwrap_or(0) > 0
-                && socket::send(&lane, Answer::default().as_bytes(), &[]).is_ok()
-            {}
+            while socket::receive(&lane, &mut request, &mut Vec::new()).unwrap_or(0) > 0 {
+                let asked = Request::try_read_from_bytes(&request).unwrap();
+                // Of each block that it is not managed.
+                let count = if asked.op == Op::Sample { asked.count } else { 0 };
+                let answer = Answer { count, ..Answer::default() };
+                if socket::send(&lane, answer.as_bytes(), &[]).is_err() {
+                    break;
+                }
+            }
         });
     }
 

@@ -96,6 +96,18 @@ impl Written {
         self.changed.join(Joining::Clean)
     }
 
+    /// A set of the pages of split blocks that were written and are the guest's own, as others ask for them,
+    /// empty at first; for those whom the guest can do without.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub fn listen(&self) -> Result<Reader, JoinError> {
+        if self.own.readers() >= VISITORS_MAX {
+            return Err(JoinError::Full);
+        }
+        self.own.join(Joining::Clean)
+    }
+
     /// Whether there is a visitor. One who comes later finds in the pages whatever was done to them
     /// before this said that there is none.
     #[must_use]

@@ -103,22 +103,26 @@ impl Appraisal<'_> {
     fn take_second(&self, read: &Read<'_>, contents: &mut Vec<Content>) {
         let first = read.first();
         let before = self.guest.state().blocks.take_fingerprints(first);
-        let before = before.expect("a block is read a first time before a second one");
-        if self.domain.huge.is_hot(read.changed(&before)) {
+        let (before, periods) = before.expect("a block is read a first time before a second one");
+        if self.domain.huge.is_hot(read.changed(&before) / periods) {
             let mut state = self.guest.state();
             state.blocks.note_hot(first);
             state.counts.huge_kept_hot += 1;
             return;
         }
         let mut gained = 0;
+        // What others found meanwhile is found again.
+        self.guest.gains.set_split(first, false);
         contents.clear();
         for (page, digest) in read.unchanged(&before) {
             match (digest.kind, self.guest.links.get(page)) {
                 (DigestKind::Content, Link::Candidate(leaf)) => {
                     gained += u16::from(self.is_shared(Handle::from_bits(leaf)));
                 }
-                (DigestKind::Content, _) => contents.push(Content::of(page, digest)),
-                (DigestKind::Zeros | DigestKind::Nothing, _) => gained += 1,
+                (DigestKind::Content, Link::None) => contents.push(Content::of(page, digest)),
+                (DigestKind::Zeros, Link::None) => gained += 1,
+                // Its guest has said that the block is whole, and not that it lost the page.
+                _ => {}
             }
         }
         self.guest.gains.add(first, gained + self.look_up(contents));

@@ -65,6 +65,8 @@ pub(crate) struct Domain {
     pub(crate) backs_off: bool,
     /// Policy of this period for huge pages.
     pub(crate) huge: HugePolicy,
+    /// True if pages are merged in this period: blocks are looked at for nothing else.
+    pub(crate) looks: bool,
     meter: Arc<Meter>,
     pub(crate) troubles: Arc<Troubles>,
     /// Breaks until the end of the last period.
@@ -97,6 +99,7 @@ impl Domain {
             compaction: RetryPause::default(),
             backs_off,
             huge: HugePolicy::default(),
+            looks: true,
             meter,
             troubles,
             breaks_seen: 0,

@@ -76,6 +76,8 @@ struct Outcome {
     left_out: Vec<PageIndex>,
     /// What has their content is being entered in the index just now.
     postponed: Vec<PageIndex>,
+    /// They stand in the index for another content than theirs.
+    stale: Vec<u32>,
 }
 
 impl Found {
@@ -128,9 +130,15 @@ impl Batch<'_> {
         let mut outcome = Outcome::default();
         contents.clear();
         for (page, digest) in pages.iter().zip(digests) {
-            // Linked since it was taken: it is known already.
-            if self.guest.links.get(PageIndex(*page)) != Link::None {
-                continue;
+            match self.guest.links.get(PageIndex(*page)) {
+                Link::None => {}
+                // It was written between the readings of its block and the split.
+                Link::Candidate(leaf) if !self.is_head(leaf, digest) => {
+                    outcome.stale.push(*page);
+                    continue;
+                }
+                // Linked since it was taken: it is known already.
+                _ => continue,
             }
             match digest.kind {
                 DigestKind::Nothing => {}
@@ -142,6 +150,12 @@ impl Batch<'_> {
         let places = std::mem::take(&mut outcome.places);
         self.record(outcome);
         places
+    }
+
+    /// Returns true if a leaf is of what a page holds.
+    fn is_head(&self, leaf: u32, digest: &PageDigest) -> bool {
+        let head = self.domain.index.head(Handle::from_bits(leaf));
+        digest.kind == DigestKind::Content && digest.digest[0] == head
     }
 
     /// Infers the interior pages of a stretch whose two ends matched adjacent contents. Returns the
@@ -313,7 +327,8 @@ impl Batch<'_> {
     }
 
     fn record(&self, outcome: Outcome) {
-        let Outcome { zeros, merges, found, inferred, left_out, postponed, places: _ } = outcome;
+        let Outcome { zeros, merges, found, inferred, left_out, postponed, stale, places: _ } =
+            outcome;
         if !found.joins.is_empty() {
             let mut all = locked(&self.domain.found);
             all.seeds.extend(found.seeds);
@@ -330,6 +345,7 @@ impl Batch<'_> {
         for page in postponed {
             state.tracking.put_back(page, 0);
         }
+        state.stale.extend(stale);
     }
 
     /// Puts pages back of which nothing was found: they are looked at when their guest is well.

@@ -5,6 +5,7 @@
 //! which nobody sees but by writes: so a block in which much is written is kept, and of the others those
 //! are split in which most is gained. The shorter memory is, the less has to be gained.
 
+use bindery_wire::lane::BLOCK_PAGES;
 use serde::{Deserialize, Serialize};
 
 /// Treatment of huge pages.
@@ -108,11 +109,12 @@ impl HugePolicy {
     /// Returns true if so many merged pages are too few for their block to stay split.
     pub(crate) fn is_thin(&self, merged: u32) -> bool {
         let least = match self.settings.mode {
-            HugeMode::Keep => return true,
-            HugeMode::Auto if self.memory < MemoryLevel::Short => self.settings.thin_pages,
-            HugeMode::Auto | HugeMode::Break => 1,
+            HugeMode::Keep => BLOCK_PAGES + 1,
+            HugeMode::Auto => self.settings.thin_pages,
+            HugeMode::Break => 1,
         };
-        merged < least
+        // A huge page takes memory for pages that are not there.
+        merged < least && self.memory < MemoryLevel::Short
     }
 
     /// Returns true if blocks are sampled before they are read as a whole.
@@ -156,7 +158,7 @@ mod tests {
             for memory in [MemoryLevel::Plenty, MemoryLevel::Low, MemoryLevel::Short] {
                 let policy = policy(mode, memory);
                 assert!(!policy.is_thin(policy.gain_pages().unwrap()), "{mode:?} {memory:?}");
-                assert!(policy.is_thin(0));
+                assert_eq!(policy.is_thin(0), memory < MemoryLevel::Short);
             }
         }
     }

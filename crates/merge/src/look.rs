@@ -1,12 +1,13 @@
 //! Looking at a guest's blocks: which are huge pages, which change, and which are to be split or made whole.
 
 use bindery_guest::{GuestError, Lane};
-use bindery_index::Handle;
+use bindery_index::{Handle, pin};
 use bindery_units::{PageIndex, PageRange};
 use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome, BlockSample, BlockState, Lost};
 
-use crate::guest::{Cause, Gained, Reading, State, Step};
-use crate::settings::{COLLAPSED_BLOCKS, SAMPLED_BLOCKS};
+use crate::guest::{Cause, Gained, State, Step};
+use crate::links::Link;
+use crate::settings::{COLLAPSED_BLOCKS, LOOKED_AT_BLOCKS, SAMPLED_BLOCKS};
 use crate::tally::LinkCounts;
 use crate::visit::Visit;
 use crate::workers::Workers;
@@ -24,6 +25,17 @@ fn block_of(first: u32) -> PageRange {
 }
 
 impl Visit<'_> {
+    /// Forgets what pages were said to hold that proved to hold something else, and has them looked at.
+    pub(crate) fn forget_stale(&mut self) {
+        let epoch = pin();
+        for page in std::mem::take(&mut self.state.stale).into_iter().map(PageIndex) {
+            if matches!(self.guest.links.get(page), Link::Candidate(_)) {
+                self.domain.unlink(self.guest, page, &epoch);
+                self.state.tracking.put_back(page, 0);
+            }
+        }
+    }
+
     /// Samples the guest's blocks where it is time to, splits those of small pages and those that are worth
     /// it, and has those read that may be.
     pub(crate) fn look_at_blocks(
@@ -33,7 +45,12 @@ impl Visit<'_> {
     ) -> Result<(), GuestError> {
         let (policy, gains) = (self.domain.huge, &self.guest.gains);
         self.state.blocks.begin_period(&policy);
-        let due = self.state.blocks.due(&self.state.managed, &policy, |page| gains.of(page));
+        if !self.domain.looks {
+            return Ok(());
+        }
+        let mut due = self.state.blocks.due(&self.state.managed, &policy, |page| gains.of(page));
+        // The others are due in the next period still.
+        due.truncate(LOOKED_AT_BLOCKS);
         for some in due.chunks(SAMPLED_BLOCKS) {
             if workers.are_stopping() {
                 return Ok(());
@@ -49,6 +66,8 @@ impl Visit<'_> {
                 }
             }
             self.split(&small, room)?;
+            // Nothing could be merged there.
+            let huge = if self.state.usage.is_short_of_mappings { Vec::new() } else { huge };
             for block in self.split(&huge, room)? {
                 self.state.counts.huge_splits += 1;
                 self.state.blocks.note_split_as_read(block.first);
@@ -65,6 +84,14 @@ impl Visit<'_> {
     fn take_sample(&mut self, first: u32, sample: BlockSample, room: &mut Samples) -> Step {
         let (block, policy) = (block_of(first), self.domain.huge);
         let gain = self.guest.gains.of(block.first);
+        let is_watched = self.guest.connection.written().is_watched();
+        if is_watched && sample.state == BlockState::Small && self.state.blocks.is_huge(block.first)
+        {
+            // Its writes are tracked for whoever watches, and it is a huge page again after that.
+            self.state.blocks.note_kept(block.first);
+            self.forget_block(block, room);
+            return Step::Nothing;
+        }
         let step = self.state.blocks.take_sample(block.first, &sample, &policy, gain);
         match step {
             Step::Nothing | Step::Split => {}
@@ -77,10 +104,6 @@ impl Visit<'_> {
 
     /// Has all pages of a block looked at in this period, or when it is their turn.
     fn have_read(&mut self, block: PageRange) {
-        if self.state.blocks.reading(block.first) == Reading::Second {
-            // What is gained is counted anew.
-            self.guest.gains.set_split(block.first, false);
-        }
         for managed in self.state.managed.iter().map(|range| range.intersection(block)) {
             managed.pages().for_each(|page| self.state.tracking.put_back(page, 0));
         }
@@ -178,7 +201,7 @@ impl Visit<'_> {
             Some(BlockOutcome::Unmanaged) => {}
             // There was no time for it, or it cannot be done now.
             None | Some(BlockOutcome::Stuck | BlockOutcome::Split) => {
-                self.state.blocks.note_split(block.first);
+                self.state.blocks.note_stuck(block.first);
                 self.guest.gains.set_split(block.first, true);
             }
         }

@@ -57,6 +57,7 @@ impl Visit<'_> {
     }
 
     fn look(&mut self, workers: &Workers, scratch: &mut Scratch) -> Result<(), GuestError> {
+        self.forget_stale();
         self.settle_losses(&mut scratch.lost)?;
         self.make_whole(workers, &mut scratch.samples, &mut scratch.lost)?;
         self.look_at_blocks(workers, &mut scratch.samples)?;

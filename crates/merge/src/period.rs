@@ -63,6 +63,7 @@ pub(crate) fn run_period(
 ) {
     for domain in domains.values_mut() {
         domain.huge = means.huge;
+        domain.looks = !means.is_idle && domain.pressure.merges();
         admit(domain);
     }
     observe_all(domains, means.workers);

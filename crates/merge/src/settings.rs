@@ -76,6 +76,9 @@ pub(crate) const HARVEST_PAGES: u32 = 1 << 14;
 /// Blocks of one request for samples: 4 GiB, some 5 ms.
 pub(crate) const SAMPLED_BLOCKS: usize = 2048;
 
+/// Blocks of one guest that are sampled in one period, at most: 64 GiB, some 80 ms.
+pub(crate) const LOOKED_AT_BLOCKS: usize = 1 << 15;
+
 /// Blocks made whole in one period, at most: 10 ms and more.
 pub(crate) const COLLAPSED_BLOCKS: usize = 64;
 

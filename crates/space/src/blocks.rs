@@ -44,6 +44,19 @@ const WINDOWS: u32 = BLOCK_PAGES / WINDOW_PAGES;
 /// Blocks that are mapped at a time for others to be joined in.
 const CHUNK_BLOCKS: usize = 16;
 
+/// Pages of a block that are there, at least, if it is to become a huge page: the others take memory by that.
+const PRESENT_MIN: u32 = BLOCK_PAGES / 4 * 3;
+
+/// Pages that are there, and not zeros that the kernel made.
+const IN_MEMORY: Query = Query {
+    require: category::PRESENT | category::ZERO,
+    any_of: 0,
+    invert: category::ZERO,
+    report: category::PRESENT,
+    protect: false,
+    refuse_unprotectable: false,
+};
+
 /// Pages that are there, or in swap, and not zeros that the kernel made.
 const NOT_ZERO: Query = Query {
     require: category::ZERO,
@@ -72,6 +85,9 @@ impl Core {
     /// As `UFFDIO_REGISTER`: `EBUSY` if another userfaultfd has the block, `ENOMEM` without a mapping.
     pub(crate) fn split(&self, region: &Region, pages: PageRange) -> io::Result<()> {
         for block in region.blocks(pages).filter(|block| !region.is_split(block.first)) {
+            if !self.budget.allows(2) {
+                return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            }
             let (start, bytes) = place(region, block);
             // SAFETY: faults are served by the handler. No page of a whole block is held elsewhere: absent
             // ones are zero.
@@ -82,8 +98,8 @@ impl Core {
         Ok(())
     }
 
-    /// Makes a split block whole: private, in one mapping and unwatched, and a huge page where the machine
-    /// and the VMM want any, or a hole if it is zero. Blocks all that touch it meanwhile, some 0.2 ms.
+    /// Makes a split block whole: private, in one mapping and unwatched, and a huge page, or a hole if it is
+    /// zero. One that would be neither stays split. Blocks all that touch it meanwhile, some 0.2 ms.
     pub(crate) fn collapse(
         &self,
         region: &Region,
@@ -91,8 +107,12 @@ impl Core {
         spare: &mut Spare,
         joints: &mut Joints,
     ) -> BlockOutcome {
-        let unmerged = self.unmerge(region, block, u32::MAX, spare);
         let (start, bytes) = place(region, block);
+        let is_zero = block.count == BLOCK_PAGES && self.has_only_zeros(start);
+        if !is_zero && !self.is_worth_collapsing(region, block) {
+            return BlockOutcome::Stuck;
+        }
+        let unmerged = self.unmerge(region, block, u32::MAX, spare);
         let hold = self.hold(start, start.plus(bytes));
         let is_private = block.pages().all(|page| region.entry(page).is_anonymous());
         let made = match unmerged.stuck == 0 && is_private {
@@ -103,17 +123,37 @@ impl Core {
             return BlockOutcome::Stuck;
         }
         region.set_split(block.first, false);
-        if region.is_tracked.load(Ordering::Relaxed) {
-            // What cannot be tracked is reported by every scan for want of it, until it is.
-            let _ = self.track(region, block);
+        if region.is_tracked.load(Ordering::Relaxed) && self.track(region, block).is_err() {
+            // The next scan that is to reach it has all of the region tracked anew.
+            region.is_tracked.store(false, Ordering::Relaxed);
+            region.add_pending(block);
         }
         drop(hold);
-        let policy = Policy::of_machine().unwrap_or(Policy::Never);
-        if made == Made::Whole && may_be_huge(region, block, policy) && is_collapsed(start, bytes) {
+        if made == Made::Whole && is_collapsed(start, bytes) {
             BlockOutcome::Huge
         } else {
             BlockOutcome::Whole
         }
+    }
+
+    /// Returns true if a block may become a huge page that takes little more memory than its pages, none of
+    /// which is a copy of the kernel's.
+    fn is_worth_collapsing(&self, region: &Region, block: PageRange) -> bool {
+        let policy = Policy::of_machine().unwrap_or(Policy::Never);
+        let stays = |page| region.entry(page).kind().is_untracked();
+        may_be_huge(region, block, policy)
+            && !block.pages().any(stays)
+            && self.present(region.address(block.first)) >= PRESENT_MIN
+    }
+
+    /// Returns how many pages of a block are there, zeros that the kernel made apart.
+    fn present(&self, start: HostAddress) -> u32 {
+        let windows = (0..WINDOWS).map(|window| start.plus_pages(window * WINDOW_PAGES));
+        let found = windows.map(|from| {
+            let pages = find_pages(&self.pagemap, from, WINDOW_PAGES, IN_MEMORY);
+            pages.map_or(0, |pages| pages.0.count_ones())
+        });
+        found.sum()
     }
 
     /// Ends the registration of a private block that is held, in one mapping.
@@ -123,6 +163,7 @@ impl Core {
         if is_one_mapping(start, bytes) && !may_be_hole {
             // SAFETY: the block is held, no page of it is in transit, and absent ones are zero.
             let unregistered = unsafe { self.guest_faults.unregister(start, bytes) };
+            self.budget.made(2);
             return if unregistered.is_ok() { Made::Whole } else { Made::Nothing };
         }
         match block.count == BLOCK_PAGES {
@@ -135,7 +176,7 @@ impl Core {
     fn join(&self, region: &Region, block: PageRange, joints: &mut Joints) -> Made {
         let (start, bytes) = place(region, block);
         let (advised, alike) = region.advised_run(block.first, block);
-        if alike != block {
+        if alike != block || !self.budget.allows(2) {
             return Made::Nothing;
         }
         let Ok(joint) = joints.take() else { return Made::Nothing };
@@ -338,7 +379,8 @@ impl Joints {
             // SAFETY: the chunk is ours, and nothing is in it.
             unsafe {
                 chunk.as_ptr().write_volatile(1);
-                mapping::advise(chunk.address(), PAGE_BYTES, libc::MADV_DONTNEED)?;
+                // It may have been given a huge page.
+                mapping::advise(chunk.address(), HUGE_PAGE_BYTES, libc::MADV_DONTNEED)?;
             }
             (self.next, self.left) = (chunk.address(), CHUNK_BLOCKS);
             // Unmapped as far as it is not taken.

@@ -9,7 +9,11 @@
 
 use std::{fs, thread, time::Duration};
 
-use bindery_sys::{mapping, maps, userfault::mode};
+use bindery_sys::{
+    mapping::{self, HUGE_PAGE_BYTES},
+    maps,
+    userfault::mode,
+};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::{
@@ -50,6 +54,10 @@ impl Core {
 
     fn mend_run(&self, region: &Region, run: PageRange, spare: &mut Spare) {
         let (start, bytes) = (region.address(run.first), run.count as usize * PAGE_BYTES);
+        let is_split = || region.blocks(run).all(|block| region.is_split(block.first));
+        if !is_split() {
+            return;
+        }
         let Ok(joined) = spare.peek(run.count as usize) else { return };
         // SAFETY: spare pages are ours; what earlier work may have left in them is wanted no more.
         // The target of a move must be registered, for writes only, since nobody but us touches it.
@@ -64,8 +72,7 @@ impl Core {
         // cannot be moved together. So these are used up, whatever comes.
         spare.take(run.count as usize);
         let _hold = self.hold(start, start.plus_pages(run.count));
-        let is_split = region.blocks(run).all(|block| region.is_split(block.first));
-        if anonymous_run(region, run) != run || !is_split {
+        if anonymous_run(region, run) != run || !is_split() {
             return spare.discard(joined, run.count as usize);
         }
         let wanted = PageSet::first(run.count);
@@ -128,7 +135,9 @@ fn seams(region: &Region, pages: PageRange) -> Vec<PageIndex> {
     let mut end_of_last = 0;
     let mut seams = Vec::new();
     for line in anonymous {
-        if line.start == end_of_last && line.start >= low.0 {
+        // Where a block that is whole and one that is split meet, there is nothing to join.
+        let is_edge = line.start.is_multiple_of(HUGE_PAGE_BYTES);
+        if line.start == end_of_last && line.start >= low.0 && !is_edge {
             seams.push(region.page(HostAddress(line.start)));
         }
         end_of_last = line.end;

@@ -27,12 +27,11 @@ use crate::{
 pub(crate) const GROUP_PAGES: usize = 64;
 
 /// The entries of a region's pages, a summary of those that were lost, those that the next scan has to
-/// tell of, which blocks are split, and what the VMM advised for each page.
+/// tell of, and what the VMM advised for each page.
 #[derive(Debug)]
 struct Table {
     entries: Mapping,
     lost: Mapping,
-    split: Mapping,
     pending_reports: PendingReports,
     advice: Advice,
 }
@@ -59,6 +58,9 @@ pub(crate) struct Region {
     /// Whether faults of its pages may come to us. If not, the region was given back, and is here for
     /// CoW copies whose discards are still ours.
     pub(crate) watched: bool,
+    /// Bits of blocks that are split, from the region's first one on. Each part has its own: where a block is cut,
+    /// either side of it is whole or split by itself.
+    split: Box<[AtomicU64]>,
     /// True while writes are tracked in blocks that are whole, too. Changed by who has `mapped` for reading
     /// and holds the region.
     pub(crate) is_tracked: AtomicBool,
@@ -80,8 +82,6 @@ impl Region {
         let table = Table {
             entries: Mapping::anonymous(pages * size_of::<AtomicU32>())?,
             lost: words(pages.div_ceil(GROUP_PAGES))?,
-            // One more where neither end is a block's.
-            split: words(pages.div_ceil(BLOCK_PAGES as usize) + 1)?,
             pending_reports: PendingReports::new(pages)?,
             advice: Advice::new(announced.pages.first, advised),
         };
@@ -91,21 +91,28 @@ impl Region {
             table_base: announced.pages.first,
             mapped: RwLock::new(()),
             watched: true,
+            split: split_bits(announced.pages),
             is_tracked: AtomicBool::new(false),
         })
     }
 
-    /// The part of the region that holds `pages`, as a region of its own.
+    /// The part of the region that holds `pages`, as a region of its own. Nobody splits blocks meanwhile, or
+    /// makes them whole.
     pub(crate) fn part(&self, pages: PageRange) -> Self {
         let skipped = pages.first.0 - self.pages().first.0;
-        Self {
+        let part = Self {
             announced: Announced { pages, address: self.announced.address.plus_pages(skipped) },
             table: Arc::clone(&self.table),
             table_base: self.table_base,
             mapped: RwLock::new(()),
             watched: self.watched,
+            split: split_bits(pages),
             is_tracked: AtomicBool::new(self.is_tracked.load(Ordering::Relaxed)),
+        };
+        for block in part.blocks(pages).filter(|block| self.is_split(block.first)) {
+            part.set_split(block.first, true);
         }
+        part
     }
 
     /// The same part once the region is given back.
@@ -308,11 +315,8 @@ impl Region {
 
     fn split_bit(&self, page: PageIndex) -> (&AtomicU64, u64) {
         assert!(self.pages().contains(page), "a page's block is looked for in its own region");
-        let block = (page.0 / BLOCK_PAGES - self.table_base.0 / BLOCK_PAGES) as usize;
-        // SAFETY: the table has a bit for every block of the region it was made for, of which `self` is a
-        // part; it is zeroed memory, aligned to a page, and lives as long as `self`.
-        let word = unsafe { &*self.table.split.as_ptr().cast::<AtomicU64>().add(block / 64) };
-        (word, 1 << (block % 64))
+        let block = (page.0 / BLOCK_PAGES - self.pages().first.0 / BLOCK_PAGES) as usize;
+        (&self.split[block / 64], 1 << (block % 64))
     }
 
     /// Calls `found` with the pages of each group in which a loss may stand, and forgets the group.
@@ -338,6 +342,12 @@ impl Region {
         }
         true
     }
+}
+
+/// Returns a bit for each block that `pages` have a part of.
+fn split_bits(pages: PageRange) -> Box<[AtomicU64]> {
+    let blocks = pages.end().0.div_ceil(BLOCK_PAGES) - pages.first.0 / BLOCK_PAGES;
+    (0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
 }
 
 #[cfg(test)]

@@ -58,8 +58,7 @@ impl Core {
             (_, true) => BlockState::Huge,
         };
         let signature = if is_huge { self.signature(start, block.first.0) } else { 0 };
-        let present = present as u32;
-        BlockSample { state, present, may_be_huge, signature, unused: 0 }
+        BlockSample { state, may_be_huge, signature }
     }
 
     /// Reads the lines of a huge page, which are chosen by `seed`. Lines that cannot be read count as nothing.

@@ -156,7 +156,7 @@ fn a_block_of_zeros_becomes_a_hole_and_is_huge_when_it_is_touched_again() {
 }
 
 #[test]
-fn what_was_not_advised_to_be_huge_is_made_whole_and_stays_small() {
+fn what_was_not_advised_to_be_huge_stays_split() {
     let Some(bench) = Bench::new(PAGES, 64) else { return };
     let mut worker = bench.space.worker().expect("worker");
     let first = bench.region.pages.first.0.next_multiple_of(BLOCK_PAGES);
@@ -167,7 +167,7 @@ fn what_was_not_advised_to_be_huge_is_made_whole_and_stays_small() {
     let policy = bindery_sys::huge::Policy::of_machine();
     let expected = match policy {
         Ok(bindery_sys::huge::Policy::Always) => BlockOutcome::Huge,
-        _ => BlockOutcome::Whole,
+        _ => BlockOutcome::Stuck,
     };
     assert_eq!(outcomes, [expected]);
     assert!((from..from + BLOCK_PAGES).all(|page| bench.holds(page, u64::from(page))));
@@ -229,5 +229,31 @@ fn pages_of_a_block_have_numbers_that_begin_with_a_multiple() {
     assert_eq!(bench.all().first.0 % BLOCK_PAGES, 0);
     let inner = PageRange::new(PageIndex(bench.all().first.0 + 1), 1);
     assert_eq!(blocks_of(inner), [bench.all().first.0]);
+    bench.space.release().expect("release");
+}
+
+#[test]
+fn either_side_of_a_block_that_is_cut_is_split_by_itself() {
+    let Some((bench, mut worker)) = filled() else { return };
+    bench.space.forget(bench.address(100), 100 * PAGE_BYTES);
+    bench.fill_slot(Slot(0), 301);
+    assert_eq!(bench.merge(&mut worker, 300, 1, Slot(0)), merged(1));
+    let _ = written(&mut worker, &bench, Reach::Split);
+    bench.fill(50, 51);
+    bench.fill(350, 351);
+    assert_eq!(written(&mut worker, &bench, Reach::Split), [350], "the other side is whole");
+    assert_eq!(states(&mut worker, &bench)[0], BlockState::Small, "it is to be split as well");
+    assert_eq!(collapse(&mut worker, &bench, 0), BlockOutcome::Stuck);
+    worker.split(&blocks_of(bench.all())[..1], &mut Vec::new());
+    assert_eq!(states(&mut worker, &bench)[0], BlockState::Split);
+    let _ = written(&mut worker, &bench, Reach::Split);
+    bench.fill(50, 51);
+    bench.fill(351, 352);
+    assert_eq!(written(&mut worker, &bench, Reach::Split), [50, 351]);
+    // Of a block that was split before it was cut both sides are.
+    worker.split(&blocks_of(bench.all())[1..2], &mut Vec::new());
+    bench.space.forget(bench.address(700), PAGE_BYTES);
+    assert_eq!(states(&mut worker, &bench)[1], BlockState::Split);
+    assert!(holds_all(&bench));
     bench.space.release().expect("release");
 }

@@ -35,8 +35,8 @@ pub const MERGE_PAGES_MAX: usize = 512 * 1024;
 /// few guests have no room for as many.
 pub const SEGMENTS_MAX: usize = 200;
 
-/// Pages of a block: what one huge page holds. Blocks begin at multiples of this, and no two regions have
-/// pages of one.
+/// Pages of a block: what one huge page holds. Blocks begin at multiples of this. Two regions have pages of one
+/// only where a region was cut there.
 pub const BLOCK_PAGES: u32 = 512;
 
 /// The most blocks that one `Sample`, `Split` or `Collapse` request may name.
@@ -339,12 +339,8 @@ pub struct PageDigest {
 pub struct BlockSample {
     /// State of the block.
     pub state: BlockState,
-    /// How many of its pages are there, zeros that the kernel made apart. Zero for a split block.
-    pub present: u32,
     /// Non-zero if the machine and the VMM want huge pages there, and there is room for one.
     pub may_be_huge: u32,
-    /// Zero.
-    pub unused: u32,
     /// For a huge one: a digest of some of its bytes, always the same ones, which says that it was written
     /// if it changes, and says nothing if it does not.
     pub signature: u64,

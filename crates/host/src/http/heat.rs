@@ -92,7 +92,7 @@ impl Heat {
                 return None;
             }
             // Refused where others have all seats: the map does without.
-            let written = guest.written().visit().ok()?;
+            let written = guest.written().listen().ok()?;
             let (guest, windows) = (Arc::clone(guest), Windows::default());
             let listener =
                 Listener { guest, written, windows, begun: now, turned: now, asked: now };

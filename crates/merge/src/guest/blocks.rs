@@ -59,17 +59,19 @@ enum Phase {
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     phase: Phase,
-    was_huge: bool,
+    may_be_huge: bool,
     rest_log2: u8,
     /// Periods in a row for which it was split for little, or written much; of one that is whole, how many
     /// times in a row it proved hot.
     thin: u8,
     hot: u8,
+    /// Times in a row that it could not be made whole.
+    stuck: u8,
     /// Pages written in this period.
     written: u16,
     /// Period in which it is to be sampled; of a split one, from which on it is judged.
     due: u32,
-    /// Period of its second reading.
+    /// Period of its last reading.
     read_in: u32,
     /// Period in which it was split for what was read.
     split_in: Option<u32>,
@@ -194,9 +196,13 @@ impl Blocks {
         match sample.state {
             BlockState::Split => {
                 self.note_split(first);
+                self.block(number).may_be_huge |= sample.may_be_huge != 0;
                 Step::IsSplit
             }
-            BlockState::Small => Step::Split,
+            BlockState::Small => {
+                self.block(number).may_be_huge |= sample.may_be_huge != 0;
+                Step::Split
+            }
             BlockState::Unmanaged | BlockState::Absent => {
                 self.fingerprints.remove(&number);
                 let block = self.block(number);
@@ -215,7 +221,7 @@ impl Blocks {
         let is_new = block.phase == Phase::Unseen;
         let has_changed = block.signature != signature && policy.samples_first();
         let was_known = block.phase > Phase::Whole;
-        block.was_huge = true;
+        block.may_be_huge = true;
         block.signature = signature;
         let Some(wanted) = wanted else {
             block.phase = Phase::Whole;
@@ -245,7 +251,7 @@ impl Blocks {
             Phase::Examined => Step::Split,
             // Its pages wait for their turn.
             Phase::First | Phase::Second | Phase::Split | Phase::Hot => {
-                block.look_next(period);
+                block.rest(period, QUIET_REST);
                 Step::Nothing
             }
         }
@@ -265,6 +271,11 @@ impl Blocks {
         Step::Forget
     }
 
+    /// Returns true if the block that begins with `first` was a huge page when it was sampled last.
+    pub(crate) fn is_huge(&self, first: PageIndex) -> bool {
+        !matches!(self.get(number_of(first)).phase, Phase::Unseen | Phase::Split)
+    }
+
     /// Returns what the pages of the block that begins with `first` are read for.
     pub(crate) fn reading(&self, first: PageIndex) -> Reading {
         match self.get(number_of(first)).phase {
@@ -276,14 +287,18 @@ impl Blocks {
 
     /// Takes in the fingerprints of a block's pages, of its first reading.
     pub(crate) fn note_first(&mut self, first: PageIndex, fingerprints: Fingerprints) {
-        let number = number_of(first);
-        self.block(number).phase = Phase::Read;
+        let (number, period) = (number_of(first), self.period);
+        let block = self.block(number);
+        (block.phase, block.read_in) = (Phase::Read, period);
+        block.look_next(period);
         self.fingerprints.insert(number, fingerprints);
     }
 
-    /// Returns the fingerprints of a block's first reading, for its second.
-    pub(crate) fn take_fingerprints(&mut self, first: PageIndex) -> Option<Fingerprints> {
-        self.fingerprints.remove(&number_of(first))
+    /// Returns the fingerprints of a block's first reading, for its second, and how many periods ago that was.
+    pub(crate) fn take_fingerprints(&mut self, first: PageIndex) -> Option<(Fingerprints, u32)> {
+        let number = number_of(first);
+        let periods = self.period.wrapping_sub(self.get(number).read_in);
+        Some((self.fingerprints.remove(&number)?, periods.max(1)))
     }
 
     /// Takes in that a block was read twice, and that its gain is known.
@@ -291,6 +306,7 @@ impl Blocks {
         let period = self.period;
         let block = self.block(number_of(first));
         (block.phase, block.read_in, block.hot) = (Phase::Examined, period, 0);
+        block.look_next(period);
     }
 
     /// Takes in that a block is hot: nothing that is known of its pages holds any more, which the next sample
@@ -378,7 +394,7 @@ impl Blocks {
         let mut wanted = Vec::new();
         for number in managed.iter().flat_map(|range| numbers(*range)) {
             let Some(block) = self.blocks.get_mut(number as usize) else { continue };
-            if block.phase != Phase::Split || !block.was_huge {
+            if block.phase != Phase::Split || !block.may_be_huge {
                 continue;
             }
             let is_hot = policy.is_hot(block.written.into());
@@ -412,11 +428,21 @@ impl Blocks {
         block.look_next(period);
     }
 
+    /// Takes in that a split block cannot be made whole now: the next try is after twice as long.
+    pub(crate) fn note_stuck(&mut self, first: PageIndex) {
+        let number = number_of(first);
+        let stuck = self.get(number).stuck;
+        self.note_split(first);
+        let due = self.period.wrapping_add(SETTLING << stuck);
+        let block = self.block(number);
+        (block.due, block.stuck) = (due, (stuck + 1).min(QUIET_REST));
+    }
+
     /// Takes in that a block is whole again: for long it is not looked at.
     pub(crate) fn note_whole(&mut self, first: PageIndex) {
         let period = self.period;
         let block = self.block(number_of(first));
-        block.phase = Phase::Whole;
+        (block.phase, block.stuck) = (Phase::Whole, 0);
         block.rest_log2 = COLLAPSED_REST;
         block.rest(period, COLLAPSED_REST);
     }
@@ -431,11 +457,11 @@ impl Blocks {
         }
     }
 
-    /// Returns how many blocks of `managed` are huge pages, and how many that were are split.
+    /// Returns how many blocks of `managed` are huge pages, and how many that could be are split.
     pub(crate) fn count(&self, managed: &[PageRange]) -> (u64, u64) {
         let blocks = || managed.iter().flat_map(|range| numbers(*range)).map(|at| self.get(at));
         let huge = blocks().filter(|block| !matches!(block.phase, Phase::Unseen | Phase::Split));
-        let split = blocks().filter(|block| block.phase == Phase::Split && block.was_huge);
+        let split = blocks().filter(|block| block.phase == Phase::Split && block.may_be_huge);
         (huge.count() as u64, split.count() as u64)
     }
 

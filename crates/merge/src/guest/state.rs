@@ -16,6 +16,8 @@ pub(crate) struct State {
     /// Managed pages, ascending.
     pub(crate) managed: Vec<PageRange>,
     pub(crate) blocks: Blocks,
+    /// Pages that stand in the index for another content than theirs, until the next period.
+    pub(crate) stale: Vec<u32>,
     pub(crate) tracking: Tracking,
     pub(crate) round: Round,
     pub(crate) doubt: Doubt,
@@ -33,6 +35,7 @@ impl State {
         Self {
             managed: Vec::new(),
             blocks: Blocks::default(),
+            stale: Vec::new(),
             tracking: Tracking::new(),
             round: Round::default(),
             doubt: Doubt::new(has_past),

@@ -316,7 +316,7 @@ impl Process {
             Page::Private(content) => signature.wrapping_mul(31).wrapping_add(content),
             _ => signature,
         });
-        BlockSample { state, present, may_be_huge: is_huge.into(), signature, unused: 0 }
+        BlockSample { state, may_be_huge: is_huge.into(), signature }
     }
 
     /// Makes the block whole that begins with `first`.

@@ -13,7 +13,7 @@ use bindery_sys::{
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
-use super::Worker;
+use super::{Part, Worker};
 use bindery_wire::lane::{DigestKind, PageDigest, PageSpan, Presence, Reach};
 
 use crate::{
@@ -23,6 +23,9 @@ use crate::{
 
 /// Pages looked at before whoever unmaps them gets a turn.
 const LOOK_PAGES: usize = 512;
+
+/// Pages that are tracked, or no more, in one step: 1 GiB.
+const TRACKED_PAGES: u32 = 1 << 18;
 
 /// Which of a guest's own pages a scan is for. Absent ones, the zero page and merged ones never are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,9 +93,8 @@ impl Worker {
     ) -> io::Result<Option<PageIndex>> {
         self.staging.empty();
         let query = sought.query();
-        for part in self.core.parts(range) {
+        for part in self.tracked_parts(range, reach)? {
             let region = &part.region;
-            self.track(region, reach)?;
             let (mut at, end) = (region.address(part.pages.first), part.end_address());
             self.core.settle(at, end);
             let mut pending_reports = region.pending_run(part.pages);
@@ -133,24 +135,47 @@ impl Worker {
         Ok(None)
     }
 
-    /// Has writes tracked in the whole blocks of a region, too, or no more.
-    fn track(&self, region: &Arc<Region>, reach: Reach) -> io::Result<()> {
+    /// Returns the managed parts of a range, after tracking writes in their whole blocks, or no more, as
+    /// `reach` says.
+    fn tracked_parts(&self, range: PageRange, reach: Reach) -> io::Result<Vec<Part>> {
+        loop {
+            let parts = self.core.parts(range);
+            let mut stand = true;
+            for part in &parts {
+                stand &= self.track(&part.region, reach)?;
+            }
+            // One that was cut meanwhile is looked up again: in parts that are new nothing may be tracked.
+            if stand {
+                return Ok(parts);
+            }
+        }
+    }
+
+    /// Tracks writes in the whole blocks of a region, too, or no more. Returns false if the region is no more.
+    fn track(&self, region: &Arc<Region>, reach: Reach) -> io::Result<bool> {
         let is_tracked = reach == Reach::All;
-        // Relaxed: whoever changes it does so with the region held.
-        if region.is_tracked.load(Ordering::Relaxed) == is_tracked {
-            return Ok(());
+        // Relaxed: whoever changes it has the region mapped.
+        if !region.watched || region.is_tracked.load(Ordering::Relaxed) == is_tracked {
+            return Ok(true);
         }
         let _mapped = region.mapped.read().unwrap_or_else(PoisonError::into_inner);
-        if !region.watched || !self.core.regions.has(region) {
-            return Ok(());
+        if !self.core.regions.has(region) {
+            return Ok(false);
         }
-        let _hold = self.core.hold(region.start(), region.end());
-        match reach {
-            Reach::All => self.core.track(region, region.pages())?,
-            Reach::Split => self.core.end_tracking(region, region.pages()),
-        }
+        // First: a block that is made whole meanwhile is tracked by who does that.
         region.is_tracked.store(is_tracked, Ordering::Relaxed);
-        Ok(())
+        // Whoever touches what is held waits.
+        for piece in region.pages().pieces(TRACKED_PAGES) {
+            let start = region.address(piece.first);
+            let _hold = self.core.hold(start, start.plus_pages(piece.count));
+            match reach {
+                Reach::All => self.core.track(region, piece).inspect_err(|_| {
+                    region.is_tracked.store(false, Ordering::Relaxed);
+                })?,
+                Reach::Split => self.core.end_tracking(region, piece),
+            }
+        }
+        Ok(true)
     }
 
     /// Digests pages as they are now; a page that is written meanwhile gets some digest,
