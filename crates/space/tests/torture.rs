@@ -28,7 +28,7 @@ use std::{
 
 use bindery_space::{Reach, Sought};
 use bindery_sys::mapping::{self, HUGE_PAGE_BYTES};
-use bindery_sys::memfd;
+use bindery_sys::{huge, memfd};
 use bindery_testkit::machine::SwapGuard;
 use bindery_units::{PAGE_BYTES, PageRange, Slot};
 use bindery_wire::lane::{BlockOutcome, PageOutcome, Run, RunTarget};
@@ -384,8 +384,13 @@ fn direct_file(directory: &std::path::Path) -> Option<File> {
     Some(file)
 }
 
-/// Runs until so many operations were verified. Returns how many pages were merged.
-fn torture(settings: TortureSettings, operations: u64) -> Option<u64> {
+fn huge_pages_are_made() -> bool {
+    huge::Policy::of_machine().is_ok_and(|policy| policy.allows(huge::Advice::Wanted))
+}
+
+/// Runs until so many operations were verified. Returns how many pages were merged, and how many blocks were
+/// made whole again.
+fn torture(settings: TortureSettings, operations: u64) -> Option<(u64, u64)> {
     let bench = if settings.huge {
         Bench::of_huge_pages(PAGES as usize, SLOTS)?
     } else {
@@ -427,8 +432,7 @@ fn torture(settings: TortureSettings, operations: u64) -> Option<u64> {
     let (mut last, mut last_moved) = (0, Instant::now());
     let merged = || torture.merged.load(Ordering::Relaxed);
     let collapsed = || torture.collapsed.load(Ordering::Relaxed);
-    let is_exercised = || merged() > 0 && (!settings.huge || collapsed() > 0);
-    while torture.operations.load(Ordering::Relaxed) < operations || !is_exercised() {
+    while torture.operations.load(Ordering::Relaxed) < operations || merged() == 0 {
         thread::sleep(Duration::from_millis(20));
         assert!(
             threads.iter().all(|thread| !thread.is_finished()),
@@ -455,7 +459,7 @@ fn torture(settings: TortureSettings, operations: u64) -> Option<u64> {
     );
     // The memory is unmapped by its owner now: said first, as any owner must.
     torture.bench.space.forget(torture.bench.address(0), torture.bench.memory.bytes());
-    Some(merged)
+    Some((merged, collapsed()))
 }
 
 #[test]
@@ -490,8 +494,13 @@ fn nothing_is_lost_or_torn_in_any_combination_of_settings() {
         }
     }
     let share = operations / combinations.len() as u64;
+    let mut all_collapsed = 0;
     for settings in combinations {
-        let Some(merged) = torture(settings, share) else { return };
+        let Some((merged, collapsed)) = torture(settings, share) else { return };
         assert!(merged > 0, "merging went on: {settings:?}");
+        all_collapsed += collapsed;
+    }
+    if huge_pages_are_made() {
+        assert!(all_collapsed > 0, "blocks were made whole again");
     }
 }
