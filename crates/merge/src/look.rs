@@ -102,7 +102,7 @@ impl Visit<'_> {
         step
     }
 
-    /// Has all pages of a block looked at in this period, or when it is their turn.
+    /// Puts all pages of a block back, to be looked at in this period or when it is their turn.
     fn have_read(&mut self, block: PageRange) {
         for managed in self.state.managed.iter().map(|range| range.intersection(block)) {
             managed.pages().for_each(|page| self.state.tracking.put_back(page, 0));

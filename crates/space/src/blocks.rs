@@ -70,10 +70,10 @@ const NOT_ZERO: Query = Query {
 /// Outcome of making a block whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Made {
-    /// It is as it was.
+    /// Block left as it was.
     Nothing,
     Whole,
-    /// It is whole, and nothing is there.
+    /// Whole block in which nothing is there.
     Hole,
 }
 
@@ -270,7 +270,7 @@ impl Core {
         }
     }
 
-    /// Has writes tracked in those of `pages` whose blocks are whole, too. The caller holds them.
+    /// Tracks writes in those of `pages` whose blocks are whole, too. The caller holds them.
     ///
     /// # Errors
     /// As `UFFDIO_REGISTER`.
@@ -308,7 +308,7 @@ fn windows(window: u32, one: HostAddress, other: HostAddress) -> (HostAddress, H
     (one.plus_pages(window * WINDOW_PAGES), other.plus_pages(window * WINDOW_PAGES))
 }
 
-/// The longest runs of `pages` whose blocks are whole.
+/// Returns the longest runs of `pages` whose blocks are whole.
 fn whole_runs(region: &Region, pages: PageRange) -> Vec<PageRange> {
     let mut runs: Vec<PageRange> = Vec::new();
     for block in region.blocks(pages).filter(|block| !region.is_split(block.first)) {
@@ -327,7 +327,7 @@ fn is_one_mapping(start: HostAddress, bytes: usize) -> bool {
     areas.is_ok_and(|areas| areas.len() == 1 && areas[0].end.0 - areas[0].start.0 == bytes)
 }
 
-/// Has the kernel make a huge page of a block. Returns true if it is one.
+/// Makes a huge page of a block, by the kernel. Returns true if it is one.
 fn is_collapsed(start: HostAddress, bytes: usize) -> bool {
     // SAFETY: a huge page has the content of the pages that it is made of.
     unsafe { mapping::advise(start, bytes, MADV_COLLAPSE) }.is_ok()

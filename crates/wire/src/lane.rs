@@ -128,16 +128,16 @@ pub enum BlockState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(u8)]
 pub enum BlockOutcome {
-    /// It is split.
+    /// Split block.
     Split = 1,
-    /// It is whole.
+    /// Whole block.
     Whole = 2,
-    /// It is whole, and a huge page.
+    /// Whole block that is a huge page.
     Huge = 3,
-    /// It stays as it was: for want of mappings or memory, because a page of it is pinned or locked or was
+    /// Block left as it was: for want of mappings or memory, because a page of it is pinned or locked or was
     /// copied inside a mapping of the store, or because another userfaultfd has it.
     Stuck = 4,
-    /// It is no longer managed.
+    /// Block that is no longer managed.
     Unmanaged = 5,
 }
 

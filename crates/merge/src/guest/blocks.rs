@@ -43,15 +43,15 @@ enum Phase {
     #[default]
     Unseen,
     Whole,
-    /// Much of it changed between its readings.
+    /// Block of which much changed between its readings.
     Hot,
-    /// Its pages wait for their first reading.
+    /// Block whose pages wait for their first reading.
     First,
-    /// They were read once.
+    /// Block of which all pages were read once.
     Read,
-    /// They wait for their second reading.
+    /// Block whose pages wait for their second reading.
     Second,
-    /// They were read twice, and their gain is known.
+    /// Block that was read twice, and whose gain is known.
     Examined,
     Split,
 }
@@ -86,7 +86,7 @@ pub(crate) enum Step {
     Split,
     /// All its pages are to be read.
     Read,
-    /// What was known of its pages holds no more.
+    /// Nothing that was known of its pages holds any more.
     Forget,
     /// It turned out to be split.
     IsSplit,
@@ -108,7 +108,7 @@ pub(crate) enum Reading {
 pub(crate) enum Cause {
     Thin,
     Hot,
-    /// It is all zero.
+    /// Each of its pages is zero.
     Empty,
 }
 
@@ -477,7 +477,7 @@ fn first_of(number: u32) -> PageIndex {
 }
 
 impl Block {
-    /// Has the block sampled after a rest, and the next one last twice as long, up to a limit.
+    /// Schedules the next sample after a rest, and makes the rest after that twice as long, up to a limit.
     fn rest(&mut self, period: u32, most_log2: u8) {
         self.due = period.wrapping_add(1 << self.rest_log2.min(most_log2));
         self.rest_log2 = (self.rest_log2 + 1).min(most_log2);
