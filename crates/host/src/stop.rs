@@ -4,26 +4,44 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::low_level::pipe;
 
-/// Whether the daemon ends. Shared by all of its threads.
+/// Flag of the daemon's end. Shared by all of its threads.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Stopping(Arc<AtomicBool>);
+pub(crate) struct Stopping(Arc<Flag>);
+
+#[derive(Debug, Default)]
+struct Flag {
+    is_set: AtomicBool,
+    /// Held while the flag is set, so that nobody begins to wait then.
+    setting: Mutex<()>,
+    was_set: Condvar,
+}
 
 impl Stopping {
-    /// Whether threads are to finish.
+    /// Returns true if threads are to finish.
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_set.load(Ordering::Relaxed)
     }
 
     /// Tells all threads to finish. The flag alone is passed: nothing is published with it.
     pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        let _setting = self.0.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.is_set.store(true, Ordering::Relaxed);
+        self.0.was_set.notify_all();
+    }
+
+    /// Sleeps until threads are to finish, or for `most`.
+    pub(crate) fn sleep(&self, most: Duration) {
+        let setting = self.0.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whether the time is over or the flag was set, the caller looks.
+        drop(self.0.was_set.wait_timeout_while(setting, most, |()| !self.is_set()));
     }
 }
 

@@ -146,10 +146,10 @@ impl Visit<'_> {
         room: &mut Samples,
         lost: &mut Vec<Lost>,
     ) -> Result<(), GuestError> {
-        let pages = self.guest.tally.shown();
+        let tally = &self.guest.tally;
         let State { blocks, tracking, managed, .. } = &mut *self.state;
         let gained = |block: PageRange| {
-            let LinkCounts { merged, zero, .. } = pages.count(&[block])[0];
+            let LinkCounts { merged, zero, .. } = tally.count(block);
             (!tracking.waits(block.first)).then_some(Gained { merged, zero })
         };
         let mut wanted = blocks.end_period(managed, &self.domain.huge, gained);

@@ -120,6 +120,11 @@ impl Tally {
         }
     }
 
+    /// Counts the pages of a range, as [`PageMap::count`] does.
+    pub(crate) fn count(&self, range: PageRange) -> LinkCounts {
+        count(&self.words, range)
+    }
+
     /// Memory held, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.words.len() * size_of::<AtomicU16>()

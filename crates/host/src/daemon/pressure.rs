@@ -1,7 +1,6 @@
 //! How much memory is left: for huge pages, which are split for less as it gets short, and for merging, which
 //! waits until it is where settings say so.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_advisor::{Pressure, Readings};
@@ -13,9 +12,6 @@ use crate::daemon_settings::{DaemonSettings, RunWhen};
 
 /// How often memory is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// How often it is looked whether the daemon ends.
-const STEP: Duration = Duration::from_millis(100);
 
 /// Tells merging how much memory is left, until the daemon ends. Blocks.
 pub(super) fn watch_memory(shared: &Shared) {
@@ -29,10 +25,7 @@ pub(super) fn watch_memory(shared: &Shared) {
         // Better to merge without need than not to when there is.
         let is_short = level.is_none_or(|level| level == MemoryLevel::Short);
         shared.engine.set_idle(settings.run_when == RunWhen::Pressure && !is_short);
-        let until = Instant::now() + LOOK_EVERY;
-        while Instant::now() < until && !shared.stopping.is_set() {
-            thread::sleep(STEP);
-        }
+        shared.stopping.sleep(LOOK_EVERY);
     }
 }
 
