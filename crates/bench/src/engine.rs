@@ -75,33 +75,33 @@ pub(crate) enum Engine {
     Ksm(KsmPace),
     /// A daemon.
     Bindery {
-        /// How many workers it has.
+        /// Number of workers of the daemon.
         workers: u32,
-        /// Its merge period.
+        /// Merge period of the daemon.
         period: Duration,
-        /// The program.
+        /// Program that the daemon is.
         program: PathBuf,
     },
     /// A daemon that treats huge pages in one of its ways.
     HugePages {
-        /// How many workers it has.
+        /// Number of workers of the daemon.
         workers: u32,
-        /// Its merge period.
+        /// Merge period of the daemon.
         period: Duration,
-        /// The way.
+        /// Treatment of huge pages.
         mode: Mode,
-        /// The program.
+        /// Program that the daemon is.
         program: PathBuf,
     },
     /// A daemon that is paced.
     Paced {
-        /// How many workers it has.
+        /// Number of workers of the daemon.
         workers: u32,
-        /// Its merge period.
+        /// Merge period of the daemon.
         period: Duration,
-        /// What paces it.
+        /// Settings that pace the daemon.
         pace: Box<Change>,
-        /// The program.
+        /// Program that the daemon is.
         program: PathBuf,
     },
 }

@@ -12,7 +12,7 @@ use bindery_wire::lane::{BLOCK_PAGES, DigestKind, PageDigest};
 
 use crate::domain::Domain;
 use crate::examine::{Content, Scratch};
-use crate::guest::{Guest, Reading};
+use crate::guest::{Fingerprints, Guest, Reading};
 use crate::index_entry::IndexEntry;
 use crate::links::Link;
 use crate::pressure::Shortage;
@@ -29,8 +29,6 @@ struct Read<'a> {
     pages: &'a [u32],
     digests: &'a [PageDigest],
 }
-
-type Fingerprints = Box<[u16; BLOCK_PAGES as usize]>;
 
 impl Read<'_> {
     fn first(&self) -> PageIndex {

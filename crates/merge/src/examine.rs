@@ -74,7 +74,7 @@ struct Outcome {
     inferred: Vec<u32>,
     /// There was no room in the index.
     left_out: Vec<PageIndex>,
-    /// What has their content is being entered in the index just now.
+    /// Pages whose content another page is being entered in the index for just now.
     postponed: Vec<PageIndex>,
     /// They stand in the index for another content than theirs.
     stale: Vec<u32>,
@@ -282,8 +282,8 @@ impl Batch<'_> {
         (guest.links.get(page) == Link::Candidate(leaf.to_bits())).then_some(guest)
     }
 
-    /// Has a page stand in the index for its content instead of one in a whole block, which counts as gained
-    /// should that be split. Nobody else changes that one's link: whoever exchanges the leaf's value does.
+    /// Puts a page in the index for its content instead of one in a whole block, which counts as gained should
+    /// that block be split. Nobody else changes that one's link: whoever exchanges the leaf's value does.
     /// Fails with what the leaf says instead.
     fn stand_in(
         &self,

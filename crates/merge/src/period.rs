@@ -198,10 +198,10 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
             domain.reshape_for(keys);
         }
     }
-    let readings: Vec<Reading<'_>> =
-        round.iter().flat_map(|portion| readings(domains, portion)).collect();
-    workers.each(&readings, examine::Scratch::default, |scratch, reading| reading.read(scratch));
-    drop(readings);
+    let tasks: Vec<ExamineTask<'_>> =
+        round.iter().flat_map(|portion| examine_tasks(domains, portion)).collect();
+    workers.each(&tasks, examine::Scratch::default, |scratch, task| task.examine(scratch));
+    drop(tasks);
     ask_guests(domains, workers, |state| state.round.zeros().len(), apply_zeros);
     for domain in domains.values_mut() {
         let mut plan = Plan::make(domain);
@@ -236,13 +236,13 @@ fn ask_guests(
 }
 
 /// Task of the examination: pages to be merged, or whole blocks to be appraised.
-enum Reading<'a> {
+enum ExamineTask<'a> {
     Batch(Batch<'a>),
     Appraisal(Appraisal<'a>),
 }
 
-impl Reading<'_> {
-    fn read(&self, scratch: &mut examine::Scratch) {
+impl ExamineTask<'_> {
+    fn examine(&self, scratch: &mut examine::Scratch) {
         let domain = match self {
             Self::Batch(batch) => batch.domain,
             Self::Appraisal(appraisal) => appraisal.domain,
@@ -256,14 +256,18 @@ impl Reading<'_> {
     }
 }
 
-fn readings<'a>(domains: &'a Domains, portion: &'a Portion) -> impl Iterator<Item = Reading<'a>> {
+fn examine_tasks<'a>(
+    domains: &'a Domains,
+    portion: &'a Portion,
+) -> impl Iterator<Item = ExamineTask<'a>> {
     let domain = &domains[&portion.domain];
     let guest = &domain.guests[&portion.guest];
     let batches = portion.pages.chunks(DIGEST_PAGES);
-    let batches = batches.map(move |pages| Reading::Batch(Batch { domain, guest, pages }));
+    let batches = batches.map(move |pages| ExamineTask::Batch(Batch { domain, guest, pages }));
     let appraisals = pieces_of_blocks(&portion.whole, DIGEST_PAGES);
-    batches
-        .chain(appraisals.map(move |pages| Reading::Appraisal(Appraisal { domain, guest, pages })))
+    batches.chain(
+        appraisals.map(move |pages| ExamineTask::Appraisal(Appraisal { domain, guest, pages })),
+    )
 }
 
 /// Divides pages, which ascend, into pieces of about `most`, none of which ends within a block.

@@ -9,9 +9,7 @@
 //! Blocks next to one another rest in the same periods, so that what is asked stays in few ranges.
 
 use bindery_units::{PageIndex, PageRange};
-
-/// Pages that rest together.
-const BLOCK_PAGES: u32 = 512;
+use bindery_wire::lane::BLOCK_PAGES;
 
 /// Blocks that are asked after in the same periods.
 const GROUP_BLOCKS: u32 = 64;

@@ -16,9 +16,8 @@
 //! a guest. Half a byte a page where a page was ever written, one byte more where one ever broke.
 
 use bindery_units::{PageIndex, PageRange};
+use bindery_wire::lane::BLOCK_PAGES;
 
-/// Pages of one block.
-const BLOCK_PAGES: u32 = 512;
 const WORDS: usize = BLOCK_PAGES as usize / 64;
 
 /// The most periods that a page waits beyond two.

@@ -12,8 +12,8 @@
 //!         registered no more, made huge
 //! ```
 //!
-//! Whoever moves a page away has its block split while the page is held; whoever makes a block whole holds
-//! all of it.
+//! A block is split by who moves a page of it away, while the page is held, and made whole by who holds all
+//! of it.
 
 use std::{io, sync::atomic::Ordering, thread, time::Duration};
 

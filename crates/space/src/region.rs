@@ -55,7 +55,7 @@ pub(crate) struct Region {
     /// Held for reading while a lane looks at pages, for writing while memory goes away. Taken
     /// before pages are held, never after.
     pub(crate) mapped: RwLock<()>,
-    /// Whether faults of its pages may come to us. If not, the region was given back, and is here for
+    /// True if faults of its pages may come to us. If not, the region was given back, and is here for
     /// CoW copies whose discards are still ours.
     pub(crate) watched: bool,
     /// Bits of blocks that are split, from the region's first one on. Each part has its own: where a block is cut,

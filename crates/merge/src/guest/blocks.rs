@@ -36,7 +36,7 @@ const SETTLING: u32 = 4;
 const READ_LATELY: u32 = 4;
 
 /// Short digests of a block's pages, 0 for one that is zero or absent.
-type Fingerprints = Box<[u16; BLOCK_PAGES as usize]>;
+pub(crate) type Fingerprints = Box<[u16; BLOCK_PAGES as usize]>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
@@ -82,13 +82,13 @@ struct Block {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Nothing,
-    /// Its pages are small, or enough is gained: it is to be split.
+    /// Split the block: its pages are small, or enough is gained.
     Split,
-    /// All its pages are to be read.
+    /// Read all pages of the block.
     Read,
-    /// Nothing that was known of its pages holds any more.
+    /// Forget what was known of the pages of the block.
     Forget,
-    /// It turned out to be split.
+    /// Take in that the block is split already.
     IsSplit,
 }
 
@@ -108,7 +108,7 @@ pub(crate) enum Reading {
 pub(crate) enum Cause {
     Thin,
     Hot,
-    /// Each of its pages is zero.
+    /// All pages of the block are zero.
     Empty,
 }
 

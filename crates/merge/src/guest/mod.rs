@@ -22,7 +22,7 @@ use bindery_units::PageIndex;
 use bindery_wire::control::StoreId;
 
 use crate::gains::Gains;
-pub(crate) use crate::guest::blocks::{Cause, Gained, Reading, Step};
+pub(crate) use crate::guest::blocks::{Cause, Fingerprints, Gained, Reading, Step};
 pub(crate) use crate::guest::round::Inferred;
 pub(crate) use crate::guest::state::State;
 use crate::guest::usage::Usage;

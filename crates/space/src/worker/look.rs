@@ -55,8 +55,8 @@ impl Sought {
 }
 
 impl Worker {
-    /// Which pages of `range` were written since the last scan, in blocks that are split:
-    /// [`scan_for`](Self::scan_for) those.
+    /// Finds the pages of `range` that were written since the last scan, in blocks that are split, as
+    /// [`scan_for`](Self::scan_for) does.
     ///
     /// # Errors
     /// As `PAGEMAP_SCAN`.
