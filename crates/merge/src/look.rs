@@ -7,7 +7,7 @@ use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome, BlockSample, BlockState, Los
 
 use crate::guest::{Cause, Gained, State, Step};
 use crate::links::Link;
-use crate::settings::{COLLAPSED_BLOCKS, LOOKED_AT_BLOCKS, SAMPLED_BLOCKS};
+use crate::settings::{COLLAPSED_BLOCKS, SAMPLED_BLOCKS};
 use crate::tally::LinkCounts;
 use crate::visit::Visit;
 use crate::workers::Workers;
@@ -15,6 +15,8 @@ use crate::workers::Workers;
 /// Room for answers, used again for every guest.
 #[derive(Default)]
 pub(crate) struct Samples {
+    /// First pages of the blocks that are to be sampled in this period.
+    pub(crate) due: Vec<u32>,
     samples: Vec<BlockSample>,
     outcomes: Vec<BlockOutcome>,
     handles: Vec<Handle>,
@@ -36,21 +38,17 @@ impl Visit<'_> {
         }
     }
 
-    /// Samples the guest's blocks where it is time to, splits those of small pages and those that are worth
+    /// Samples the guest's blocks that are due, splits those of small pages and those that are worth
     /// it, and has those read that may be.
     pub(crate) fn look_at_blocks(
         &mut self,
         workers: &Workers,
         room: &mut Samples,
     ) -> Result<(), GuestError> {
-        let (policy, gains) = (self.domain.huge, &self.guest.gains);
-        self.state.blocks.begin_period(&policy);
         if !self.domain.looks {
             return Ok(());
         }
-        let mut due = self.state.blocks.due(&self.state.managed, &policy, |page| gains.of(page));
-        // The others are due in the next period still.
-        due.truncate(LOOKED_AT_BLOCKS);
+        let due = std::mem::take(&mut room.due);
         for some in due.chunks(SAMPLED_BLOCKS) {
             if workers.are_stopping() {
                 return Ok(());

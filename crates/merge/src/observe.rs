@@ -2,16 +2,17 @@
 //!
 //! Losses first, then writes: a page that broke is reported as lost, and as written by the scan
 //! that follows or by the next one. In steady state these two requests are all that a guest is
-//! asked, and not one of its pages is read.
+//! asked, and not one of its pages is read. A guest that keeps all of its huge pages is not asked
+//! anything until one of them is to be sampled again.
 
 use bindery_guest::{GuestError, Lane};
 use bindery_wire::lane::Lost;
 
 use crate::domain::Domain;
-use crate::guest::Guest;
+use crate::guest::{Guest, State};
 use crate::look::Samples;
 use crate::scan::Harvest;
-use crate::settings::MEND_PAGES;
+use crate::settings::{LOOKED_AT_BLOCKS, MEND_PAGES};
 use crate::visit::Visit;
 use crate::workers::Workers;
 
@@ -31,6 +32,14 @@ pub(crate) fn observe(domain: &Domain, guest: &Guest, workers: &Workers, scratch
     if workers.are_stopping() {
         return;
     }
+    if !state.is_unmerged {
+        scratch.samples.due = begin_looking(domain, guest, &mut state);
+        if scratch.samples.due.is_empty() && is_at_rest(guest, &state) {
+            state.tracking.begin_period();
+            state.counts.pages_volatile = state.tracking.end_period();
+            return;
+        }
+    }
     let Some(mut visit) = Visit::begin(domain, guest, &mut state) else { return };
     let observed = if visit.state.is_unmerged {
         // What could not be brought back may still be lost.
@@ -41,6 +50,31 @@ pub(crate) fn observe(domain: &Domain, guest: &Guest, workers: &Workers, scratch
     if let Err(error) = observed {
         guest.note(&error);
     }
+}
+
+/// Starts the next period of a guest's blocks. Returns the first pages of those that are to be sampled in it.
+fn begin_looking(domain: &Domain, guest: &Guest, state: &mut State) -> Vec<u32> {
+    state.blocks.begin_period(&domain.huge);
+    if !domain.looks {
+        return Vec::new();
+    }
+    let mut due = state.blocks.due(&state.managed, &domain.huge, |page| guest.gains.of(page));
+    // The others are due in the next period still.
+    due.truncate(LOOKED_AT_BLOCKS);
+    due
+}
+
+/// Returns true if the guest can have lost nothing that is known of, and none of its writes are tracked.
+fn is_at_rest(guest: &Guest, state: &State) -> bool {
+    let written = guest.connection.written();
+    guest.merged() == 0
+        && state.doubt.is_clear()
+        && state.foreign.is_empty()
+        && state.stale.is_empty()
+        && !state.tracking.needs_survey()
+        && !written.is_in_doubt()
+        && !written.is_watched()
+        && !state.blocks.has_split(&state.managed)
 }
 
 impl Visit<'_> {

@@ -139,12 +139,12 @@ fn numbers(range: PageRange) -> std::ops::Range<u32> {
 }
 
 impl Blocks {
-    /// Starts the next period. No block rests any longer if the settings are others than before.
+    /// Starts the next period. No whole block rests any longer if the settings are others than before.
     pub(crate) fn begin_period(&mut self, policy: &HugePolicy) {
         self.period = self.period.wrapping_add(1);
         if self.settings != policy.settings {
             self.settings = policy.settings;
-            for block in &mut self.blocks {
+            for block in self.blocks.iter_mut().filter(|block| block.phase != Phase::Split) {
                 (block.due, block.rest_log2) = (self.period, 0);
             }
         }
@@ -182,6 +182,12 @@ impl Blocks {
         };
         let numbers = managed.iter().flat_map(|range| numbers(*range)).filter(is_due);
         numbers.map(|number| first_of(number).0).collect()
+    }
+
+    /// Returns true if a block of `managed` is split.
+    pub(crate) fn has_split(&self, managed: &[PageRange]) -> bool {
+        let mut numbers = managed.iter().flat_map(|range| numbers(*range));
+        numbers.any(|number| self.get(number).phase == Phase::Split)
     }
 
     /// Takes in a sample of the block that begins with `first`, of which a split is known to gain `gain` pages.

@@ -70,6 +70,11 @@ impl Tracking {
         self.needs_survey = true;
     }
 
+    /// Returns true if a survey is due.
+    pub(crate) const fn needs_survey(&self) -> bool {
+        self.needs_survey
+    }
+
     /// Begins to ask what was written. Returns true if everything has to be asked for. A survey is due
     /// until [`end_asking`](Self::end_asking): if an answer is lost, so is what it would have said.
     pub(crate) const fn begin_asking(&mut self) -> bool {

@@ -13,8 +13,8 @@ use bindery_page::DigestKey;
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange, Slot};
 use bindery_wire::control::{Region, StoreId};
 use bindery_wire::lane::{
-    BLOCK_PAGES, BlockOutcome, BlockSample, DigestKind, LossCause, Lost, MergedSpan, PageDigest,
-    PageOutcome, PageSpan, Reach, Run, RunTarget, SEGMENTS_MAX,
+    BlockOutcome, BlockSample, DigestKind, LossCause, Lost, MergedSpan, PageDigest, PageOutcome,
+    PageSpan, Reach, Run, RunTarget, SEGMENTS_MAX,
 };
 
 use super::process::{Line, Page, Process, Views, bytes_of};
@@ -416,7 +416,7 @@ impl Lane for ModelLane {
         outcomes: &mut Vec<BlockOutcome>,
     ) -> Result<(), GuestError> {
         self.ask("split", |process| {
-            process.split.extend(blocks.iter().map(|first| first / BLOCK_PAGES));
+            blocks.iter().for_each(|first| process.split(*first));
             *outcomes = vec![BlockOutcome::Split; blocks.len()];
         })
     }

@@ -319,6 +319,14 @@ impl Process {
         BlockSample { state, may_be_huge: is_huge.into(), signature }
     }
 
+    /// Splits the block that begins with `first`: none of its pages is protected yet, so each counts as written.
+    pub(crate) fn split(&mut self, first: u32) {
+        if self.split.insert(first / BLOCK_PAGES) {
+            let there: Vec<u32> = self.pages_of(first).map(|(page, _)| page).collect();
+            self.written.extend(there);
+        }
+    }
+
     /// Makes the block whole that begins with `first`.
     pub(crate) fn collapse(&mut self, first: u32) -> BlockOutcome {
         if self.pages_of(first).next().is_none() {
