@@ -37,6 +37,7 @@ const OURS: &[c_long] = &[
     libc::SYS_pkey_mprotect,
     libc::SYS_mseal,
     libc::SYS_process_madvise,
+    libc::SYS_mbind,
     libc::SYS_mlock,
     libc::SYS_mlock2,
     libc::SYS_mlockall,
@@ -220,6 +221,17 @@ unsafe extern "C" fn stand_in(
             libc::SYS_process_madvise => {
                 let ranges = b as *const libc::iovec;
                 hooks::process_madvise(a as i32, ranges, c, d as i32, e as u32) as c_long
+            }
+            libc::SYS_mbind => {
+                let nodes = d as *const libc::c_ulong;
+                hooks::mbind(
+                    address,
+                    b as libc::c_ulong,
+                    c as i32,
+                    nodes,
+                    e as libc::c_ulong,
+                    f as u32,
+                )
             }
             libc::SYS_mlock => hooks::mlock(address, b).into(),
             libc::SYS_mlock2 => hooks::mlock2(address, b, c as u32).into(),

@@ -6,11 +6,12 @@
 
 use std::ffi::c_void;
 
-use libc::{c_int, c_uint, c_ulong, iovec, off64_t, size_t, ssize_t};
+use libc::{c_int, c_long, c_uint, c_ulong, iovec, off64_t, size_t, ssize_t};
 
 use crate::advice::{advise, content_after, note, offer, whole_pages};
 use crate::answer::{Errno, answer, aside};
 use crate::child::Content;
+use crate::nodes::Binding;
 use crate::remap::Request;
 use crate::{child, device, fill, kept, kernel, lock, managed, process, protect, replace, watch};
 
@@ -80,6 +81,33 @@ pub unsafe extern "C" fn process_madvise(
     // SAFETY: as above.
     let pass_on = || unsafe { kernel::process_madvise(process, ranges, count, advice, flags) };
     if flags == 0 { ours().unwrap_or_else(pass_on) } else { pass_on() }
+}
+
+/// Stands in for mbind(2), which libnuma has.
+///
+/// # Safety
+/// As mbind(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mbind(
+    address: *mut c_void,
+    bytes: c_ulong,
+    mode: c_int,
+    nodes: *const c_ulong,
+    nodes_max: c_ulong,
+    flags: c_uint,
+) -> c_long {
+    let start = address as usize;
+    let wanted = Binding { mode, nodes, nodes_max, flags };
+    let ours = whole_pages(start, bytes as usize).and_then(|bytes| {
+        if answer(|| child::before(start, bytes, Content::Stays)) != 0 {
+            return Some(-1);
+        }
+        let managed = managed::overlapping(start, bytes)?;
+        // SAFETY: the caller's contract.
+        Some(answer(|| unsafe { wanted.bind(managed, start, bytes) }))
+    });
+    // SAFETY: the caller's contract.
+    ours.map_or_else(|| unsafe { wanted.pass_on(start, bytes as usize) }, c_long::from)
 }
 
 /// Stands in for munmap(2).

@@ -3,7 +3,7 @@
 //! `libc::syscall` has the C library's convention: -1 and `errno`. The functions here have it too,
 //! so that a hook that is not concerned can return the result as it is.
 
-use libc::{c_int, c_uint, c_ulong, c_void, iovec, off64_t, size_t, ssize_t};
+use libc::{c_int, c_long, c_uint, c_ulong, c_void, iovec, off64_t, size_t, ssize_t};
 
 macro_rules! system_calls {
     ($($(#[$doc:meta])* $name:ident = $number:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
@@ -23,6 +23,9 @@ macro_rules! system_calls {
 system_calls! {
     /// madvise(2)
     madvise = SYS_madvise(address: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
+    /// mbind(2)
+    mbind = SYS_mbind(address: *mut c_void, bytes: c_ulong, mode: c_int, nodes: *const c_ulong,
+        nodes_max: c_ulong, flags: c_uint) -> c_long;
     /// munmap(2)
     munmap = SYS_munmap(address: *mut c_void, bytes: size_t) -> c_int;
     /// mprotect(2)

@@ -54,6 +54,7 @@ mod kept;
 mod kernel;
 mod lock;
 mod managed;
+mod nodes;
 mod process;
 mod protect;
 mod remap;

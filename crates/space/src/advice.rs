@@ -1,5 +1,7 @@
 //! What a VMM advised about its memory for good: mappings that are made there later get it too.
 //!
+//! Pages that come back are of the nodes that it bound its memory to, as well.
+//!
 //! QEMU keeps guest RAM out of children of fork, and out of core dumps where it is started with
 //! `dump-guest-core=off`, as libvirt does.
 
@@ -9,7 +11,7 @@ use std::{
     sync::{PoisonError, RwLock, RwLockReadGuard},
 };
 
-use bindery_sys::{huge, mapping, maps::Advised};
+use bindery_sys::{huge, mapping, maps::Advised, numa};
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
 use crate::region::Region;
@@ -23,6 +25,8 @@ pub enum LastingAdvice {
     DontDump(bool),
     /// `MADV_HUGEPAGE`, or `MADV_NOHUGEPAGE` where it is false.
     Huge(bool),
+    /// Policy of mbind(2).
+    Nodes(numa::Policy),
 }
 
 impl LastingAdvice {
@@ -46,6 +50,7 @@ impl LastingAdvice {
             Self::DontFork(dont_fork) => Advised { dont_fork, ..before },
             Self::DontDump(dont_dump) => Advised { dont_dump, ..before },
             Self::Huge(wanted) => Advised { huge: huge_advice(wanted), ..before },
+            Self::Nodes(nodes) => Advised { nodes, ..before },
         }
     }
 }
@@ -54,7 +59,8 @@ const fn huge_advice(wanted: bool) -> huge::Advice {
     if wanted { huge::Advice::Wanted } else { huge::Advice::Unwanted }
 }
 
-/// The advice of each kind that was given last for a range, if any was.
+/// The advice of each kind that was given last for a range, if any was. Nodes are not among it: the kernel is
+/// asked for them when the range is taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Noted {
     dont_fork: Option<bool>,
@@ -68,6 +74,7 @@ impl Noted {
             LastingAdvice::DontFork(dont) => self.dont_fork = Some(dont),
             LastingAdvice::DontDump(dont) => self.dont_dump = Some(dont),
             LastingAdvice::Huge(wanted) => self.huge = Some(wanted),
+            LastingAdvice::Nodes(_) => {}
         }
     }
 
@@ -77,6 +84,7 @@ impl Noted {
             dont_fork: self.dont_fork.unwrap_or(before.dont_fork),
             dont_dump: self.dont_dump.unwrap_or(before.dont_dump),
             huge: self.huge.map_or(before.huge, huge_advice),
+            ..before
         }
     }
 }
@@ -149,22 +157,63 @@ fn join(runs: &mut BTreeMap<PageIndex, Advised>, first: PageIndex, end: PageInde
 }
 
 impl Region {
-    /// Advises a mapping that was just made in the region, and has no advice yet.
+    /// Advises a mapping of a store that was just made in the region, and has no advice yet. A store's pages are
+    /// of no guest's nodes.
     ///
     /// # Safety
     /// The caller holds the range.
     pub(crate) unsafe fn advise_mapping(&self, start: HostAddress, bytes: usize) -> io::Result<()> {
-        let mut rest = self.pages_between(start, start.plus(bytes));
-        while !rest.is_empty() {
-            let (advised, run) = self.advised_run(rest.first, rest);
-            let (start, bytes) = (self.address(run.first), run.count as usize * PAGE_BYTES);
+        for (advised, start, bytes) in self.advised_runs(start, bytes) {
             for advice in advised.changes(Some(Advised::default())) {
                 // SAFETY: the caller's contract; the advice keeps the content.
                 unsafe { mapping::advise(start, bytes, advice)? };
             }
-            rest = PageRange::new(run.end(), rest.end().0 - run.end().0);
         }
         Ok(())
+    }
+
+    /// Advises anonymous memory that was just mapped in the region, and has no advice yet.
+    ///
+    /// # Safety
+    /// The caller holds the range.
+    pub(crate) unsafe fn advise_anonymous(
+        &self,
+        start: HostAddress,
+        bytes: usize,
+    ) -> io::Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.advise_mapping(start, bytes)? };
+        for (advised, start, bytes) in self.advised_runs(start, bytes) {
+            // SAFETY: the caller's contract.
+            unsafe { bind(advised.nodes, start, bytes) };
+        }
+        Ok(())
+    }
+
+    /// Returns the runs of a range of the region that are advised alike, ascending: how, and where.
+    fn advised_runs(
+        &self,
+        start: HostAddress,
+        bytes: usize,
+    ) -> impl Iterator<Item = (Advised, HostAddress, usize)> {
+        let mut rest = self.pages_between(start, start.plus(bytes));
+        std::iter::from_fn(move || {
+            let (advised, run) = (!rest.is_empty()).then(|| self.advised_run(rest.first, rest))?;
+            rest = PageRange::new(run.end(), rest.end().0 - run.end().0);
+            Some((advised, self.address(run.first), run.count as usize * PAGE_BYTES))
+        })
+    }
+}
+
+/// Binds new anonymous memory to the nodes that its pages are to come from.
+///
+/// # Safety
+/// The caller owns the memory.
+pub(crate) unsafe fn bind(nodes: numa::Policy, start: HostAddress, bytes: usize) {
+    if nodes != numa::Policy::default() {
+        // Where that cannot be done, pages of another node are better than none.
+        // SAFETY: the caller's contract.
+        let _ = unsafe { nodes.set(start, bytes) };
     }
 }
 

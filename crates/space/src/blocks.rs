@@ -29,6 +29,7 @@ use bindery_wire::lane::{BLOCK_PAGES, BlockOutcome};
 
 use crate::{
     Core,
+    advice::bind,
     region::Region,
     return_pages::give_back,
     spare::Spare,
@@ -183,6 +184,7 @@ impl Core {
         // SAFETY: the joint is ours, and empty. The target of a move must be registered, for writes only,
         // since nobody but us touches it.
         let ready = unsafe {
+            bind(advised.nodes, joint, bytes);
             let mut advice = advised.changes_of_new();
             let advised = advice.try_for_each(|advice| mapping::advise(joint, bytes, advice));
             advised.and_then(|()| self.guest_faults.register(joint, bytes, mode::WP))

@@ -123,7 +123,7 @@ impl Core {
         // SAFETY: absent pages of the range are zero ones, which is what the handler makes them.
         // The advice keeps content; without it a child of fork gets a copy.
         unsafe {
-            let _ = region.advise_mapping(address, bytes);
+            let _ = region.advise_anonymous(address, bytes);
             !region.watched
                 || self.guest_faults.register(address, bytes, mode::MISSING | mode::WP).is_ok()
         }

@@ -39,6 +39,7 @@ mod held;
 mod manage;
 mod mend;
 mod merge;
+mod nodes;
 mod offers;
 mod pending_reports;
 mod readable;

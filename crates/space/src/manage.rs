@@ -9,7 +9,7 @@ use std::{
 use bindery_sys::{
     mapping,
     maps::{self, Advised, AdvisedMappings, Area},
-    table,
+    numa, table,
     userfault::mode,
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PAGE_SHIFT};
@@ -233,7 +233,7 @@ impl Core {
         let kernel = |source| ManageError::Kernel { address, source };
         let areas = maps::between(address, end).map_err(kernel)?;
         is_suitable(&areas, address, end)?;
-        let advised = advised()?;
+        let advised = with_nodes(&advised()?, &areas, address);
         let count = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| ManageError::PagesExhausted)?;
         let pages = self.regions.number(address, count).ok_or(ManageError::PagesExhausted)?;
         let region = Region::new(Announced { pages, address }, advised).map_err(kernel)?;
@@ -258,6 +258,36 @@ impl Core {
         };
         tried.map_err(|source| refused(address, source))
     }
+}
+
+/// Adds the nodes that each of `areas` is bound to, from `start` on, to what is `advised`, each part by its first
+/// byte, ascending.
+fn with_nodes(
+    advised: &[(HostAddress, Advised)],
+    areas: &[Area],
+    start: HostAddress,
+) -> Vec<(HostAddress, Advised)> {
+    let nodes: Vec<(HostAddress, numa::Policy)> = areas
+        .iter()
+        .map(|area| start.max(area.start))
+        // Where the kernel may not be asked, pages come from wherever they are touched.
+        .map(|at| (at, numa::Policy::of(at).unwrap_or_default()))
+        .collect();
+    let mut begins: Vec<HostAddress> = advised.iter().map(|(at, _)| *at).collect();
+    begins.extend(nodes.iter().map(|(at, _)| *at));
+    begins.sort_unstable();
+    begins.dedup();
+    let with_nodes = begins.into_iter().map(|at| {
+        let nodes = last_before(&nodes, at).unwrap_or_default();
+        (at, Advised { nodes, ..last_before(advised, at).unwrap_or_default() })
+    });
+    with_nodes.collect()
+}
+
+/// Returns the last of `values` that begins at `at` or before.
+fn last_before<T: Copy>(values: &[(HostAddress, T)], at: HostAddress) -> Option<T> {
+    let behind = values.partition_point(|(begin, _)| *begin <= at);
+    values[..behind].last().map(|(_, value)| *value)
 }
 
 fn refused(address: HostAddress, source: io::Error) -> ManageError {

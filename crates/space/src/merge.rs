@@ -251,7 +251,7 @@ impl Window<'_> {
             if self.map_run(first, count, segments, slots[first as usize]) {
                 mapped = mapped.with_span(first, count);
             } else {
-                self.core.close_gap(self.address(first), count);
+                self.core.close_gap(self.region, self.address(first), count);
                 self.finish(PageSet::default().with_span(first, count), PageOutcome::NoMappings);
             }
         }
@@ -315,7 +315,7 @@ impl Window<'_> {
         unsafe { refuge.move_copy(page, old.page(entry.slot()), address) };
         self.core.budget.made(MAPPINGS_PER_RUN);
         // SAFETY: the advice was the VMM's own, for this range. Without it a child of fork gets a copy.
-        let _ = unsafe { self.region.advise_mapping(address, PAGE_BYTES) };
+        let _ = unsafe { self.region.advise_anonymous(address, PAGE_BYTES) };
         // SAFETY: the page is present; who finds it absent later is served by the handler.
         let registered = unsafe {
             self.core.guest_faults.register(address, PAGE_BYTES, mode::MISSING | mode::WP)
@@ -438,13 +438,16 @@ impl Window<'_> {
 
 impl Core {
     /// Sees to it that pages that were absent before a failed mmap(2) are still mapped, and absent.
-    pub(crate) fn close_gap(&self, start: HostAddress, pages: u32) {
+    pub(crate) fn close_gap(&self, region: &Region, start: HostAddress, pages: u32) {
         for address in (0..pages).map(|page| start.plus_pages(page)) {
             // The pages' content waits to come back here, so there is nothing to do but to try again.
             while !mapping::is_mapped(address, PAGE_BYTES) {
                 if mapping::fill_gap(address, PAGE_BYTES).is_err() {
                     thread::sleep(Duration::from_millis(1));
+                    continue;
                 }
+                // SAFETY: the caller holds the pages. Without the advice a child of fork gets a copy.
+                let _ = unsafe { region.advise_anonymous(address, PAGE_BYTES) };
             }
         }
     }

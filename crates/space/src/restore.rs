@@ -55,6 +55,10 @@ impl Core {
         assert!(entry.kind() == Kind::Merged, "only merged pages are restored");
         let store = self.store_of(entry);
         let Ok(filled) = spare.peek(pages.count as usize) else { return false };
+        // Before they have memory, which is to be of the region's nodes.
+        if spare.advise(region.advised_run(pages.first, pages).0, filled).is_err() {
+            return false;
+        }
         spare.populate_next(pages.count as usize);
         let address = region.address(pages.first);
         for (offset, page) in (0..).zip(pages.pages()) {

@@ -195,7 +195,7 @@ fn settle(core: &Core, region: &Region, place: HostAddress) {
     let advise = |advice| unsafe { mapping::advise(place, PAGE_BYTES, advice) };
     let advised = ours.into_iter().try_for_each(advise);
     // SAFETY: the page is held.
-    let advised = advised.and_then(|()| unsafe { region.advise_mapping(place, PAGE_BYTES) });
+    let advised = advised.and_then(|()| unsafe { region.advise_anonymous(place, PAGE_BYTES) });
     if advised.is_err() || watch(core, place).is_err() {
         region.change_entry(region.page(place), cow_copy);
     }

@@ -11,6 +11,7 @@ use std::io;
 use bindery_sys::{
     mapping::{self, Mapping},
     maps::Advised,
+    numa,
 };
 use bindery_units::{HostAddress, PAGE_BYTES};
 
@@ -123,9 +124,25 @@ impl Spare {
                 // SAFETY: the pages are ours, and the advice keeps what they hold.
                 unsafe { mapping::advise(first, bytes, advice)? };
             }
+            if before.is_none_or(|before| before.nodes != advised.nodes) {
+                self.bind(advised.nodes, first, bytes);
+            }
             self.advised = Some(advised);
         }
         Ok(())
+    }
+
+    /// Has the pages from `first` on come from other nodes. Those that have memory and were not taken give it up.
+    fn bind(&mut self, nodes: numa::Policy, first: HostAddress, bytes: usize) {
+        // Where that cannot be done, pages of another node are better than none.
+        // SAFETY: the pages are ours.
+        let _ = unsafe { nodes.set(first, bytes) };
+        let populated = self.populated * PAGE_BYTES;
+        // SAFETY: the pages are ours, and what is in them is wanted by nobody.
+        let emptied = unsafe { mapping::advise(self.next(), populated, libc::MADV_DONTNEED) };
+        if emptied.is_ok() {
+            self.populated = 0;
+        }
     }
 
     /// Gives the next pages memory if they have none, to be called when nobody waits.

@@ -25,6 +25,7 @@ pub mod mapping;
 pub mod maps;
 pub mod memfd;
 pub mod memory;
+pub mod numa;
 pub mod pagemap;
 pub mod pidfd;
 pub mod process;

@@ -100,6 +100,7 @@ act! {
     memory_can_have_a_key_of_its_own: "anonymous" "pkey";
     memory_that_is_wiped_on_fork_is_left_alone: "anonymous" "wiped-on-fork";
     memory_can_be_sealed: "anonymous" "mseal";
+    memory_can_be_bound_to_nodes: "anonymous" "mbind";
     a_process_can_advise_itself: "anonymous" "process-madvise";
     mremap_leaves_empty_memory_behind: "anonymous" "mremap-dontunmap";
     mremap_that_is_refused_changes_nothing: "anonymous" "mremap-refused";

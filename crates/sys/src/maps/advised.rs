@@ -8,6 +8,7 @@ use bindery_units::HostAddress;
 
 use super::parse;
 use crate::huge::Advice;
+use crate::numa::Policy;
 
 /// What its owner advised for a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,11 +19,13 @@ pub struct Advised {
     pub dont_dump: bool,
     /// `MADV_HUGEPAGE` or `MADV_NOHUGEPAGE`.
     pub huge: Advice,
+    /// Nodes that its pages come from, by mbind(2). `smaps` does not tell.
+    pub nodes: Policy,
 }
 
 impl Advised {
     /// Returns the advice that makes memory so that was advised as `before`, or nobody knows how; but for
-    /// huge pages.
+    /// huge pages and nodes.
     pub fn changes(self, before: Option<Self>) -> impl Iterator<Item = libc::c_int> {
         let fork = if self.dont_fork { libc::MADV_DONTFORK } else { libc::MADV_DOFORK };
         let dump = if self.dont_dump { libc::MADV_DONTDUMP } else { libc::MADV_DODUMP };
@@ -32,7 +35,7 @@ impl Advised {
         fork.into_iter().chain(dump)
     }
 
-    /// Returns the advice that makes new memory so, for which nothing was advised yet.
+    /// Returns the advice that makes new memory so, for which nothing was advised yet; but for nodes.
     pub fn changes_of_new(self) -> impl Iterator<Item = libc::c_int> {
         let huge = match self.huge {
             Advice::None => None,
@@ -76,7 +79,12 @@ impl AdvisedMappings {
                         (false, true) => Advice::Unwanted,
                         (false, false) => Advice::None,
                     };
-                    mapping.advised = Advised { dont_fork: has("dc"), dont_dump: has("dd"), huge };
+                    mapping.advised = Advised {
+                        dont_fork: has("dc"),
+                        dont_dump: has("dd"),
+                        huge,
+                        ..Advised::default()
+                    };
                     mapping.is_special |= ["wf", "gd", "sl"].into_iter().any(has);
                 }
             } else if let Some(key) = line.strip_prefix("ProtectionKey:") {
@@ -133,7 +141,7 @@ mod tests {
                      VmFlags: rd wr sh dc mr \n\
                      7f00040000-7f00050000 rw-p 00000000 00:00 0 \n\
                      VmFlags: rd wr dd hg \n";
-        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump, huge: Advice::None };
+        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump, ..Advised::default() };
         let advised = AdvisedMappings::parse(smaps);
         assert_eq!(advised.at(HostAddress(0x7f_0003_ffff)), dont(true, false));
         let second = Advised { huge: Advice::Wanted, ..dont(false, true) };
@@ -175,7 +183,7 @@ mod tests {
 
     #[test]
     fn only_advice_that_changes_something_is_given() {
-        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump, huge: Advice::None };
+        let dont = |dont_fork, dont_dump| Advised { dont_fork, dont_dump, ..Advised::default() };
         let changes = |advised: Advised, before| advised.changes(before).collect::<Vec<_>>();
         let plain = Some(Advised::default());
         assert_eq!(changes(Advised::default(), plain), [0_i32; 0]);

@@ -1,6 +1,7 @@
 /* What a VMM makes of its memory: protected, sealed, moved elsewhere. */
 #include "vmm.h"
 #include <dlfcn.h>
+#include <linux/mempolicy.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
@@ -66,6 +67,35 @@ void act_mseal(void)
 	expect_no_store();
 	expect(ram, 0, PAGES);
 	write_through(0, PAGES);
+}
+
+/* What is merged is of no node of ours, and what comes back is of those that the memory is bound to. */
+void act_mbind(void)
+{
+	long (*bind)(void *, unsigned long, int, const unsigned long *, unsigned long, unsigned) =
+		dlsym(RTLD_DEFAULT, "mbind");
+	const unsigned long first = 1, none = 0;
+	unsigned of_store;
+	int mode;
+
+	CHECK(bind);
+	if (bind(ram, BYTES, MPOL_BIND, &first, 65, 0) == -1) {
+		CHECK(errno == ENOSYS);
+		return;
+	}
+	mappings(&of_store);
+	CHECK(of_store > 0);
+	CHECK(bind(ram, BYTES, MPOL_BIND, &none, 65, 0) == -1 && errno == EINVAL);
+	CHECK(bind(ram, BYTES, MPOL_BIND, (void *)16, 65, 0) == -1 && errno == EFAULT);
+	CHECK(bind(ram, BYTES, MPOL_BIND, &first, 65, 1u << 20) == -1 && errno == EINVAL);
+	CHECK(bind(ram + 1, BYTES, MPOL_BIND, &first, 65, 0) == -1 && errno == EINVAL);
+	expect(ram, 0, PAGES);
+	write_through(0, PAGES);
+	for (unsigned long at = 0; at < PAGES; at++) {
+		CHECK(syscall(SYS_get_mempolicy, &mode, NULL, 0, ram + at * PAGE, MPOL_F_ADDR) == 0);
+		CHECK(mode == MPOL_BIND);
+	}
+	CHECK(syscall(SYS_mbind, ram, BYTES, MPOL_DEFAULT, NULL, 0, MPOL_MF_STRICT) == 0);
 }
 
 /* Linux 6.13 lets a process advise itself so; before, EINVAL. */

@@ -23,6 +23,7 @@ static const struct {
 	{ "mprotect-exec", act_mprotect_exec },
 	{ "wiped-on-fork", act_wiped_on_fork },
 	{ "pkey", act_pkey },		  { "mseal", act_mseal },
+	{ "mbind", act_mbind },
 	{ "process-madvise", act_process_madvise },
 	{ "mremap-dontunmap", act_mremap_dontunmap },
 	{ "mremap-refused", act_mremap_refused },

@@ -85,6 +85,7 @@ void act_mprotect_exec(void);
 void act_pkey(void);
 void act_wiped_on_fork(void);
 void act_mseal(void);
+void act_mbind(void);
 void act_process_madvise(void);
 void act_mremap_dontunmap(void);
 void act_mremap_refused(void);
