@@ -5,16 +5,16 @@
 mod fire;
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, Hasher, RandomState};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bindery_testkit::bindery::Daemon;
-use bindery_testkit::guest::{AioMode, Kit, Qemu, QemuGuest};
 use bindery_testkit::process::{ProcessGuest, serve_if_started};
+use fire::busy::{
+    BusyGuest, PROCESSES, await_sharing, await_taken_over, random, start_processes, verify,
+};
 use fire::{
-    PATIENCE, Writer, amount, assert_no_complaints, await_guest, await_some, bindery,
-    bindery_and_kit, boot, eager_daemon, figure, managed_guest, mapped_stores, raw_disk,
-    server_image, store_descriptors, uncached,
+    PATIENCE, amount, await_guest, await_some, bindery, bindery_and_kit, eager_daemon, figure,
+    mapped_stores, store_descriptors,
 };
 
 /// How often the daemon is killed.
@@ -27,109 +27,9 @@ const LIFE_MAX_MS: u64 = 1200;
 /// How long there is none, at most.
 const GAP_MAX_MS: u64 = 200;
 
-const PAGES: usize = 6144;
-const PROCESSES: [&str; 2] = ["one", "two"];
-
-/// Every batch of 16 pages is followed by a pause of this.
-const PAUSE_US: u64 = 500;
-
-const ROUND_PATIENCE: Duration = Duration::from_secs(60);
-
 #[test]
 fn guest_process() {
     serve_if_started();
-}
-
-/// A random number below `bound`. Instants cannot be repeated, so neither need numbers.
-fn random(bound: u64) -> u64 {
-    RandomState::new().build_hasher().finish() % bound
-}
-
-fn start_processes(daemon: &Daemon) -> Vec<ProcessGuest> {
-    let start = |(seed, name)| {
-        let mut guest = ProcessGuest::start(&daemon.launcher(name), PAGES, seed).unwrap();
-        guest.offer().unwrap();
-        guest.churn(PAUSE_US).unwrap();
-        guest
-    };
-    (1..).zip(PROCESSES).map(start).collect()
-}
-
-/// Waits until the daemon has asked every guest what it wrote; returns how long that took.
-fn await_taken_over(daemon: &Daemon, guests: &[&str]) -> Duration {
-    let start = Instant::now();
-    for name in guests {
-        await_guest(daemon, name, "it is taken over", |status| figure(status, "pages_scanned") > 0);
-    }
-    start.elapsed()
-}
-
-/// Waits until this daemon shares pages of its own store among guests.
-fn await_sharing(daemon: &Daemon) -> Duration {
-    let start = Instant::now();
-    await_some(
-        "the new daemon merges",
-        PATIENCE,
-        || {
-            let status = daemon.status().ok()?;
-            let domain = status["domains"].as_array()?.first()?.clone();
-            (figure(&domain, "pages_sharing") > 0).then_some(())
-        },
-        || format!("{:?}\n{}", daemon.status(), daemon.log()),
-    );
-    start.elapsed()
-}
-
-fn verify(processes: &mut [ProcessGuest]) {
-    for guest in processes {
-        let verified = guest.verify().unwrap();
-        assert!(verified.pages > 0);
-        assert_eq!(verified.bad, 0, "of {} pages", verified.pages);
-    }
-}
-
-/// A guest of the two who always has a writer that verifies.
-struct BusyGuest {
-    guest: QemuGuest,
-    writers: Vec<Writer>,
-}
-
-impl BusyGuest {
-    const NAME: &str = "machine";
-    const PLACES: [(&str, &str); 2] =
-        [("memory", "--dir /tmp/w"), ("disk", "--dir /mnt/w --direct 1")];
-
-    fn boot(daemon: &Daemon, kit: &Kit, directory: &std::path::Path) -> Self {
-        let disk = uncached(raw_disk(directory, "disk.raw", 48), "raw", AioMode::IoUring);
-        let image = server_image(kit);
-        let builder = managed_guest(daemon, kit, &image, Qemu::V10, Self::NAME);
-        let mut guest = boot(builder.drive(disk).balloon(true));
-        guest.check("mke2fs -q /dev/vda && mount /dev/vda /mnt").unwrap();
-        let writers = Self::PLACES.map(|place| Self::writer(&mut guest, place)).into();
-        Self { guest, writers }
-    }
-
-    fn writer(guest: &mut QemuGuest, (name, place): (&str, &str)) -> Writer {
-        Writer::start(guest, name, &format!("{place} --rounds 3 --files 4"))
-    }
-
-    /// Has whoever is done checked, and start again.
-    fn go_on(&mut self) {
-        for (writer, place) in self.writers.iter_mut().zip(Self::PLACES) {
-            if writer.has_ended(&mut self.guest) {
-                writer.finish(&mut self.guest, ROUND_PATIENCE);
-                *writer = Self::writer(&mut self.guest, place);
-            }
-        }
-    }
-
-    fn finish(mut self) {
-        for writer in &self.writers {
-            writer.finish(&mut self.guest, ROUND_PATIENCE);
-        }
-        assert_no_complaints(&mut self.guest);
-        self.guest.shut_down();
-    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ pub(super) struct LongForm {
     pub(super) amount: (&'static str, &'static str),
 }
 
-pub(super) const LONG_FORMS: [LongForm; 13] = [
+pub(super) const LONG_FORMS: [LongForm; 14] = [
     LongForm {
         name: "torture, 10^8 operations",
         package: "bindery-space",
@@ -57,6 +57,12 @@ pub(super) const LONG_FORMS: [LongForm; 13] = [
         package: "bindery-cli",
         test: "fire_kills",
         amount: ("BINDERY_DAEMON_KILLS", "200"),
+    },
+    LongForm {
+        name: "huge pages always, where asked for and never, 40 daemons killed in each",
+        package: "bindery-cli",
+        test: "fire_huge_pages",
+        amount: ("BINDERY_HUGE_PAGES_KILLS", "40"),
     },
     LongForm {
         name: "KVM guests, 50 rounds",

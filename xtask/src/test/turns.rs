@@ -26,6 +26,7 @@ const ALONE: &[(&str, Option<&str>)] = &[
     ("bench", None),
     ("cli", Some("--test cases")),
     ("cli", Some("--test fire_domains")),
+    ("cli", Some("--test fire_huge_pages")),
     ("cli", Some("--test fire_limits")),
     ("cli", Some("--test fire_qemu")),
     ("cli", Some("--test http_load")),

@@ -30,7 +30,8 @@ mod writer;
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use bindery_testkit::machine::SettingGuard;
+use bindery_sys::huge::Policy;
+use bindery_testkit::machine::HugePagesGuard;
 use clap::ValueEnum;
 
 use self::layout::Hot;
@@ -93,9 +94,6 @@ pub struct Options {
     pub program: PathBuf,
 }
 
-/// Setting by which the kernel gives huge pages to those who ask.
-const ENABLED: (&str, &str) = ("/sys/kernel/mm/transparent_hugepage/enabled", "madvise");
-
 /// Measures.
 ///
 /// # Errors
@@ -106,7 +104,7 @@ pub fn run(options: &Options) -> Result<Report> {
     ensure!(options.guests >= 2, "sharing takes at least two guests");
     // From here on a signal does not keep settings from being put back.
     interrupt::catch()?;
-    let _enabled = SettingGuard::set(ENABLED.0, ENABLED.1)?;
+    let _enabled = HugePagesGuard::set(Policy::Madvise)?;
     let is_wanted = |part| options.parts.contains(&part);
     let mut report = Report::default();
     if is_wanted(Part::Plain) {

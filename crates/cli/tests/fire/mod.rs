@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test program uses its own part of this module")]
 
+pub(crate) mod busy;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
