@@ -29,7 +29,7 @@ use std::{
 use bindery_space::{Reach, Sought};
 use bindery_sys::mapping::{self, HUGE_PAGE_BYTES};
 use bindery_sys::{huge, memfd};
-use bindery_testkit::machine::SwapGuard;
+use bindery_testkit::machine::{HugePagesGuard, SwapGuard};
 use bindery_units::{PAGE_BYTES, PageRange, Slot};
 use bindery_wire::lane::{BlockOutcome, PageOutcome, Run, RunTarget};
 use common::Bench;
@@ -466,6 +466,9 @@ fn torture(settings: TortureSettings, operations: u64) -> Option<(u64, u64)> {
 fn nothing_is_lost_or_torn_in_any_combination_of_settings() {
     let operations: u64 = std::env::var("BINDERY_TORTURE_OPERATIONS")
         .map_or(2_000_000, |value| value.parse().expect("a number of operations"));
+    let _khugepaged = HugePagesGuard::set(huge::Policy::Madvise)
+        .and_then(HugePagesGuard::with_eager_khugepaged)
+        .inspect_err(|error| bindery_testkit::skipped!("khugepaged without a pause: {error}"));
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory");
     let swap = SwapGuard::add(directory.path(), SWAP_MEBIBYTES)
         .inspect_err(|error| bindery_testkit::skipped!("memory that is swapped out: {error}"))

@@ -34,6 +34,7 @@ const ALONE: &[(&str, Option<&str>)] = &[
     ("cli", Some("--test ksm_kernels")),
     ("ksm", None),
     ("space", Some("--test primitive")),
+    ("space", Some("--test torture")),
     ("testkit", Some("--lib")),
     ("testkit", Some("--test ksm")),
 ];
