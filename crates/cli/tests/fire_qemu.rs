@@ -5,6 +5,7 @@
 
 mod fire;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,8 @@ use bindery_testkit::guest::{
     AioMode, CacheMode, Drive, GuestBuilder, Kit, MemoryBackend, Qemu, QemuGuest,
 };
 use fire::{
-    BOOT, Writer, assert_no_complaints, await_guest, bindery_and_kit, boot, eager_daemon, figure,
-    guest_status, managed_guest, server_image,
+    BOOT, PATIENCE, Writer, assert_no_complaints, await_guest, await_some, bindery_and_kit, boot,
+    eager_daemon, figure, guest_status, managed_guest, server_image,
 };
 use serde_json::{Value, json};
 
@@ -102,6 +103,117 @@ fn a_guest_in_qemus_sandbox_is_merged() {
         assert_no_complaints(&mut guest);
         let ours = descriptors_of_ours(&guest);
         assert!(ours.is_empty(), "{ours:?}");
+        guest.shut_down();
+    }
+}
+
+/// Plugs in memory that is bound to a node, as libvirt does, and has the guest use it.
+fn plug_in_bound_memory(guest: &mut QemuGuest, mib: u32) {
+    let memory = json!({ "qom-type": "memory-backend-ram", "id": "plugged", "size": u64::from(mib) << 20,
+        "host-nodes": [0], "policy": "bind" });
+    let dimm = json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "plugged" });
+    for (command, arguments) in [("object-add", memory), ("device_add", dimm)] {
+        let done = guest.qmp().unwrap().execute(command, &arguments);
+        done.unwrap_or_else(|error| panic!("{command}: {error}\n{}", guest.log()));
+    }
+    let use_it = "until grep -qs . /sys/firmware/memmap/0/type && ls /sys/devices/system/memory | \
+        grep -q memory32; do sleep 0.1; done; \
+        for m in /sys/devices/system/memory/memory*/state; do \
+        grep -q offline $m && echo online > $m; done; true";
+    guest.check(use_it).unwrap();
+}
+
+/// Mapping of a VMM: where it begins and ends, whether it is a store's, and whether it is bound to a node.
+struct VmmMapping {
+    range: std::ops::Range<u64>,
+    is_store: bool,
+    is_bound: bool,
+}
+
+fn mappings(guest: &QemuGuest) -> Vec<VmmMapping> {
+    let read =
+        |file| std::fs::read_to_string(format!("/proc/{}/{file}", guest.pid().unwrap())).unwrap();
+    // Both of one moment: nothing is mapped in between.
+    let (maps, numa) = await_some(
+        "mappings stay as they are",
+        PATIENCE,
+        || {
+            let (maps, numa) = (read("maps"), read("numa_maps"));
+            (maps == read("maps")).then_some((maps, numa))
+        },
+        String::new,
+    );
+    let bound: BTreeSet<&str> = numa
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter_map(|(start, rest)| (rest.split(' ').next()? == "bind:0").then_some(start))
+        .collect();
+    let parse = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let (start, end) = range.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        rest.starts_with("rw").then_some(VmmMapping {
+            range: number(start)?..number(end)?,
+            is_store: rest.contains("bindery-store"),
+            is_bound: bound.contains(start),
+        })
+    };
+    maps.lines().filter_map(parse).collect()
+}
+
+/// Returns where the memory of a guest's first pc-dimm begins in the VMM.
+fn plugged_memory(guest: &mut QemuGuest) -> u64 {
+    let monitor = guest.qmp().unwrap();
+    let devices = monitor.execute("query-memory-devices", &json!({})).unwrap();
+    let physical = devices[0]["data"]["addr"].as_u64().unwrap();
+    let said = monitor.human(&format!("gpa2hva {physical:#x}")).unwrap();
+    let address = said.trim().rsplit("0x").next().unwrap();
+    u64::from_str_radix(address, 16).unwrap_or_else(|error| panic!("{said}: {error}"))
+}
+
+#[test]
+fn memory_that_is_plugged_in_is_merged_and_comes_back_on_its_nodes() {
+    let Some(stage) = Stage::new() else { return };
+    let mib = 256;
+    for qemu in Qemu::ALL {
+        let name = format!("{qemu:?}-plugged");
+        // A kernel that may have memory above 4 GiB sets 64 MiB aside.
+        let builder = stage.builder(&name, qemu).memory_mib(384).pluggable_mib(mib);
+        let mut guest = boot(builder);
+        stage.await_merged(&name);
+        let before = figure(&guest_status(&stage.daemon, &name).unwrap(), "ram_bytes");
+        plug_in_bound_memory(&mut guest, mib);
+        await_guest(&stage.daemon, &name, "it has more memory", |status| {
+            figure(status, "ram_bytes") == before + (u64::from(mib) << 20)
+        });
+        // More than there was room for before, and the same four times.
+        guest
+            .check(
+                "mkdir -p /mnt/more && mount -t tmpfs -o size=90% more /mnt/more && \
+                 dd if=/dev/urandom of=/mnt/more/1 bs=1M count=60 2>/dev/null && \
+                 for n in 2 3 4 5; do cat /mnt/more/1 > /mnt/more/$n; done",
+            )
+            .unwrap();
+        let expected = guest.check("cat /mnt/more/* | md5sum").unwrap();
+        await_guest(&stage.daemon, &name, "copies are merged", |status| {
+            figure(status, "pages_merged") > 20_000
+        });
+        assert_eq!(guest.check("cat /mnt/more/* | md5sum").unwrap(), expected);
+        // Written anew, all of them come back.
+        guest.check("cat /mnt/more/1 | dd of=/mnt/more/2 conv=notrunc bs=1M 2>/dev/null").unwrap();
+        guest.check("tr a b < /mnt/more/1 | dd of=/mnt/more/3 conv=notrunc bs=1M").unwrap();
+        let start = plugged_memory(&mut guest);
+        let all = start..start + (u64::from(mib) << 20);
+        let (store, own): (Vec<_>, Vec<_>) = mappings(&guest)
+            .into_iter()
+            .filter(|one| all.start < one.range.end && one.range.start < all.end)
+            .partition(|one| one.is_store);
+        println!("{name}: {} mappings, {} of a store", store.len() + own.len(), store.len());
+        assert!(!store.is_empty() && own.len() > 1, "nothing is merged");
+        for one in &own {
+            assert!(one.is_bound, "{:x?} is not bound", one.range);
+        }
+        assert_no_complaints(&mut guest);
         guest.shut_down();
     }
 }

@@ -57,6 +57,7 @@ pub struct GuestBuilder {
     image: GuestImage,
     qemu: Qemu,
     memory_mib: u32,
+    pluggable_mib: u32,
     cpus: u32,
     backend: MemoryBackend,
     drives: Vec<Drive>,
@@ -74,6 +75,7 @@ impl GuestBuilder {
             image: image.clone(),
             qemu: Qemu::V7,
             memory_mib: 256,
+            pluggable_mib: 0,
             cpus: 1,
             backend: MemoryBackend::Anonymous,
             drives: Vec::new(),
@@ -94,6 +96,12 @@ impl GuestBuilder {
     /// The guest's memory; 256 MiB unless said otherwise.
     pub const fn memory_mib(mut self, memory_mib: u32) -> Self {
         self.memory_mib = memory_mib;
+        self
+    }
+
+    /// Memory that may be plugged in while it runs, in two devices; none unless said otherwise.
+    pub const fn pluggable_mib(mut self, pluggable_mib: u32) -> Self {
+        self.pluggable_mib = pluggable_mib;
         self
     }
 
@@ -185,7 +193,11 @@ impl GuestBuilder {
         let memory_mib = self.memory_mib;
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.args(["-accel", "tcg,thread=multi"]);
-        command.args(["-m", &format!("{memory_mib}M"), "-smp", &self.cpus.to_string()]);
+        let more = match self.pluggable_mib {
+            0 => String::new(),
+            more => format!(",slots=2,maxmem={}M", memory_mib + more),
+        };
+        command.args(["-m", &format!("{memory_mib}M{more}"), "-smp", &self.cpus.to_string()]);
         match self.backend {
             MemoryBackend::Anonymous => command.args(["-machine", "pc"]),
             MemoryBackend::MemfdShared => command.args([
