@@ -148,7 +148,7 @@ impl Visit<'_> {
         let State { blocks, tracking, managed, .. } = &mut *self.state;
         let gained = |block: PageRange| {
             let LinkCounts { merged, zero, .. } = tally.count(block);
-            (!tracking.waits(block.first)).then_some(Gained { merged, zero })
+            Gained { merged, zero, waiting: tracking.waiting(block.first) }
         };
         let mut wanted = blocks.end_period(managed, &self.domain.huge, gained);
         // Writes are tracked page by page for whoever watches, and pages of another daemon's store are

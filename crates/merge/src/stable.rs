@@ -248,10 +248,10 @@ impl Stable {
         self.put_back(page, breaks);
     }
 
-    /// Returns true if a page of the block of `page` is stable and waits to be taken.
-    pub(crate) fn waits(&self, page: PageIndex) -> bool {
+    /// Returns how many pages of the block of `page` are stable and wait to be taken.
+    pub(crate) fn waiting(&self, page: PageIndex) -> u32 {
         let block = self.blocks.get((page.0 / BLOCK_PAGES) as usize).and_then(Option::as_ref);
-        block.is_some_and(|block| block.waiting.iter().any(|word| *word != 0))
+        block.map_or(0, |block| block.waiting.iter().map(|word| word.count_ones()).sum())
     }
 
     /// Never gives out `page` again.

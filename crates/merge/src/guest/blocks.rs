@@ -22,10 +22,11 @@ use bindery_wire::lane::{BLOCK_PAGES, BlockSample, BlockState};
 
 use crate::huge::{HugePolicy, HugeSettings};
 
-/// Longest rests between two samples, as powers of two of periods: of what is absent, changes, and has not
-/// enough to gain; and of what was made whole again.
+/// Longest rests between two samples, as powers of two of periods: of what is absent, changes, proved hot by
+/// being read, and has not enough to gain; and of what was made whole again.
 const ABSENT_REST: u8 = 2;
-const HOT_REST: u8 = 4;
+const CHANGED_REST: u8 = 4;
+const HOT_REST: u8 = 6;
 const QUIET_REST: u8 = 6;
 const COLLAPSED_REST: u8 = 6;
 
@@ -112,11 +113,12 @@ pub(crate) enum Cause {
     Empty,
 }
 
-/// Pages of a split block that are merged, and that are zero.
+/// Pages of a split block that are merged, that are zero, and that may turn out to be either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gained {
     pub(crate) merged: u32,
     pub(crate) zero: u32,
+    pub(crate) waiting: u32,
 }
 
 /// Blocks of one guest, by number.
@@ -241,7 +243,7 @@ impl Blocks {
         }
         if has_changed && !is_new {
             block.phase = Phase::Whole;
-            block.rest(period, HOT_REST);
+            block.rest(period, CHANGED_REST);
             return if was_known { self.forget_reading(number) } else { Step::Nothing };
         }
         match block.phase {
@@ -329,7 +331,7 @@ impl Blocks {
         let period = self.period;
         let block = self.block(number_of(first));
         block.phase = Phase::Whole;
-        block.rest(period, HOT_REST);
+        block.rest(period, CHANGED_REST);
     }
 
     /// Takes in that a block is split.
@@ -388,13 +390,12 @@ impl Blocks {
     }
 
     /// Ends a period for the split blocks of `managed` that were huge. Returns the first pages of those that
-    /// are to be whole again, and why. `gained` says what was gained in a block; `None` while some of its pages
-    /// wait to be looked at.
+    /// are to be whole again, and why. `gained` says what was gained in a block.
     pub(crate) fn end_period(
         &mut self,
         managed: &[PageRange],
         policy: &HugePolicy,
-        gained: impl Fn(PageRange) -> Option<Gained>,
+        gained: impl Fn(PageRange) -> Gained,
     ) -> Vec<(u32, Cause)> {
         let patience = policy.settings.patience.max(1);
         let mut wanted = Vec::new();
@@ -408,14 +409,12 @@ impl Blocks {
             if block.due.wrapping_sub(self.period).cast_signed() > 0 {
                 continue;
             }
-            let Some(gained) = gained(PageRange::new(first_of(number), BLOCK_PAGES)) else {
-                continue;
-            };
+            let gained = gained(PageRange::new(first_of(number), BLOCK_PAGES));
             if gained.zero == BLOCK_PAGES {
                 wanted.push((first_of(number).0, Cause::Empty));
                 continue;
             }
-            let is_thin = policy.is_thin(gained.merged + gained.zero);
+            let is_thin = policy.is_thin(gained.merged + gained.zero + gained.waiting);
             block.hot = if is_hot { block.hot.saturating_add(1) } else { 0 };
             block.thin = if is_thin { block.thin.saturating_add(1) } else { 0 };
             let cause = if block.hot >= patience { Cause::Hot } else { Cause::Thin };

@@ -144,9 +144,9 @@ impl Tracking {
         self.rhythm.note_written(block);
     }
 
-    /// Returns true if a page of the block of `page` waits to be looked at.
-    pub(crate) fn waits(&self, page: PageIndex) -> bool {
-        self.stable.waits(page)
+    /// Returns how many pages of the block of `page` wait to be looked at.
+    pub(crate) fn waiting(&self, page: PageIndex) -> u32 {
+        self.stable.waiting(page)
     }
 
     /// Returns whether `page` is known to have been written, and was not harvested yet.
