@@ -11,7 +11,7 @@ use crate::answer::Errno;
 use crate::kernel;
 use crate::managed::Managed;
 
-/// What a call of mbind(2) asks for, but for where.
+/// Arguments of mbind(2), but for the range.
 pub(crate) struct Binding {
     pub(crate) mode: c_int,
     pub(crate) nodes: *const c_ulong,
