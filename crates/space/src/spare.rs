@@ -132,7 +132,7 @@ impl Spare {
         Ok(())
     }
 
-    /// Has the pages from `first` on come from other nodes. Those that have memory and were not taken give it up.
+    /// Binds the pages from `first` on to other nodes. Those that have memory and were not taken give it up.
     fn bind(&mut self, nodes: numa::Policy, first: HostAddress, bytes: usize) {
         // Where that cannot be done, pages of another node are better than none.
         // SAFETY: the pages are ours.

@@ -94,7 +94,7 @@ impl BusyGuest {
         Writer::start(guest, name, &format!("{place} --rounds 3 --files 4"))
     }
 
-    /// Has whoever is done checked, and start again.
+    /// Checks the writers that are done, and starts them again.
     pub(crate) fn go_on(&mut self) {
         for (writer, place) in self.writers.iter_mut().zip(Self::PLACES) {
             if writer.has_ended(&mut self.guest) {

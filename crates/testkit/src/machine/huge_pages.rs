@@ -43,7 +43,7 @@ impl HugePagesGuard {
         Ok(Self { settings: vec![SettingGuard::set(enabled, value)?], _lock: lock })
     }
 
-    /// Has khugepaged look for small pages to make huge ones of without a pause.
+    /// Sets khugepaged to look for small pages without a pause, to make huge ones of.
     ///
     /// # Errors
     /// As [`Self::set`].
