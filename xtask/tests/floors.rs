@@ -46,6 +46,7 @@ const MERGE: Floors = &[
         "runs",
         "settings",
         "stable",
+        "stayed",
     ],
     &["huge", "stop", "troubles"],
 ];

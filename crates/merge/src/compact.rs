@@ -5,18 +5,16 @@
 //! order, so that pages side by side keep slots side by side and no mapping is cut that was not.
 //!
 //! A segment is emptied only if all who map it can be asked now. A slot that some page keeps all the same,
-//! for want of mappings, say, stays without a leaf until that page moves or lets go.
+//! for want of mappings, say, *stays* without a leaf (see `stayed`) until that page moves or lets go.
 
 use std::cmp::Reverse;
 
-use bindery_index::Handle;
 use bindery_units::{PAGE_BYTES, PageIndex, Slot};
 use bindery_wire::lane::RUN_PAGES_MAX;
 
 use crate::domain::Domain;
 use crate::guest::Guest;
 use crate::headroom::pages_to_spare;
-use crate::index_entry::IndexEntry;
 use crate::links::Link;
 use crate::plan::slots_in;
 use crate::pressure::DomainState;
@@ -72,17 +70,13 @@ impl Moves {
     /// Guests have been asked: leaves follow, and segments that are empty go.
     pub(crate) fn settle(self, domain: &mut Domain) {
         for (old, new) in self.moves {
-            // Where nobody moved, the new one goes again.
-            if domain.slots.references(new) > 0
-                && let Some(leaf) = domain.slots.leaf(old)
-            {
-                let (from, to) =
-                    (IndexEntry::Canonical { slot: old }, IndexEntry::Canonical { slot: new });
-                let handle = Handle::from_bits(leaf);
-                let exchanged = domain.index.exchange_value(handle, from.to_bits(), to.to_bits());
-                assert!(exchanged.is_ok(), "a slot's leaf leads to it between phases");
-                domain.slots.set_leaf(old, None);
-                domain.slots.set_leaf(new, Some(leaf));
+            // Where nobody moved, the new one goes again. What stayed before has no leaf to hand over.
+            if domain.slots.references(new) > 0 && domain.slots.leaf(old).is_some() {
+                domain.hand_over_leaf(old, new);
+                domain.stayed.follow(old, new);
+                if domain.slots.references(old) > 0 {
+                    domain.stayed.note(old, new);
+                }
             }
         }
         domain.sweep();
@@ -174,12 +168,32 @@ fn choose(domain: &Domain, mut movable: Vec<Sparse>) -> Vec<Sparse> {
 }
 
 /// Copies what is in use of `segments` to new slots. Returns each with its new one, in order: none if there
-/// is no memory for them.
+/// is no memory for them. What stayed is not copied again: its new slot is where its leader goes.
 fn copy(domain: &mut Domain, segments: &[Sparse]) -> Vec<(Slot, Slot)> {
     segments.iter().for_each(|segment| domain.slots.seal(segment.range));
     let in_use = |slot: &Slot| domain.slots.references(*slot) > 0;
-    let old: Vec<Slot> =
-        segments.iter().flat_map(|segment| segment.range.slots()).filter(in_use).collect();
+    let slots = segments.iter().flat_map(|segment| segment.range.slots()).filter(in_use);
+    let (stayed, old): (Vec<Slot>, Vec<Slot>) =
+        slots.partition(|slot| domain.stayed.leader(*slot).is_some());
+    let Some(mut moves) = copy_all(domain, old) else { return Vec::new() };
+    let leaders = stayed.into_iter().map(|slot| {
+        let leader = domain.stayed.leader(slot).expect("it stayed");
+        (slot, destination(&moves, leader).unwrap_or(leader))
+    });
+    moves.extend(leaders.collect::<Vec<_>>());
+    moves.sort_unstable();
+    moves
+}
+
+/// Returns where a slot moves to, if it does. `moves` are in order of the old slots.
+fn destination(moves: &[(Slot, Slot)], slot: Slot) -> Option<Slot> {
+    let at = moves.binary_search_by_key(&slot, |(old, _)| *old).ok()?;
+    Some(moves[at].1)
+}
+
+/// Copies slots, which are in order, to new ones. Returns each with its new one; `None` if there is no memory
+/// for them.
+fn copy_all(domain: &mut Domain, old: Vec<Slot>) -> Option<Vec<(Slot, Slot)>> {
     let runs = domain.slots.allocate_last(old.len() as u32);
     let new: Vec<Slot> = slots_in(&runs).collect();
     assert!(new.len() == old.len(), "no more is chosen than there is room for");
@@ -188,11 +202,11 @@ fn copy(domain: &mut Domain, segments: &[Sparse]) -> Vec<(Slot, Slot)> {
         .chunk_by(|a, b| a.1.plus(1) == b.1)
         .flat_map(|run| run.chunks(RUN_PAGES_MAX as usize));
     match row.try_for_each(|run| copy_run(&domain.grant.store, run)) {
-        Ok(()) => moves,
+        Ok(()) => Some(moves),
         Err(error) => {
             tracing::debug!(%error, "sparse segments of the store stay as they are");
             runs.into_iter().for_each(|run| domain.release(run));
-            Vec::new()
+            None
         }
     }
 }
@@ -211,14 +225,10 @@ fn copy_run(store: &Store, moves: &[(Slot, Slot)]) -> Result<(), StoreError> {
 
 /// Returns the pages that map what moves: guests, each with the page and its new slot, in order of pages.
 fn mappers(domain: &Domain, moves: &[(Slot, Slot)]) -> Vec<(u32, Merge)> {
-    let new_slot = |slot: Slot| {
-        let at = moves.binary_search_by_key(&slot, |(old, _)| *old).ok()?;
-        Some(moves[at].1)
-    };
     let askable = domain.guests.values().filter(|guest| can_be_asked(guest));
     let merges = askable.flat_map(|guest| {
         let moving = merged_pages(guest)
-            .filter_map(move |(page, slot)| Some(Merge { page, slot: new_slot(slot)? }));
+            .filter_map(move |(page, slot)| Some(Merge { page, slot: destination(moves, slot)? }));
         moving.map(|merge| (guest.number, merge))
     });
     merges.collect()

@@ -16,7 +16,7 @@ use crate::classes::Classes;
 use crate::grant::Grant;
 use crate::guest::Guest;
 use crate::huge::HugePolicy;
-use crate::index_entry::GUESTS_MAX;
+use crate::index_entry::{GUESTS_MAX, IndexEntry};
 use crate::links::Link;
 use crate::lock::{locked, locked_mut};
 use crate::meter::Meter;
@@ -27,6 +27,7 @@ use crate::rows::Rows;
 use crate::settings::MAPPING_BYTES;
 use crate::slots::{Slots, runs_of};
 use crate::status::{Counts, DomainStatus};
+use crate::stayed::Stayed;
 use crate::store::StoreError;
 use crate::troubles::Troubles;
 
@@ -60,6 +61,8 @@ pub(crate) struct Domain {
     unmapped: Mutex<Vec<Slot>>,
     pub(crate) shortage: Mutex<Option<Shortage>>,
     pub(crate) pressure: Pressure,
+    /// Slots that a compaction left behind.
+    pub(crate) stayed: Stayed,
     /// Pacing of compaction.
     pub(crate) compaction: RetryPause,
     pub(crate) backs_off: bool,
@@ -96,6 +99,7 @@ impl Domain {
             unmapped: Mutex::default(),
             shortage: Mutex::default(),
             pressure: Pressure::default(),
+            stayed: Stayed::default(),
             compaction: RetryPause::default(),
             backs_off,
             huge: HugePolicy::default(),
@@ -223,6 +227,7 @@ impl Domain {
         // A reference may have been taken again, and the slot be given back twice.
         slots.retain(|slot| self.slots.references(*slot) == 0);
         let slots = self.free_rows(slots);
+        self.bequeath(&slots);
         let epoch = pin();
         for leaf in slots.iter().filter_map(|slot| self.slots.leaf(*slot)) {
             self.delete(leaf, &epoch);
@@ -231,6 +236,26 @@ impl Domain {
             self.release(run);
         }
         self.index.flush(&epoch);
+    }
+
+    /// Hands the leaves of slots that are about to be freed over to those that stayed with their contents.
+    fn bequeath(&mut self, freed: &[Slot]) {
+        freed.iter().for_each(|slot| self.stayed.forget(*slot));
+        for leader in freed {
+            if let Some(heir) = self.stayed.take_heir(*leader) {
+                self.hand_over_leaf(*leader, heir);
+            }
+        }
+    }
+
+    /// Has the leaf of a slot lead to another one, which has the same content. Between phases only.
+    pub(crate) fn hand_over_leaf(&mut self, from: Slot, to: Slot) {
+        let leaf = self.slots.leaf(from).expect("who hands a leaf over has it");
+        let [old, new] = [from, to].map(|slot| IndexEntry::Canonical { slot }.to_bits());
+        let exchanged = self.index.exchange_value(Handle::from_bits(leaf), old, new);
+        assert!(exchanged.is_ok(), "a slot's leaf leads to it between phases");
+        self.slots.set_leaf(from, None);
+        self.slots.set_leaf(to, Some(leaf));
     }
 
     /// Frees the rows that no page maps any more, of `unmapped` slots. Returns the slots that can be

@@ -68,6 +68,7 @@ mod slots;
 mod spread;
 mod stable;
 pub mod status;
+mod stayed;
 mod stop;
 mod store;
 mod tally;

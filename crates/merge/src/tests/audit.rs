@@ -83,8 +83,8 @@ fn audit_references(domain: &Domain) {
     assert!(*held.end() <= most, "what is vacant is in segments that are in use: {held:?}, {most}");
 }
 
-/// Every leaf belongs to one candidate or to one slot that is no copy, and says so. A slot
-/// that others have moved from may have none: see `compact`.
+/// Every leaf belongs to one candidate or to one slot that is no copy, and says so. A slot has one, or stayed
+/// when others moved to a slot that has.
 fn audit_index(domain: &Domain) {
     let mut heads: BTreeSet<Slot> = domain.rows.rows().map(|(_, head)| head).collect();
     let mut keys = 0;
@@ -120,7 +120,12 @@ fn audit_index(domain: &Domain) {
         audit_map(guest);
     }
     for slot in &heads {
-        let Some(leaf) = domain.slots.leaf(*slot) else { continue };
+        let Some(leaf) = domain.slots.leaf(*slot) else {
+            let leader = domain.stayed.leader(*slot).expect("a slot has a leaf, or stayed");
+            assert!(domain.slots.leaf(leader).is_some(), "the leader of {slot:?} has the leaf");
+            continue;
+        };
+        assert_eq!(domain.stayed.leader(*slot), None, "{slot:?} has a leaf: it leads");
         let value = IndexEntry::from_bits(domain.index.value(Handle::from_bits(leaf)));
         assert_eq!(value, IndexEntry::Canonical { slot: *slot });
         keys += 1;
@@ -179,23 +184,24 @@ fn audit_guest(guest: &Guest, model: &ModelGuest) {
 /// Once guests have been quiet for long, every content that two pages have is merged, and every
 /// zero page is zero.
 pub(crate) fn assert_converged(guests: &[Arc<ModelGuest>]) {
-    let mut pages_of: BTreeMap<(String, u64), Vec<Page>> = BTreeMap::new();
+    let mut pages_of: BTreeMap<(String, u64), Vec<(u32, u32, Page)>> = BTreeMap::new();
     for guest in guests {
         let domain = bindery_guest::Connection::identity(&**guest).domain.clone();
-        for page in guest.process().pages.values() {
+        for (number, page) in &guest.process().pages {
             let content = match page {
                 Page::Absent => continue,
                 Page::Zero => 0,
                 Page::Private(content) | Page::Merged(_, _, content) => *content,
             };
-            pages_of.entry((domain.clone(), content)).or_default().push(*page);
+            let found = (guest_id(guest), *number, *page);
+            pages_of.entry((domain.clone(), content)).or_default().push(found);
         }
     }
     for ((domain, content), pages) in pages_of {
         let shared = match content {
-            0 => pages.iter().all(|page| *page == Page::Zero),
+            0 => pages.iter().all(|(.., page)| *page == Page::Zero),
             _ if pages.len() == 1 => true,
-            _ => pages.iter().all(|page| matches!(page, Page::Merged(..))),
+            _ => pages.iter().all(|(.., page)| matches!(page, Page::Merged(..))),
         };
         assert!(shared, "content {content} of {domain} is left private: {pages:?}");
     }

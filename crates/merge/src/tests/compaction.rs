@@ -69,6 +69,38 @@ fn a_page_that_finds_no_mapping_keeps_its_slot() {
 }
 
 #[test]
+fn a_content_is_found_where_it_stayed_once_all_that_moved_is_gone() {
+    let (mut scene, guests) = sparse();
+    guests[1].process().mappings_max = 0;
+    scene.periods(1);
+    guests[1].process().mappings_max = 1_000_000;
+    (0..PAGES).for_each(|page| guests[0].process().discard(page));
+    let stays = guests[1].merged();
+    assert_eq!(stays.len() as u32, PAGES / 4);
+    scene.periods(1);
+    assert_eq!(slots(&scene).0, PAGES / 4, "slots that nobody maps are free");
+    let (late, _) = scene.guest("a", PAGES / 4, |page| u64::from(1 + 4 * page));
+    scene.periods(4);
+    assert_eq!(late.merged().len() as u32, PAGES / 4);
+    assert_eq!(slots(&scene).0, PAGES / 4, "each content is there once");
+    assert_converged(&scene.guests);
+}
+
+#[test]
+fn what_stayed_moves_to_where_the_others_are() {
+    let (scene, guests) = sparse();
+    guests[1].process().mappings_max = 0;
+    scene.periods(1);
+    assert!(slots(&scene).0 > PAGES / 4, "content that both map is there twice");
+    guests[1].process().mappings_max = 1_000_000;
+    scene.periods(70);
+    // But for what stayed in segments that are well filled.
+    let (used, vacant) = slots(&scene);
+    assert!(used <= PAGES / 4 + PAGES / 32, "{used} slots are in use");
+    assert!(vacant <= PAGES / 32, "{vacant} slots are vacant");
+}
+
+#[test]
 fn a_guest_that_is_short_of_mappings_is_not_asked() {
     let (scene, guests) = sparse();
     let mut process = guests[1].process();
