@@ -64,6 +64,7 @@ impl Visit<'_> {
             LossCause::Write => {
                 self.state.counts.breaks += 1;
                 self.state.mending.note_break();
+                self.state.tracking.note_lost(page);
                 if self.domain.backs_off {
                     self.state.tracking.note_break(page);
                 }

@@ -93,9 +93,10 @@ impl Visit<'_> {
     fn look(&mut self, workers: &Workers, scratch: &mut Scratch) -> Result<(), GuestError> {
         self.forget_stale();
         self.settle_losses(&mut scratch.lost)?;
-        self.make_whole(workers, &mut scratch.samples, &mut scratch.lost)?;
         self.look_at_blocks(workers, &mut scratch.samples)?;
         self.scan(workers, &mut scratch.harvest)?;
+        // Pages that are lost may come back: it takes the scan to know which.
+        self.make_whole(workers, &mut scratch.samples, &mut scratch.lost)?;
         self.mend()
     }
 

@@ -248,10 +248,18 @@ impl Stable {
         self.put_back(page, breaks);
     }
 
-    /// Returns how many pages of the block of `page` are stable and wait to be taken.
+    /// Returns how many pages of the block of `page` wait to be taken, or will unless they are written again:
+    /// those that were written in this period or the two before. Of those written in all three nothing is
+    /// expected. Between scans and [`end_period`](Self::end_period).
     pub(crate) fn waiting(&self, page: PageIndex) -> u32 {
         let block = self.blocks.get((page.0 / BLOCK_PAGES) as usize).and_then(Option::as_ref);
-        block.map_or(0, |block| block.waiting.iter().map(|word| word.count_ones()).sum())
+        let in_word = |block: &Block, word: usize| {
+            let written = block.written.each_ref().map(|bits| bits[word]);
+            let settling = written.iter().fold(0, |any, bits| any | bits)
+                & !written.iter().fold(u64::MAX, |all, bits| all & bits);
+            (block.waiting[word] | settling).count_ones()
+        };
+        block.map_or(0, |block| (0..WORDS).map(|word| in_word(block, word)).sum())
     }
 
     /// Never gives out `page` again.

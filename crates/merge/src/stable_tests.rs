@@ -206,6 +206,26 @@ fn a_page_is_taken_once_two_periods_after_its_write() {
 }
 
 #[test]
+fn a_page_waits_from_its_write_until_it_is_taken_unless_it_is_written_all_the_time() {
+    let mut stable = Stable::default();
+    let mut waiting = Vec::new();
+    for period in 0..6 {
+        stable.note_written(PageRange::new(PageIndex(7), 1));
+        if period == 0 {
+            stable.note_written(PageRange::new(PageIndex(100), 3));
+        }
+        waiting.push(stable.waiting(PageIndex(0)));
+        stable.end_period();
+        if period == 4 {
+            assert_eq!(take_all(&mut stable, usize::MAX), [100, 101, 102]);
+        }
+        stable.begin_period();
+    }
+    // Of the page that is always written that is known from the third period on.
+    assert_eq!(waiting, [4, 4, 3, 3, 3, 0]);
+}
+
+#[test]
 fn each_break_costs_one_period_more_up_to_a_limit() {
     for breaks in 0..10 {
         let mut stable = Stable::default();

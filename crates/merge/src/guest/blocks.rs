@@ -113,7 +113,7 @@ pub(crate) enum Cause {
     Empty,
 }
 
-/// Pages of a split block that are merged, that are zero, and that may turn out to be either.
+/// Pages of a split block that are merged, that are zero, and that may turn out to be either soon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gained {
     pub(crate) merged: u32,

@@ -139,12 +139,17 @@ impl Tracking {
         }
     }
 
+    /// Takes in that a merged page was written: the next scan looks at its block.
+    pub(crate) fn note_lost(&mut self, page: PageIndex) {
+        self.rhythm.note_written(PageRange::new(page, 1));
+    }
+
     /// Takes in that scans look at the pages of `block` from here on.
     pub(crate) fn note_split(&mut self, block: PageRange) {
         self.rhythm.note_written(block);
     }
 
-    /// Returns how many pages of the block of `page` wait to be looked at.
+    /// Returns how many pages of the block of `page` wait to be looked at, or will soon.
     pub(crate) fn waiting(&self, page: PageIndex) -> u32 {
         self.stable.waiting(page)
     }

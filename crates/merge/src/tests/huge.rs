@@ -157,6 +157,26 @@ fn a_huge_page_of_which_little_is_left_merged_is_made_again_and_rests() {
 }
 
 #[test]
+fn pages_that_are_written_once_are_no_reason_to_make_their_huge_page_again() {
+    for mode in [HugeMode::Auto, HugeMode::Break] {
+        let huge_pages =
+            HugeSettings { mode, patience: 1, hot_pages: BLOCK_PAGES, ..HugeSettings::default() };
+        let mut scene = Scene::new(MergeSettings { huge_pages, ..MergeSettings::default() });
+        let guests: Vec<_> = (1..3).map(|guest| huge(&mut scene, contents(guest, 60))).collect();
+        scene.periods(20);
+        for round in 1..4 {
+            for guest in &guests {
+                // All that they share, anew.
+                let shared = (0..2 * BLOCK_PAGES).filter(|page| page % BLOCK_PAGES < 60);
+                shared.for_each(|page| guest.process().write(page, round << 40 | u64::from(page)));
+            }
+            scene.periods(6);
+            assert!(guests.iter().all(|guest| split(guest) == 2), "{mode:?}");
+        }
+    }
+}
+
+#[test]
 fn a_split_page_that_turns_hot_is_made_again() {
     let mut scene = scene(HugeMode::Auto);
     let guests: Vec<_> = (1..3).map(|guest| huge(&mut scene, contents(guest, 100))).collect();
