@@ -184,7 +184,9 @@ fn audit_guest(guest: &Guest, model: &ModelGuest) {
 /// Once guests have been quiet for long, every content that two pages have is merged, and every
 /// zero page is zero.
 pub(crate) fn assert_converged(guests: &[Arc<ModelGuest>]) {
-    let mut pages_of: BTreeMap<(String, u64), Vec<(u32, u32, Page)>> = BTreeMap::new();
+    /// A guest, and a page of it.
+    type Found = (u32, u32, Page);
+    let mut pages_of: BTreeMap<(String, u64), Vec<Found>> = BTreeMap::new();
     for guest in guests {
         let domain = bindery_guest::Connection::identity(&**guest).domain.clone();
         for (number, page) in &guest.process().pages {
