@@ -51,8 +51,23 @@ impl GuestMemory {
     /// As madvise(2).
     pub fn offer(&self) -> io::Result<()> {
         // SAFETY: the advice changes no content of this mapping.
-        let result =
-            unsafe { libc::madvise(self.0.as_ptr().cast(), self.0.bytes(), libc::MADV_MERGEABLE) };
+        unsafe { self.advise(libc::MADV_MERGEABLE) }
+    }
+
+    /// Discards all pages (`MADV_DONTNEED`): they read as zeros, and the next to write them is the first.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn discard(&mut self) -> io::Result<()> {
+        // SAFETY: the mapping is borrowed by this alone: nobody expects any content of it.
+        unsafe { self.advise(libc::MADV_DONTNEED) }
+    }
+
+    /// # Safety
+    /// Nobody may need content that the advice changes.
+    unsafe fn advise(&self, advice: libc::c_int) -> io::Result<()> {
+        // SAFETY: the range is this mapping; the caller answers for its content.
+        let result = unsafe { libc::madvise(self.0.as_ptr().cast(), self.0.bytes(), advice) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 

@@ -19,6 +19,8 @@ pub(crate) struct HugeProcessArgs {
     hot: Hot,
     #[arg(long)]
     process: u32,
+    #[arg(long)]
+    offered: bool,
 }
 
 impl HugeProcessArgs {
@@ -27,7 +29,7 @@ impl HugeProcessArgs {
     /// # Errors
     /// If memory cannot be had, or the pipes fail.
     pub(super) fn run(&self) -> Result<()> {
-        process::run(&self.layout(), self.process)
+        process::run(&self.layout(), self.process, self.offered)
     }
 
     fn layout(&self) -> Layout {

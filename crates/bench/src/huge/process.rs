@@ -1,11 +1,12 @@
-//! A program with huge pages for the benchmarks: offers its memory, fills it, times accesses to it.
+//! A program with huge pages for the benchmarks: offers its memory, or keeps it to itself, fills it, times accesses
+//! to it.
 //!
-//! A [coprocess], which obeys these orders once its memory is offered:
+//! A [coprocess], which obeys these orders:
 //!
 //! | order | does | answers |
 //! |---|---|---|
 //! | `where` | nothing | the addresses of the memory, `START END` |
-//! | `touch` | writes a word into each page, for the first time | nanoseconds a page |
+//! | `touch` | writes a word into each page, three times, each as if for the first time | nanoseconds a page, the least |
 //! | `fill` | fills the memory | nothing |
 //! | `heat` | keeps the hot blocks hot from now on, in a thread | nothing |
 //! | `cool` | ends that | nothing |
@@ -24,8 +25,9 @@ use super::{access, layout::Layout, memory::Memory, writer::Writer};
 ///
 /// # Errors
 /// If memory runs out, or the standard streams fail. Orders that fail are answered with the reason.
-pub fn run(layout: &Layout, process: u32) -> Result<()> {
-    let memory = Arc::new(Memory::offered(layout, process)?);
+pub fn run(layout: &Layout, process: u32, is_offered: bool) -> Result<()> {
+    let memory = if is_offered { Memory::offered } else { Memory::mapped };
+    let mut memory = Arc::new(memory(layout, process)?);
     let mut writer = None;
     coprocess::serve(|order| -> Result<String> {
         match order {
@@ -33,7 +35,10 @@ pub fn run(layout: &Layout, process: u32) -> Result<()> {
                 let range = memory.range();
                 return Ok(format!("{} {}", range.start, range.end));
             }
-            "touch" => return Ok(memory.touch().as_nanos().to_string()),
+            "touch" => {
+                let own = Arc::get_mut(&mut memory).context("`touch` after `heat`")?;
+                return Ok(own.touch()?.as_nanos().to_string());
+            }
             "fill" => memory.fill(),
             "heat" => writer = Some(Writer::start(&memory)),
             "cool" => writer.take().context("`cool` without `heat`")?.end(),

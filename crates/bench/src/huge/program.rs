@@ -1,6 +1,7 @@
 //! Programs with huge pages, started and ordered about.
 
 use std::{
+    ffi::OsString,
     ops::Range,
     time::{Duration, Instant},
 };
@@ -18,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Subject of errors.
 const PROGRAM: &str = "a program with huge pages";
 
-/// A program whose memory is offered, taken and untouched, and what comes after that.
+/// A program whose memory is untouched, and what comes after that.
 pub(super) struct Program {
     process: Coprocess,
     memory: Range<usize>,
@@ -27,8 +28,11 @@ pub(super) struct Program {
 impl Program {
     /// Starts all programs of a layout and waits until their memory is taken.
     pub(super) fn start_all(merger: &Merger, layout: &Layout) -> Result<Vec<Self>> {
-        let programs: Result<Vec<Self>> =
-            (0..layout.processes).map(|process| Self::start(merger, layout, process)).collect();
+        let start = |process: u32| {
+            let launcher = merger.launcher(&format!("huge{process}"));
+            Self::start(&launcher, layout, process, &["--offered"])
+        };
+        let programs: Result<Vec<Self>> = (0..layout.processes).map(start).collect();
         let pages = u64::from(layout.processes) * u64::from(layout.pages());
         let started = Instant::now();
         while !merger.has_taken_all(pages)? {
@@ -40,22 +44,34 @@ impl Program {
         programs
     }
 
-    fn start(merger: &Merger, layout: &Layout, process: u32) -> Result<Self> {
-        let launcher = merger.launcher(&format!("huge{process}"));
+    /// Starts a program like the first of `layout` whose memory nobody merges.
+    pub(super) fn start_alone(layout: &Layout) -> Result<Self> {
+        let program = Self::start(&[], layout, 0, &[])?;
+        back_free_memory(ByteCount(u64::from(layout.pages()) * PAGE_BYTES as u64));
+        Ok(program)
+    }
+
+    fn start(launcher: &[OsString], layout: &Layout, process: u32, flags: &[&str]) -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
-        let mut process = Coprocess::start(&launcher, &program, |command| {
+        let mut process = Coprocess::start(launcher, &program, |command| {
             command
                 .args(["huge-process", "--hot", &choice::name(&layout.hot)])
                 .args(["--processes", &layout.processes.to_string()])
                 .args(["--blocks", &layout.blocks.to_string()])
                 .args(["--share", &layout.share_percent.to_string()])
                 .args(["--run", &layout.run_pages.to_string()])
-                .args(["--process", &process.to_string()]);
+                .args(["--process", &process.to_string()])
+                .args(flags);
         })
         .with_context(|| format!("cannot start {}", program.display()))?;
         let range = process.ask("where").context(PROGRAM)?;
         let memory = parse(&range).with_context(|| format!("a program said {range:?}"))?;
         Ok(Self { process, memory })
+    }
+
+    /// Sends an order without an answer and waits until it is done.
+    pub(super) fn ask(&mut self, order: &str) -> Result<()> {
+        self.process.ask(order).map(drop).context(PROGRAM)
     }
 
     /// Sends an order without an answer to all programs at once, and waits for all.
