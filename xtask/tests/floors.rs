@@ -37,6 +37,7 @@ const MERGE: Floors = &[
     &["between", "extents", "gains", "headroom", "index_entry", "links", "lock", "meter"],
     &[
         "patience",
+        "phases",
         "plan",
         "pressure",
         "queue",

@@ -15,7 +15,7 @@ use bindery_units::PAGE_BYTES;
 use crate::daemon_settings::{Change, DaemonSettings, Refused};
 use crate::http::Pulse;
 use crate::report;
-use crate::status::{AdvisorStatus, DomainStatus, GuestStatus};
+use crate::status::{AdvisorStatus, DomainStatus, GuestStatus, PhaseStatus};
 
 /// The domain of guests that ask for none.
 const DEFAULT_DOMAIN: &str = "default";
@@ -141,6 +141,11 @@ impl HostEngine {
     /// What pacing reaches.
     pub(crate) fn advisor(&self) -> AdvisorStatus {
         self.merge.status().advisor
+    }
+
+    /// What the phases of merging took.
+    pub(crate) fn phases(&self) -> Vec<PhaseStatus> {
+        self.merge.status().phases.clone()
     }
 
     /// CPU time of workers, and of guests' threads that work for them, in microseconds.

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-pub use bindery_merge::status::{AdvisorStatus, Counts};
+pub use bindery_merge::status::{AdvisorStatus, Counts, PhaseStatus};
 use serde::{Deserialize, Serialize};
 
 pub use crate::daemon_settings::DaemonSettings;
@@ -34,6 +34,9 @@ pub struct HostStatus {
     pub settings: DaemonSettings,
     /// What pacing reaches.
     pub advisor: AdvisorStatus,
+    /// What the phases of merging took so far, in the order of a period.
+    #[serde(default)]
+    pub phases: Vec<PhaseStatus>,
     /// CPU time of the daemon's process so far, in milliseconds. What merging costs in guests'
     /// processes is with their domains.
     pub cpu_ms: u64,

@@ -7,6 +7,10 @@ use bindery_units::PageIndex;
 use crate::domain::Domains;
 use crate::guest::Guest;
 
+/// Pages of a guest that a round has of it, at least, while it is to have so many: 32 MiB. They are asked for
+/// and merged one after the other, while other guests' are beside them.
+const SLICE_PAGES: usize = 1 << 13;
+
 /// Guest whose turn it is: its domain, and its number there.
 pub(crate) type Turn = Option<(String, u32)>;
 
@@ -61,31 +65,40 @@ impl Agenda {
         self.left.iter().map(|guest| well_guest(domains, guest).map_or(0, Guest::ready)).sum()
     }
 
-    /// Returns the next pages, about `most`: none if there are none left.
+    /// Returns the next pages, about `most`, from as many guests as there are slices in it: none if there are
+    /// none left. Guests take turns from round to round.
     pub(crate) fn next_round(&mut self, domains: &mut Domains, most: usize) -> Vec<Portion> {
+        let slice = (most / self.left.len().max(1)).max(SLICE_PAGES);
         let (mut round, mut count) = (Vec::new(), 0);
-        while count < most
-            && let Some(guest) = self.left.front()
-        {
-            let mut pages = Vec::new();
-            let goes_on = well_guest(domains, guest)
-                .is_some_and(|guest| guest.state().take_stable(most - count, &mut pages));
-            count += pages.len();
-            if !pages.is_empty()
-                && let Some(well) = well_guest(domains, guest)
-            {
-                let is_split = |page: &u32| well.gains.is_split(PageIndex(*page));
-                let (pages, whole) = pages.into_iter().partition(is_split);
-                let (domain, guest) = guest.clone();
-                round.push(Portion { domain, guest, pages, whole });
+        for _ in 0..self.left.len() {
+            if count >= most {
+                break;
             }
-            // Its turn is over, however much of it has become stable meanwhile.
-            if !goes_on {
-                self.left.pop_front();
+            let guest = self.left.pop_front().expect("as many are left");
+            let (portion, goes_on) = take_portion(domains, &guest, slice.min(most - count));
+            count += portion.as_ref().map_or(0, Portion::len);
+            round.extend(portion);
+            // Otherwise its turn is over, however much of it has become stable meanwhile.
+            if goes_on {
+                self.left.push_back(guest);
             }
         }
         round
     }
+}
+
+/// Takes about `most` stable pages of a guest. Returns them, and whether there may be more.
+fn take_portion(domains: &Domains, guest: &(String, u32), most: usize) -> (Option<Portion>, bool) {
+    let Some(well) = well_guest(domains, guest) else { return (None, false) };
+    let mut pages = Vec::new();
+    let goes_on = well.state().take_stable(most, &mut pages);
+    if pages.is_empty() {
+        return (None, goes_on);
+    }
+    let is_split = |page: &u32| well.gains.is_split(PageIndex(*page));
+    let (pages, whole) = pages.into_iter().partition(is_split);
+    let (domain, guest) = guest.clone();
+    (Some(Portion { domain, guest, pages, whole }), goes_on)
 }
 
 /// Returns a guest of the agenda, unless something went wrong with it or its domain in this period.

@@ -356,6 +356,7 @@ impl Engine {
             lanes_cpu_time_us: self.meter.lanes_us(),
             is_idle: self.is_idle(),
             advisor: pacer.status(),
+            phases: self.workers.phases().status(),
             domains: domains.values().map(Domain::status).collect(),
         };
         *guard(&self.status) = Arc::new(status);

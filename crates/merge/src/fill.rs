@@ -17,6 +17,7 @@ use crate::headroom::pages_to_spare;
 use crate::index_entry::IndexEntry;
 use crate::links::Link;
 use crate::lock::locked_mut;
+use crate::phases::PhaseName;
 use crate::plan::{self, Class, Join};
 use crate::pressure::Shortage;
 use crate::runs::Merge;
@@ -84,7 +85,7 @@ impl Plan {
             let sources = missing.chunk_by(|a, b| self.source_of(*a) == self.source_of(*b));
             let requests: Vec<&[usize]> =
                 sources.flat_map(|source| source.chunks(FETCH_PAGES_MAX)).collect();
-            workers.each(&requests, Fetched::default, |fetched, classes| {
+            workers.each(PhaseName::Fill, &requests, Fetched::default, |fetched, classes| {
                 self.fill_some(domain, classes, fetched);
             });
             missing.retain(|class| !self.is_filled(*class));

@@ -53,6 +53,7 @@ mod observe;
 mod pace;
 mod patience;
 mod period;
+mod phases;
 mod plan;
 mod pressure;
 mod queue;

@@ -6,7 +6,8 @@
 //! observe   losses and writes of each guest                   a task a guest
 //! rehome    pages that nobody else has leave old stores      a task a guest
 //! compact   slots leave segments that have few of them       one thread a domain, a task a guest
-//! round:    examine  digests, index; whole blocks are         a task a batch of pages
+//! round:    gather   stable pages of several guests            one thread
+//!           examine  digests, index; whole blocks are         a task a batch of pages
 //!                    appraised, and split
 //!           zeros    guests get the zero page                  a task a guest
 //!           plan     homes, slots                              one thread a domain
@@ -41,6 +42,7 @@ use crate::lock::locked_mut;
 use crate::meter::Meter;
 use crate::observe::{self, observe};
 use crate::pace::{Moment, Pacer};
+use crate::phases::PhaseName;
 use crate::pressure::Shortage;
 use crate::queue::Queue;
 use crate::rehome::rehome_all;
@@ -61,29 +63,31 @@ pub(crate) fn run_period(
     deadline: Instant,
     mut publish: impl FnMut(&Domains, &Pacer),
 ) {
+    let workers = means.workers;
     for domain in domains.values_mut() {
         domain.huge = means.huge;
         domain.looks = !means.is_idle && domain.pressure.merges();
-        admit(domain);
+        workers.alone(PhaseName::Admit, || admit(domain));
     }
-    observe_all(domains, means.workers);
-    domains.values_mut().for_each(Domain::sweep);
+    observe_all(domains, workers);
+    sweep_all(domains, workers);
     if !means.is_idle {
-        rehome_all(domains, means.workers);
-        compact_all(domains, means.workers);
+        rehome_all(domains, workers);
+        compact_all(domains, workers);
     }
     let mut agenda = if means.is_idle { Agenda::default() } else { Agenda::of(domains, turn) };
     let now = means.now();
     means.pacer.begin_period(agenda.pages_left(domains), now);
     while !means.stop.is_set() && !means.rest(deadline) {
-        let round = agenda.next_round(domains, means.pacer.round_pages());
+        let most = means.pacer.round_pages();
+        let round = workers.alone(PhaseName::Gather, || agenda.next_round(domains, most));
         if round.is_empty() {
             let now = means.now();
             means.pacer.note_drained(now);
             break;
         }
         means.take_round(domains, &round, &agenda);
-        publish(domains, means.pacer);
+        workers.alone(PhaseName::Publish, || publish(domains, means.pacer));
         // Not before the first round: observing alone may take a period.
         if Instant::now() >= deadline || means.is_awaited() {
             break;
@@ -92,8 +96,8 @@ pub(crate) fn run_period(
     *turn = agenda.turn();
     domains.values_mut().for_each(end_period);
     domains.retain(|_, domain| !domain.is_empty());
-    means.workers.lap();
-    publish(domains, means.pacer);
+    workers.lap();
+    workers.alone(PhaseName::Publish, || publish(domains, means.pacer));
 }
 
 /// Means of a period.
@@ -169,20 +173,26 @@ fn observe_all(domains: &Domains, workers: &Workers) {
         guests.map(move |guest| (domain, guest))
     });
     let tasks: Vec<(&Domain, &Guest)> = guests.collect();
-    workers.each(&tasks, observe::Scratch::default, |scratch, (domain, guest)| {
-        observe(domain, guest, workers, scratch);
-    });
+    workers.each(
+        PhaseName::Observe,
+        &tasks,
+        observe::Scratch::default,
+        |scratch, (domain, guest)| {
+            observe(domain, guest, workers, scratch);
+        },
+    );
 }
 
 fn compact_all(domains: &mut Domains, workers: &Workers) {
-    let moves: Vec<Option<Moves>> = domains.values_mut().map(Moves::plan).collect();
+    let plan = || domains.values_mut().map(Moves::plan).collect();
+    let moves: Vec<Option<Moves>> = workers.alone(PhaseName::Compact, plan);
     if moves.iter().all(Option::is_none) {
         return;
     }
-    ask_guests(domains, workers, |state| state.round.merges().len(), apply);
+    ask_guests(domains, (workers, PhaseName::Compact), |state| state.round.merges().len(), apply);
     for (domain, moves) in domains.values_mut().zip(moves) {
         if let Some(moves) = moves {
-            moves.settle(domain);
+            workers.alone(PhaseName::Compact, || moves.settle(domain));
         }
     }
 }
@@ -200,27 +210,38 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
     }
     let tasks: Vec<ExamineTask<'_>> =
         round.iter().flat_map(|portion| examine_tasks(domains, portion)).collect();
-    workers.each(&tasks, examine::Scratch::default, |scratch, task| task.examine(scratch));
+    workers.each(PhaseName::Examine, &tasks, examine::Scratch::default, |scratch, task| {
+        task.examine(scratch)
+    });
     drop(tasks);
-    ask_guests(domains, workers, |state| state.round.zeros().len(), apply_zeros);
+    ask_guests(
+        domains,
+        (workers, PhaseName::Zeros),
+        |state| state.round.zeros().len(),
+        apply_zeros,
+    );
     for domain in domains.values_mut() {
-        let mut plan = Plan::make(domain);
+        let mut plan = workers.alone(PhaseName::Plan, || Plan::make(domain));
         plan.fill(domain, workers);
-        plan.commit(domain);
-        spread(domain);
+        workers.alone(PhaseName::Commit, || plan.commit(domain));
+        workers.alone(PhaseName::Spread, || spread(domain));
     }
     // A guest that was short of mappings may not be any more.
     let asked =
         |state: &State| state.round.merges().len() + usize::from(state.usage.is_short_of_mappings);
-    ask_guests(domains, workers, asked, apply);
-    domains.values_mut().for_each(Domain::sweep);
+    ask_guests(domains, (workers, PhaseName::Apply), asked, apply);
+    sweep_all(domains, workers);
+}
+
+fn sweep_all(domains: &mut Domains, workers: &Workers) {
+    workers.alone(PhaseName::Sweep, || domains.values_mut().for_each(Domain::sweep));
 }
 
 /// Does `apply` for every guest that a round has pages for, each in a task: those with the most of them
 /// first, so that workers end together.
 fn ask_guests(
     domains: &Domains,
-    workers: &Workers,
+    (workers, phase): (&Workers, PhaseName),
     pages: impl Fn(&State) -> usize,
     apply: impl Fn(&Domain, &Guest, &Workers, &mut Vec<PageOutcome>) + Sync,
 ) {
@@ -230,7 +251,7 @@ fn ask_guests(
     let counted = guests.map(|(domain, guest)| (pages(&guest.state()), domain, guest));
     let mut tasks: Vec<_> = counted.filter(|(pages, ..)| *pages > 0).collect();
     tasks.sort_by_key(|(pages, ..)| Reverse(*pages));
-    workers.each(&tasks, Vec::new, |outcomes, (_, domain, guest)| {
+    workers.each(phase, &tasks, Vec::new, |outcomes, (_, domain, guest)| {
         apply(domain, guest, workers, outcomes);
     });
 }

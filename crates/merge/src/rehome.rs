@@ -12,6 +12,7 @@ use crate::domain::{Domain, Domains};
 use crate::guest::Guest;
 use crate::headroom::headroom_bytes;
 use crate::links::Link;
+use crate::phases::PhaseName;
 use crate::settings::{REHOME_LAPS, REHOME_PAGES};
 use crate::workers::Workers;
 
@@ -20,7 +21,7 @@ pub(crate) fn rehome_all(domains: &Domains, workers: &Workers) {
     let settled = domains.values().filter(|domain| is_looked_at(domain));
     let guests = settled.flat_map(|domain| domain.guests.values());
     let tasks: Vec<&Guest> = guests.filter(|guest| guest.is_well()).collect();
-    workers.each(&tasks, || (), |(), guest| rehome(guest));
+    workers.each(PhaseName::Rehome, &tasks, || (), |(), guest| rehome(guest));
 }
 
 /// Returns true if a domain merges, and all that its guests had when they came has been looked at.

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::phases::PhaseStatus;
 use crate::pressure::DomainState;
 
 /// What a guest does, as far as merging is concerned.
@@ -199,6 +200,8 @@ pub struct EngineStatus {
     pub is_idle: bool,
     /// What paces it.
     pub advisor: AdvisorStatus,
+    /// What the phases of its periods took.
+    pub phases: Vec<PhaseStatus>,
     /// Its domains, by name.
     pub domains: Vec<DomainStatus>,
 }

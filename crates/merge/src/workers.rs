@@ -9,7 +9,7 @@
 
 use std::cell::Cell;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use bindery_advisor::Ceiling;
 use bindery_sys::thread::cpu_time;
 
 use crate::meter::Meter;
+use crate::phases::{PhaseName, PhaseRun, Phases};
 use crate::stop::Stop;
 use crate::troubles::Troubles;
 
@@ -45,6 +46,7 @@ pub(crate) struct Workers {
     /// The ceiling's clock begins here.
     epoch: Instant,
     meter: Arc<Meter>,
+    phases: Phases,
     troubles: Arc<Troubles>,
     stop: Arc<Stop>,
 }
@@ -61,6 +63,7 @@ impl Workers {
             ceiling: Mutex::default(),
             epoch: Instant::now(),
             meter,
+            phases: Phases::default(),
             troubles,
             stop,
         };
@@ -135,6 +138,19 @@ impl Workers {
         self.wanted.store(wanted.clamp(1, WORKERS_MAX), Ordering::Relaxed);
     }
 
+    /// What the phases took so far.
+    pub(crate) const fn phases(&self) -> &Phases {
+        &self.phases
+    }
+
+    /// Does a phase, or a part of one, that is one task, on the calling thread.
+    pub(crate) fn alone<T>(&self, phase: PhaseName, work: impl FnOnce() -> T) -> T {
+        let watch = Watch::start();
+        let result = work();
+        self.phases.note(phase, PhaseRun::of_one(watch.time()));
+        result
+    }
+
     /// Does `work` for each of `tasks`, in order but several at a time, each thread with a scratch
     /// of its own. Returns when all are done. Blocks.
     ///
@@ -142,17 +158,22 @@ impl Workers {
     /// If `work` panics.
     pub(crate) fn each<T: Sync, S>(
         &self,
+        name: PhaseName,
         tasks: &[T],
         scratch: impl Fn() -> S + Sync,
         work: impl Fn(&mut S, &T) + Sync,
     ) {
-        let phase = Phase { tasks, next: AtomicUsize::new(0) };
+        if tasks.is_empty() {
+            return;
+        }
+        let watch = Watch::start();
+        let phase = Phase::of(tasks);
         let help = |number: usize| {
             let mut scratch = scratch();
             while number < self.wanted()
                 && let Some(task) = phase.take()
             {
-                work(&mut scratch, task);
+                phase.meter(|| work(&mut scratch, task));
                 // Whoever starts the next phase rests for all, and is not kept from it.
                 if phase.tasks_left() > 0 {
                     self.breathe();
@@ -165,10 +186,11 @@ impl Workers {
             let mut own = scratch();
             while let Some(task) = phase.take() {
                 self.start_helpers(scope, &mut helpers, &phase, &help);
-                work(&mut own, task);
+                phase.meter(|| work(&mut own, task));
                 self.breathe();
             }
         });
+        self.phases.note(name, phase.run(watch.time()));
     }
 
     /// Starts as many helpers as are wanted now and have tasks; none where no thread can be had.
@@ -206,9 +228,32 @@ impl Workers {
 struct Phase<'a, T> {
     tasks: &'a [T],
     next: AtomicUsize,
+    work_ns: AtomicU64,
+    longest_ns: AtomicU64,
 }
 
 impl<'a, T> Phase<'a, T> {
+    fn of(tasks: &'a [T]) -> Self {
+        let (work_ns, longest_ns) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { tasks, next: AtomicUsize::new(0), work_ns, longest_ns }
+    }
+
+    /// Does a task and takes in how long it takes.
+    fn meter(&self, work: impl FnOnce()) {
+        let watch = Watch::start();
+        work();
+        let ns = watch.time().as_nanos() as u64;
+        self.work_ns.fetch_add(ns, Ordering::Relaxed);
+        self.longest_ns.fetch_max(ns, Ordering::Relaxed);
+    }
+
+    /// Returns what it took, all in all.
+    fn run(self, time: Duration) -> PhaseRun {
+        let [work, longest] =
+            [self.work_ns, self.longest_ns].map(|ns| Duration::from_nanos(ns.into_inner()));
+        PhaseRun { time, tasks: self.tasks.len(), work, longest }
+    }
+
     /// Returns the next task, which nobody else is given.
     fn take(&self) -> Option<&'a T> {
         self.tasks.get(self.next.fetch_add(1, Ordering::Relaxed))
@@ -217,6 +262,22 @@ impl<'a, T> Phase<'a, T> {
     /// Returns how many tasks nobody has taken yet.
     fn tasks_left(&self) -> usize {
         self.tasks.len().saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+}
+
+/// Stopwatch of a thread, which stands still while the thread rests below a ceiling.
+struct Watch {
+    start: Instant,
+    rested: Duration,
+}
+
+impl Watch {
+    fn start() -> Self {
+        Self { start: Instant::now(), rested: RESTED.get() }
+    }
+
+    fn time(&self) -> Duration {
+        self.start.elapsed().saturating_sub(RESTED.get() - self.rested)
     }
 }
 
@@ -245,7 +306,7 @@ mod tests {
                 *count += 1;
                 done.lock().unwrap().push(*task);
             };
-            workers.each(&tasks, || 0, work);
+            workers.each(PhaseName::Apply, &tasks, || 0, work);
             let mut done = done.into_inner().unwrap();
             done.sort_unstable();
             assert_eq!(done, tasks);
@@ -272,6 +333,7 @@ mod tests {
             later.map(|(_, thread)| *thread).collect::<std::collections::HashSet<_>>().len()
         };
         workers.each(
+            PhaseName::Apply,
             &tasks,
             || (),
             |(), task| {
@@ -308,7 +370,7 @@ mod tests {
         let workers = workers(2);
         let start = Instant::now();
         workers.begin();
-        workers.each(&[0, 1, 2, 3], || (), |(), _| spin());
+        workers.each(PhaseName::Apply, &[0, 1, 2, 3], || (), |(), _| spin());
         let used_us = workers.meter.threads_us();
         assert!((20_000..60_000).contains(&used_us), "{used_us} µs in {:?}", start.elapsed());
     }
@@ -327,7 +389,7 @@ mod tests {
                 *busy.lock().unwrap() += start.elapsed();
             }
         };
-        workers.each(&[0; 60], || (), work);
+        workers.each(PhaseName::Apply, &[0; 60], || (), work);
         let time = start.elapsed();
         let share = workers.meter.total_us() as f64 / time.as_micros() as f64;
         // 300 ms of work at 20% takes 1.5 s, but for what is under way when it begins to count.

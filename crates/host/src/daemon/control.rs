@@ -29,6 +29,7 @@ impl Shared {
             uptime_s: self.started.elapsed().as_secs(),
             settings: self.engine.settings(),
             advisor: self.engine.advisor(),
+            phases: self.engine.phases(),
             cpu_ms: process_cpu_time().as_millis() as u64,
             merge_cpu_us: self.engine.merge_cpu_us(),
             resident_bytes: own_bytes("RssAnon:") + own_bytes("RssFile:"),

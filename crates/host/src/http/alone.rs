@@ -22,6 +22,7 @@ pub(super) fn host() -> HostStatus {
         uptime_s: 7,
         settings: DaemonSettings::with_workers(2),
         advisor: AdvisorStatus { scan_time_us: 2500, ..AdvisorStatus::default() },
+        phases: Vec::new(),
         merge_cpu_us: 700,
         cpu_ms: 1500,
         resident_bytes: 4096,
