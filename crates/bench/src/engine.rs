@@ -21,7 +21,7 @@ use bindery_host::{
     client::{Client, ClientError},
     daemon_settings::Change,
     protocol::{Answer, Request},
-    status::{AdvisorStatus, GuestStatus, HostStatus},
+    status::{AdvisorStatus, GuestStatus, HostStatus, PhaseStatus},
 };
 use bindery_sys::thread::CpuClock;
 use bindery_testkit::bindery::{self, Bindery};
@@ -296,6 +296,12 @@ impl Merger {
             Self::Neither { .. } | Self::Ksm(_) => Ok(None),
             Self::Bindery(daemon) => Ok(Some(daemon.status()?.advisor)),
         }
+    }
+
+    /// What the phases of a daemon's merging took so far.
+    pub(crate) fn phases(&self) -> Result<Vec<PhaseStatus>> {
+        let Self::Bindery(daemon) = self else { return Ok(Vec::new()) };
+        Ok(daemon.status()?.phases)
     }
 
     /// What keeping books about pages costs now.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use bindery_host::status::PhaseStatus;
 use bindery_testkit::machine::{MemorySnapshot, back_free_memory};
 
 use super::dataset::Dataset;
@@ -43,8 +44,15 @@ fn await_taken(merger: &Merger) -> Result<()> {
     Ok(())
 }
 
+/// One contender's run.
+pub(super) struct Run {
+    pub(super) measured: Measured,
+    /// Phases of a daemon's work until then.
+    pub(super) phases: Vec<PhaseStatus>,
+}
+
 /// Runs `engine` over fresh processes until 98% of their duplicates are merged.
-pub(super) fn converge(engine: &Engine, dataset: &Dataset) -> Result<Measured> {
+pub(super) fn converge(engine: &Engine, dataset: &Dataset) -> Result<Run> {
     let merger = Merger::start(engine)?;
     let mut crowd = Crowd::start(&merger, dataset)?;
     let used_before = MemorySnapshot::take_settled()?.used();
@@ -55,6 +63,7 @@ pub(super) fn converge(engine: &Engine, dataset: &Dataset) -> Result<Measured> {
     let wall = Instant::now();
     wait_until_merged(&merger, dataset)?;
     let (time, cpu_time) = (wall.elapsed(), merger.cpu_time(crowd.pids())?.saturating_sub(cpu));
+    let phases = merger.phases()?;
     // What is left of the work ends by itself; memory is compared when both are done.
     interrupt::rest(Duration::from_millis(500))?;
     let used_after = MemorySnapshot::take_settled()?.used();
@@ -63,11 +72,12 @@ pub(super) fn converge(engine: &Engine, dataset: &Dataset) -> Result<Measured> {
     crowd.verify()?;
     drop(crowd);
     merger.stop()?;
-    Ok(Measured::new("time", "s", time.as_secs_f64())
+    let measured = Measured::new("time", "s", time.as_secs_f64())
         .and("CPU", "s", cpu_time.as_secs_f64())
         .and("µs a page saved", "µs", cpu_time.as_secs_f64() * 1e6 / saved as f64)
         .and("memory before", "MiB", used_before.mib())
         .and("memory after", "MiB", used_after.mib())
         .and("metadata", "B/page", metadata.tables_bytes_a_page())
-        .and("mappings", "B/page", metadata.mappings_bytes_a_page()))
+        .and("mappings", "B/page", metadata.mappings_bytes_a_page());
+    Ok(Run { measured, phases })
 }

@@ -14,6 +14,7 @@ mod contender;
 pub mod dataset;
 pub mod latency;
 mod memory;
+pub mod phases;
 pub mod process;
 
 use std::{fmt, path::PathBuf, time::Duration};
@@ -23,6 +24,7 @@ use serde::Serialize;
 
 pub(crate) use self::contender::wait_until_merged;
 use self::dataset::{Content, Dataset};
+use self::phases::Breakdown;
 use crate::engine::{Engine, KsmPace};
 use crate::harness::{SampleSet, Table, significant, take_turns};
 
@@ -65,6 +67,8 @@ pub struct Case {
     pub duplicates: u64,
     /// The contenders' figures, KSM first.
     pub samples: Vec<SampleSet>,
+    /// Where the time of each daemon went.
+    pub phases: Vec<Breakdown>,
 }
 
 /// Measures.
@@ -102,16 +106,26 @@ fn measure(options: &Options, extent_pages: u32) -> Result<Vec<Case>> {
         .collect();
     let names: Vec<String> =
         turns.iter().map(|(engine, content)| format!("{engine}, {content}")).collect();
+    let mut phases = vec![Vec::new(); turns.len()];
     let sets = take_turns(&format!("runs of {extent_pages}"), options.rounds, &names, |turn| {
         let (engine, content) = turns[turn];
-        contender::converge(engine, &dataset(content))
+        let run = contender::converge(engine, &dataset(content))?;
+        phases[turn].push(run.phases);
+        Ok(run.measured)
     })?;
     let cases = options.contents.iter().map(|&content| {
         let own = turns.iter().zip(&sets).filter(|((_, other), _)| *other == content);
         let samples = own
             .map(|((engine, _), set)| SampleSet { name: engine.to_string(), ..set.clone() })
             .collect();
-        Case { content, extent_pages, duplicates: dataset(content).duplicates(), samples }
+        let breakdowns = turns
+            .iter()
+            .zip(&phases)
+            .filter(|((engine, other), _)| *other == content && !matches!(engine, Engine::Ksm(_)));
+        let phases = breakdowns
+            .map(|((engine, _), rounds)| Breakdown::new(engine.to_string(), rounds.clone()))
+            .collect();
+        Case { content, extent_pages, duplicates: dataset(content).duplicates(), samples, phases }
     });
     Ok(cases.collect())
 }
@@ -124,6 +138,9 @@ impl fmt::Display for Report {
                 case.content, case.extent_pages, case.duplicates
             );
             writeln!(f, "{}", Table::of_samples(title, &case.samples, 0))?;
+            for breakdown in &case.phases {
+                writeln!(f, "{}", breakdown.table())?;
+            }
         }
         self.cases.chunk_by(|a, b| a.extent_pages == b.extent_pages).try_for_each(|cases| {
             let [first, others @ ..] = cases else { return Ok(()) };
