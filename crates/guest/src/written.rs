@@ -26,7 +26,7 @@
 //! may have changed then.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use bindery_dirty::{Feed, JoinError, Joining, MOST_READERS, Reader};
 use bindery_units::{PageIndex, PageRange};
@@ -49,7 +49,7 @@ pub struct Written {
     changed: Arc<Feed>,
     /// Held from a question until its answer is told: otherwise another's question in between would
     /// find nothing, and its asker would not know what was found.
-    asking: Mutex<()>,
+    asking: RwLock<()>,
     /// Answers that were lost so far, and how many of them a survey has made up for.
     lost: AtomicU64,
     made_up_for: AtomicU64,
@@ -68,7 +68,7 @@ impl Default for Written {
         Self {
             own: Arc::new(feed()),
             changed: Arc::new(feed()),
-            asking: Mutex::default(),
+            asking: RwLock::default(),
             lost: AtomicU64::new(0),
             made_up_for: AtomicU64::new(0),
         }
@@ -117,9 +117,10 @@ impl Written {
         self.changed.readers() > 0
     }
 
-    /// Keeps others from asking until what this returns is dropped: nothing is told meanwhile.
-    pub fn silence(&self) -> MutexGuard<'_, ()> {
-        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Keeps all from asking until what this returns is dropped: nothing is told meanwhile. Several may have
+    /// it at a time. Blocks while somebody asks.
+    pub fn silence(&self) -> RwLockReadGuard<'_, ()> {
+        self.asking.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells visitors that a page may not be what it was.
@@ -199,7 +200,7 @@ impl Written {
         while at < range.end() {
             let rest = range.end().0 - at.0;
             let request = PageRange::new(at, rest.min(REQUEST_PAGES));
-            let asking = self.silence();
+            let asking = self.asking.write().unwrap_or_else(PoisonError::into_inner);
             let resume = ask(request, &mut spans).inspect_err(|_| {
                 self.lost.fetch_add(1, Ordering::Relaxed);
             })?;

@@ -9,12 +9,13 @@
 //! round:    gather   stable pages of several guests            one thread
 //!           examine  digests, index; whole blocks are         a task a batch of pages
 //!                    appraised, and split
-//!           zeros    guests get the zero page                  a task a guest
+//!           zeros    guests get the zero page                  a task a piece of a guest's pages
 //!           plan     homes, slots                              one thread a domain
 //!           fill     contents into the store                  a task a fetch
 //!           commit   leaves become canonical                  one thread a domain
 //!           spread   contents of stretches get copies         one thread a domain
-//!           apply    guests merge                             a task a guest
+//!           cut      merges into runs, as mappings allow       a task a guest
+//!           apply    guests merge                             a task a piece of a guest's pages
 //!           sweep    slots that no guest maps are freed       one thread a domain
 //! ```
 //!
@@ -22,14 +23,14 @@
 //! given back only in `observe`, `compact`, `spread` and `apply`, slots are found only in `examine`, and are
 //! allocated and freed only between phases.
 
-use std::cmp::Reverse;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use bindery_wire::lane::{BLOCK_PAGES, PageOutcome};
+use bindery_wire::lane::BLOCK_PAGES;
 
 use crate::admit::admit;
 use crate::agenda::{Agenda, Portion, Turn};
-use crate::apply::{apply, apply_zeros};
+use crate::apply::Order;
 use crate::appraise::Appraisal;
 use crate::classes::Classes;
 use crate::compact::Moves;
@@ -38,7 +39,7 @@ use crate::examine::{self, Batch};
 use crate::fill::Plan;
 use crate::guest::{Guest, State};
 use crate::huge::HugePolicy;
-use crate::lock::locked_mut;
+use crate::lock::{locked, locked_mut};
 use crate::meter::Meter;
 use crate::observe::{self, observe};
 use crate::pace::{Moment, Pacer};
@@ -189,7 +190,12 @@ fn compact_all(domains: &mut Domains, workers: &Workers) {
     if moves.iter().all(Option::is_none) {
         return;
     }
-    ask_guests(domains, (workers, PhaseName::Compact), |state| state.round.merges().len(), apply);
+    ask_guests(
+        domains,
+        (workers, PhaseName::Compact),
+        |state| state.round.merges().len(),
+        Order::of_merges,
+    );
     for (domain, moves) in domains.values_mut().zip(moves) {
         if let Some(moves) = moves {
             workers.alone(PhaseName::Compact, || moves.settle(domain));
@@ -218,7 +224,7 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         domains,
         (workers, PhaseName::Zeros),
         |state| state.round.zeros().len(),
-        apply_zeros,
+        Order::of_zeros,
     );
     for domain in domains.values_mut() {
         let mut plan = workers.alone(PhaseName::Plan, || Plan::make(domain));
@@ -229,7 +235,7 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
     // A guest that was short of mappings may not be any more.
     let asked =
         |state: &State| state.round.merges().len() + usize::from(state.usage.is_short_of_mappings);
-    ask_guests(domains, (workers, PhaseName::Apply), asked, apply);
+    ask_guests(domains, (workers, PhaseName::Apply), asked, Order::of_merges);
     sweep_all(domains, workers);
 }
 
@@ -237,23 +243,39 @@ fn sweep_all(domains: &mut Domains, workers: &Workers) {
     workers.alone(PhaseName::Sweep, || domains.values_mut().for_each(Domain::sweep));
 }
 
-/// Does `apply` for every guest that a round has pages for, each in a task: those with the most of them
-/// first, so that workers end together.
-fn ask_guests(
-    domains: &Domains,
+/// Asks every guest that there are pages for: its order is taken, and applied in pieces.
+fn ask_guests<'a>(
+    domains: &'a Domains,
     (workers, phase): (&Workers, PhaseName),
     pages: impl Fn(&State) -> usize,
-    apply: impl Fn(&Domain, &Guest, &Workers, &mut Vec<PageOutcome>) + Sync,
+    take_order: fn(&'a Domain, &'a Guest) -> Order<'a>,
 ) {
     let guests = domains
         .values()
         .flat_map(|domain| domain.guests.values().map(move |guest| (domain, guest)));
-    let counted = guests.map(|(domain, guest)| (pages(&guest.state()), domain, guest));
-    let mut tasks: Vec<_> = counted.filter(|(pages, ..)| *pages > 0).collect();
-    tasks.sort_by_key(|(pages, ..)| Reverse(*pages));
-    workers.each(phase, &tasks, Vec::new, |outcomes, (_, domain, guest)| {
-        apply(domain, guest, workers, outcomes);
-    });
+    let tasks: Vec<_> = guests.filter(|(_, guest)| pages(&guest.state()) > 0).collect();
+    let orders = Mutex::new(Vec::new());
+    workers.each(
+        PhaseName::Cut,
+        &tasks,
+        || (),
+        |(), (domain, guest)| {
+            let order = take_order(domain, guest);
+            locked(&orders).push(order);
+        },
+    );
+    let orders = orders.into_inner().expect("no worker panics with it");
+    let pieces = by_turns(orders.iter().map(|order| order.pieces().collect()).collect());
+    workers.each(phase, &pieces, Vec::new, |outcomes, piece| piece.apply(workers, outcomes));
+}
+
+/// Returns pieces of all lists, of each as long as it has any: so that workers are with different guests, whose
+/// address spaces can change at the same time, and end together.
+fn by_turns<T>(lists: Vec<Vec<T>>) -> Vec<T> {
+    let mut numbered: Vec<(usize, T)> =
+        lists.into_iter().flat_map(|list| list.into_iter().enumerate()).collect();
+    numbered.sort_by_key(|(number, _)| *number);
+    numbered.into_iter().map(|(_, item)| item).collect()
 }
 
 /// Task of the examination: pages to be merged, or whole blocks to be appraised.

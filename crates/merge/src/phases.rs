@@ -24,13 +24,14 @@ pub(crate) enum PhaseName {
     Fill,
     Commit,
     Spread,
+    Cut,
     Apply,
     Sweep,
     Publish,
 }
 
 impl PhaseName {
-    const ALL: [(Self, &'static str); 14] = [
+    const ALL: [(Self, &'static str); 15] = [
         (Self::Admit, "admit"),
         (Self::Observe, "observe"),
         (Self::Rehome, "rehome"),
@@ -42,6 +43,7 @@ impl PhaseName {
         (Self::Fill, "fill"),
         (Self::Commit, "commit"),
         (Self::Spread, "spread"),
+        (Self::Cut, "cut"),
         (Self::Apply, "apply"),
         (Self::Sweep, "sweep"),
         (Self::Publish, "publish"),

@@ -8,6 +8,8 @@ use crate::runs::Merge;
 #[derive(Debug, Default)]
 pub(crate) struct Doubt {
     is_raised: bool,
+    /// Requests to merge that were sent and not answered yet, over as many lanes.
+    requests: u32,
     /// Merges of requests that were not answered. Each holds a reference of its slot until the guest has
     /// reported what it maps.
     in_flight: Vec<Merge>,
@@ -16,13 +18,31 @@ pub(crate) struct Doubt {
 impl Doubt {
     /// Creates a doubt, raised if pages may be merged already.
     pub(crate) const fn new(is_raised: bool) -> Self {
-        Self { is_raised, in_flight: Vec::new() }
+        Self { is_raised, requests: 0, in_flight: Vec::new() }
     }
 
     /// Takes in that something was asked that changes what is merged, or may have been before the guest
     /// came.
     pub(crate) const fn raise(&mut self) {
         self.is_raised = true;
+    }
+
+    /// Takes in that a request to merge is sent.
+    pub(crate) const fn begin_request(&mut self) {
+        self.requests += 1;
+    }
+
+    /// Takes in that the answer to a request to merge is here, or that nothing was done.
+    pub(crate) fn end_request(&mut self) {
+        assert!(self.requests > 0, "what is answered was asked");
+        self.requests -= 1;
+    }
+
+    /// Takes in that a request to merge has no answer. Its merges may or may not have been done.
+    pub(crate) fn give_request_up(&mut self, merges: impl Iterator<Item = Merge>) {
+        self.end_request();
+        self.raise();
+        self.in_flight.extend(merges);
     }
 
     /// Takes in that the answer is here, or that nothing was done.
@@ -33,17 +53,12 @@ impl Doubt {
 
     /// Returns true if the guest has to report what is merged.
     pub(crate) const fn is_raised(&self) -> bool {
-        self.is_raised
+        self.is_raised || self.requests > 0
     }
 
     /// Returns true if the links are right and no merge is in flight.
     pub(crate) const fn is_clear(&self) -> bool {
-        !self.is_raised && self.in_flight.is_empty()
-    }
-
-    /// Adds merges that may or may not have been done.
-    pub(crate) fn add_in_flight(&mut self, merges: impl Iterator<Item = Merge>) {
-        self.in_flight.extend(merges);
+        !self.is_raised() && self.in_flight.is_empty()
     }
 
     /// Returns the merges in flight. Each holds a reference.
