@@ -17,7 +17,7 @@ pub struct Breakdown {
     pub name: String,
     /// Phases of each round, in the order of a merge period.
     pub rounds: Vec<Vec<PhaseStatus>>,
-    /// Bounds for more workers, by [`bound`].
+    /// Bounds for more workers, if each had a CPU of its own.
     pub bounds: Vec<Bound>,
 }
 
