@@ -131,6 +131,9 @@ struct Shared {
     stopping: Stopping,
 }
 
+/// Descriptors that the daemon has room for from the beginning: those of some thousand guests with a few lanes each.
+const DESCRIPTORS: u32 = 8192;
+
 impl Daemon {
     /// Takes the socket and listens. Guests that connect wait until [`Daemon::run`].
     ///
@@ -142,6 +145,9 @@ impl Daemon {
         let http = config.http.as_ref().map(Server::bind).transpose()?;
         if let Err(error) = process::raise_file_limits() {
             tracing::warn!("cannot raise the limits of files: {error}");
+        }
+        if let Err(error) = process::reserve_descriptors(DESCRIPTORS) {
+            tracing::debug!("connections of many guests will take longer: {error}");
         }
         let stop = StopReceiver::new()?;
         let shared = Shared {
