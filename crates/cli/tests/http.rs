@@ -192,6 +192,15 @@ fn metrics_are_well_formed_and_say_what_the_status_says() {
         let expected = domain[field].as_f64().unwrap() / unit;
         assert_eq!(value(&format!("bindery_{name}"), &of_domain), expected, "{name}");
     }
+    let phases = status["phases"].as_array().unwrap();
+    assert!(phases.iter().any(|phase| phase["name"] == "apply"));
+    for phase in phases {
+        let labels = [("phase", phase["name"].as_str().unwrap())];
+        let runs = value("bindery_phase_runs_total", &labels);
+        assert_eq!(runs, phase["runs"].as_f64().unwrap(), "{phase}");
+        let seconds = value("bindery_phase_longest_seconds_total", &labels);
+        assert_eq!(seconds, phase["longest_us"].as_f64().unwrap() / 1e6, "{phase}");
+    }
     for guest in daemon.ask(&["ps", "--json"]).json().as_array().unwrap() {
         let labels = [("guest", guest["name"].as_str().unwrap()), of_domain[0], of_domain[1]];
         for (name, field, unit) in FIGURES.into_iter().filter(|figure| !figure.0.contains("shar")) {

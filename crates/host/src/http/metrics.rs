@@ -12,7 +12,7 @@ use prometheus::{TEXT_FORMAT, TextEncoder};
 use super::Pulse;
 use super::history::target_us;
 use crate::report::{DAEMON_STATES, DOMAIN_STATES, GUEST_STATES};
-use crate::status::{Counts, DomainStatus, GuestStatus, HostStatus};
+use crate::status::{Counts, DomainStatus, GuestStatus, HostStatus, PhaseStatus};
 
 /// What is answered is of this type.
 pub(super) const MEDIA_TYPE: &str = TEXT_FORMAT;
@@ -76,6 +76,20 @@ const PULSE: &[Figure<Pulse>] = &[
     counter("full_scans_total", "Periods completed.", |pulse| pulse.full_scans as f64),
     gauge("period_time_seconds", "How long the last period took, rests included.", |pulse| {
         micro(pulse.period_time_us)
+    }),
+];
+
+const PHASE: &[Figure<PhaseStatus>] = &[
+    counter("phase_runs_total", "Times that the phase of merging ran.", |phase| phase.runs as f64),
+    counter("phase_tasks_total", "Tasks that it was divided into.", |phase| phase.tasks as f64),
+    counter("phase_time_seconds_total", "Time from its beginning to its end.", |phase| {
+        micro(phase.time_us)
+    }),
+    counter("phase_work_seconds_total", "Time of its tasks together.", |phase| {
+        micro(phase.work_us)
+    }),
+    counter("phase_longest_seconds_total", "Time of the longest task of each run.", |phase| {
+        micro(phase.longest_us)
     }),
 ];
 
@@ -211,6 +225,9 @@ pub(super) fn encode(
     page.add("build_info", "The daemon's program.", MetricType::GAUGE, [(build, 1.0)]);
     page.figures("", HOST, &[(Labels::new(), host)]);
     page.figures("", PULSE, &[(Labels::new(), &pulse)]);
+    let label = |phase: &PhaseStatus| vec![("phase", phase.name.clone())];
+    let phases = host.phases.iter().map(|phase| (label(phase), phase));
+    page.figures("", PHASE, &phases.collect::<Vec<_>>());
     page.states(
         "state",
         "How the daemon is.",
