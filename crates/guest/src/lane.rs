@@ -161,7 +161,8 @@ pub struct Unmerged {
 pub struct Gauges {
     /// Mappings that the process has.
     pub mappings: u32,
-    /// Mappings that it may have before merging has to stop.
+    /// Mappings that it may have before merging has to stop. 0 if no answer came since the gauges were last taken:
+    /// then the number above is old.
     pub mappings_max: u32,
     /// CPU time of this lane since the gauges were last taken, in nanoseconds.
     pub lane_cpu_ns: u64,

@@ -352,6 +352,7 @@ impl Lane for SocketLane {
 
     fn gauges(&mut self) -> Gauges {
         let taken = self.gauges;
+        self.gauges.mappings_max = 0;
         self.gauges.lane_cpu_ns = 0;
         self.gauges.transit_max_ns = 0;
         taken

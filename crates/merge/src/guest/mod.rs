@@ -1,8 +1,8 @@
 //! One guest within its domain.
 //!
 //! # Concurrency
-//! A phase gives a guest's [`State`] to one worker at a time (its lock says so); several may look
-//! at its links while pages are digested. A guest whose [`Health`] is not [`Health::Well`] is
+//! A phase gives a guest's [`State`] to one worker at a time (its lock says so), but for `examine` and
+//! `apply`: there several share it by turns, and change the links of pages of their own. A guest whose [`Health`] is not [`Health::Well`] is
 //! skipped by every worker that has not begun with it.
 
 mod blocks;
@@ -33,7 +33,7 @@ use crate::status::{Counts, GuestState, GuestStatus};
 use crate::tally::Tally;
 use crate::troubles::{Troubles, guest_of};
 
-/// Fitness of a guest for work in this period.
+/// Fitness of a guest for work in this period, from good to bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Health {
@@ -167,9 +167,8 @@ impl Guest {
             }
             _ => tracing::debug!(name, pid, %error, "a guest is left alone still"),
         }
-        if self.health() != Health::Lost {
-            self.set_health(health);
-        }
+        // The worst holds: what another request still owes is not forgotten for a failure since.
+        self.health.fetch_max(health as u8, Ordering::Relaxed);
     }
 
     /// Takes in that a period is over. A guest that fails no more is logged once, as its failing was.

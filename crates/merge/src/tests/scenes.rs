@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use bindery_guest::Connection;
+use bindery_guest::{ANSWER_PATIENCE, Connection, GuestError};
 
 use super::audit::{assert_converged, audit};
 use super::model::ModelGuest;
 use super::process::{Line, Page};
 use crate::grant::Grant;
+use crate::guest::Health;
 use crate::pressure::{DomainState, FULL_PAUSE, STORM_BREAKS_MIN};
 use crate::settings::{MAPPING_BYTES, MEND_BREAKS, ROUND_PAGES};
 use crate::stable::BACK_OFF_MAX;
@@ -446,6 +447,28 @@ fn a_stopped_guest_disturbs_nobody_and_is_used_again() {
     scene.periods(4);
     assert_eq!(scene.status_of(&stopped).state, GuestState::Merging);
     assert_eq!(stopped.merged(), one.merged());
+}
+
+#[test]
+fn a_failure_does_not_hide_that_an_answer_is_owed() {
+    let mut scene = Scene::new(MergeSettings::default());
+    let (_guest, _) = scene.guest("a", 10, |page| u64::from(1 + page));
+    scene.periods(1);
+    let owed = GuestError::Stalled { request: "a merge", patience: ANSWER_PATIENCE };
+    let failed = || GuestError::Daemon { doing: "a test", error: std::io::Error::other("a test") };
+    scene.engine.with_domains(|domains| {
+        let guest = domains["a"].guests.values().next().expect("it is there");
+        for (error, health) in [
+            (failed(), Health::Failing),
+            (owed, Health::Stalled),
+            (failed(), Health::Stalled),
+            (GuestError::Gone, Health::Lost),
+            (failed(), Health::Lost),
+        ] {
+            guest.note(&error);
+            assert_eq!(guest.health(), health);
+        }
+    });
 }
 
 #[test]
