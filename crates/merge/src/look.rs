@@ -74,9 +74,13 @@ impl Visit<'_> {
             self.note_gauges();
             workers.breathe();
         }
+        Ok(())
+    }
+
+    /// Counts the blocks that are huge pages, and those that could be.
+    pub(crate) fn count_blocks(&mut self) {
         let State { blocks, counts, managed, .. } = &mut *self.state;
         (counts.huge_pages, counts.huge_pages_split) = blocks.count(managed);
-        Ok(())
     }
 
     fn take_sample(&mut self, first: u32, sample: BlockSample, room: &mut Samples) -> Step {

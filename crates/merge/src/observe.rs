@@ -95,8 +95,12 @@ impl Visit<'_> {
         self.settle_losses(&mut scratch.lost)?;
         self.look_at_blocks(workers, &mut scratch.samples)?;
         self.scan(workers, &mut scratch.harvest)?;
-        // Pages that are lost may come back: it takes the scan to know which.
-        self.make_whole(workers, &mut scratch.samples, &mut scratch.lost)?;
+        // Blocks are judged after the scan, which says what was written lately and may be merged again. One that
+        // was given up says too little.
+        if self.guest.is_well() && !workers.are_stopping() {
+            self.make_whole(workers, &mut scratch.samples, &mut scratch.lost)?;
+        }
+        self.count_blocks();
         self.mend()
     }
 
