@@ -7,8 +7,7 @@ use bindery_units::PageIndex;
 use crate::domain::Domains;
 use crate::guest::Guest;
 
-/// Pages of a guest that a round has of it, at least, while it is to have so many: 32 MiB. They are asked for
-/// and merged one after the other, while other guests' are beside them.
+/// Pages that a round has of a guest, at least, while it is to have so many: 32 MiB.
 const SLICE_PAGES: usize = 1 << 13;
 
 /// Guest whose turn it is: its domain, and its number there.

@@ -26,8 +26,12 @@ use crate::stable::BACK_OFF_MAX;
 use crate::store::{Store, StoreError};
 use crate::workers::Workers;
 
-/// Pages that are asked for over one lane, one request after the other: some 8 ms in long runs. Fewer in tests,
-/// so that several lanes work for one guest. A run alone fits.
+/// Lanes that merge for one guest at a time, at most: changes of its mappings exclude each other, and each lane
+/// waits for all the others.
+const LANES_MAX: u32 = 4;
+
+/// Pages that are asked for over one lane, at least, one request after the other: some 8 ms in long runs. Fewer
+/// in tests, so that several lanes work for one guest. A run alone fits.
 const PIECE_PAGES: u32 = if cfg!(test) { 2 * RUN_PAGES_MAX } else { 8192 };
 
 /// What one guest is asked to merge in a round: as runs, which several lanes of it may share.
@@ -80,12 +84,15 @@ impl<'a> Order<'a> {
 
     /// Returns the runs in pieces, each for one lane.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+        let all: u32 = self.runs.iter().map(|run| run.count).sum();
+        // A piece ends before the run that does not fit.
+        let most = (all.div_ceil(LANES_MAX) + RUN_PAGES_MAX).max(PIECE_PAGES);
         let mut rest = &self.runs[..];
         std::iter::from_fn(move || {
             let mut pages = 0;
             let fits = rest.iter().take_while(|run| {
                 pages += run.count;
-                pages <= PIECE_PAGES
+                pages <= most
             });
             let (runs, behind) = rest.split_at(fits.count());
             rest = behind;
@@ -105,14 +112,17 @@ impl Piece<'_> {
     /// is put back.
     pub(crate) fn apply(&self, workers: &Workers, outcomes: &mut Vec<PageOutcome>) {
         let Order { domain, guest, .. } = self.order;
+        if self.order.is_refused() {
+            return self.order.put_back(&mut guest.state(), self.runs, BACK_OFF_MAX);
+        }
         let Some(mut lane) = guest.lane() else {
             return self.order.put_back(&mut guest.state(), self.runs, 0);
         };
         let mut applying = Applying { order: self.order, domain, guest, workers, outcomes };
         if let Err(error) = applying.request(&mut lane, self.runs) {
             guest.note(&error);
+            guest.note_gauges(&mut lane, &mut guest.state().usage);
         }
-        guest.note_gauges(&mut lane, &mut guest.state().usage);
     }
 }
 

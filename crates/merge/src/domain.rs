@@ -363,6 +363,7 @@ impl Domain {
         let lists = found.seeds.capacity() * size_of::<Seed>()
             + found.joins.capacity() * size_of::<Join>()
             + self.classes.memory_bytes()
+            + self.stayed.memory_bytes()
             + size_of::<Self>();
         let mappings_bytes = all().map(Guest::merge_mappings).sum::<u64>() * MAPPING_BYTES;
         let metadata_bytes = self.index.memory().0

@@ -5,7 +5,7 @@
 //! admit     guests that came, went, or answered late          one thread
 //! observe   losses and writes of each guest                   a task a guest
 //! rehome    pages that nobody else has leave old stores      a task a guest
-//! compact   slots leave segments that have few of them       one thread a domain, a task a guest
+//! compact   slots leave segments that have few of them       one thread a domain; then as cut and apply
 //! round:    gather   stable pages of several guests            one thread
 //!           examine  digests, index; whole blocks are         a task a batch of pages
 //!                    appraised, and split
@@ -20,7 +20,7 @@
 //! ```
 //!
 //! Phases are separated by joining the workers. That is what makes the rules simple: references are
-//! given back only in `observe`, `compact`, `spread` and `apply`, slots are found only in `examine`, and are
+//! given back only in `observe`, `compact`, `spread`, `cut` and `apply`, slots are found only in `examine`, and are
 //! allocated and freed only between phases.
 
 use std::sync::Mutex;

@@ -4,7 +4,7 @@
 //! the last times is asked after in every second, fourth, then eighth period, and in every one again
 //! once something in it was written: what KSM's `smart_scan` does with pages that do not merge. All
 //! that is delayed is that cold pages which were written are looked at again, by seven periods at
-//! most; merged ones that were written are reported at once, and have their block asked after in the same period.
+//! most; merged ones that were written are reported at once, and have their block asked after then.
 //!
 //! Blocks next to one another rest in the same periods, so that what is asked stays in few ranges.
 

@@ -54,6 +54,12 @@ impl Stayed {
         Some(heir)
     }
 
+    /// Returns the memory held, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        // Each is in both, and nodes of a B-tree are two thirds full.
+        self.leaders.len() * 2 * size_of::<(Slot, Slot)>() * 3 / 2
+    }
+
     /// Returns those that stayed when the leaf went to `leader`, in order.
     fn of(&self, leader: Slot) -> impl Iterator<Item = Slot> + '_ {
         let all = (leader, Slot(0))..=(leader, Slot(u32::MAX));

@@ -21,8 +21,8 @@ impl Doubt {
         Self { is_raised, requests: 0, in_flight: Vec::new() }
     }
 
-    /// Takes in that something was asked that changes what is merged, or may have been before the guest
-    /// came.
+    /// Takes in that the guest is asked what it lost, which it says once, or that pages may have been merged
+    /// before it came.
     pub(crate) const fn raise(&mut self) {
         self.is_raised = true;
     }
@@ -45,7 +45,7 @@ impl Doubt {
         self.in_flight.extend(merges);
     }
 
-    /// Takes in that the answer is here, or that nothing was done.
+    /// Takes in that the guest has said what is merged, or what it lost, or that nothing was done.
     pub(crate) fn lower(&mut self) {
         assert!(self.in_flight.is_empty(), "a report settles what is in flight");
         self.is_raised = false;
