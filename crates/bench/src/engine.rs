@@ -298,7 +298,7 @@ impl Merger {
         }
     }
 
-    /// What the phases of a daemon's merging took so far.
+    /// Returns the figures of the phases of a daemon's merging so far.
     pub(crate) fn phases(&self) -> Result<Vec<PhaseStatus>> {
         let Self::Bindery(daemon) = self else { return Ok(Vec::new()) };
         Ok(daemon.status()?.phases)

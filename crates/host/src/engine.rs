@@ -143,7 +143,7 @@ impl HostEngine {
         self.merge.status().advisor
     }
 
-    /// What the phases of merging took.
+    /// Returns the figures of the phases of merging.
     pub(crate) fn phases(&self) -> Vec<PhaseStatus> {
         self.merge.status().phases.clone()
     }

@@ -34,7 +34,7 @@ pub struct HostStatus {
     pub settings: DaemonSettings,
     /// What pacing reaches.
     pub advisor: AdvisorStatus,
-    /// What the phases of merging took so far, in the order of a period.
+    /// Figures of the phases of merging so far, in the order of a period.
     #[serde(default)]
     pub phases: Vec<PhaseStatus>,
     /// CPU time of the daemon's process so far, in milliseconds. What merging costs in guests'

@@ -34,7 +34,7 @@ const LANES_MAX: u32 = 4;
 /// in tests, so that several lanes work for one guest. A run alone fits.
 const PIECE_PAGES: u32 = if cfg!(test) { 2 * RUN_PAGES_MAX } else { 8192 };
 
-/// What one guest is asked to merge in a round: as runs, which several lanes of it may share.
+/// Order for one guest: the runs that it is asked to merge in a round, which several lanes of it may share.
 pub(crate) struct Order<'a> {
     domain: &'a Domain,
     guest: &'a Guest,

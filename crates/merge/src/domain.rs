@@ -248,7 +248,7 @@ impl Domain {
         }
     }
 
-    /// Has the leaf of a slot lead to another one, which has the same content. Between phases only.
+    /// Points the leaf of a slot to another one, which has the same content. Between phases only.
     pub(crate) fn hand_over_leaf(&mut self, from: Slot, to: Slot) {
         let leaf = self.slots.leaf(from).expect("who hands a leaf over has it");
         let [old, new] = [from, to].map(|slot| IndexEntry::Canonical { slot }.to_bits());

@@ -50,10 +50,10 @@ impl PhaseName {
     ];
 }
 
-/// What a phase took so far, rests below a CPU ceiling left out.
+/// Figures of a phase so far, rests below a CPU ceiling left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseStatus {
-    /// Its name.
+    /// Name of the phase.
     pub name: String,
     /// Times that it ran.
     pub runs: u64,
@@ -67,7 +67,7 @@ pub struct PhaseStatus {
     pub longest_us: u64,
 }
 
-/// What one run of a phase took.
+/// Figures of one run of a phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PhaseRun {
     pub(crate) time: Duration,

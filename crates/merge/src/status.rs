@@ -200,7 +200,7 @@ pub struct EngineStatus {
     pub is_idle: bool,
     /// What paces it.
     pub advisor: AdvisorStatus,
-    /// What the phases of its periods took.
+    /// Figures of the phases of its periods.
     pub phases: Vec<PhaseStatus>,
     /// Its domains, by name.
     pub domains: Vec<DomainStatus>,

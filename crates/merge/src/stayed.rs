@@ -12,7 +12,7 @@ use bindery_units::Slot;
 #[derive(Debug, Default)]
 pub(crate) struct Stayed {
     leaders: BTreeMap<Slot, Slot>,
-    /// The same, by leader: leaders with those that stayed.
+    /// Leaders with those that stayed: the same pairs, by leader.
     followers: BTreeSet<(Slot, Slot)>,
 }
 

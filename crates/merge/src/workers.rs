@@ -138,7 +138,7 @@ impl Workers {
         self.wanted.store(wanted.clamp(1, WORKERS_MAX), Ordering::Relaxed);
     }
 
-    /// What the phases took so far.
+    /// Returns the meter of the phases.
     pub(crate) const fn phases(&self) -> &Phases {
         &self.phases
     }

@@ -13,7 +13,7 @@ const EXTRAPOLATED: [u32; 5] = [1, 2, 4, 8, 16];
 /// Phases of the runs of one contender.
 #[derive(Clone, Debug, Serialize)]
 pub struct Breakdown {
-    /// Its name.
+    /// Name of the contender.
     pub name: String,
     /// Phases of each round, in the order of a merge period.
     pub rounds: Vec<Vec<PhaseStatus>>,
