@@ -148,13 +148,18 @@ impl Visit<'_> {
         room: &mut Samples,
         lost: &mut Vec<Lost>,
     ) -> Result<(), GuestError> {
-        let tally = &self.guest.tally;
+        let (domain, tally, links) = (self.domain, &self.guest.tally, &self.guest.links);
         let State { blocks, tracking, managed, .. } = &mut *self.state;
         let gained = |block: PageRange| {
             let LinkCounts { merged, zero, .. } = tally.count(block);
             Gained { merged, zero, waiting: tracking.waiting(block.first) }
         };
-        let mut wanted = blocks.end_period(managed, &self.domain.huge, gained);
+        let alone = |block: PageRange| {
+            let is_alone =
+                |link| matches!(link, Link::Merged(slot) if domain.slots.references(slot) == 1);
+            links.linked(block).filter(|(_, link)| is_alone(*link)).count() as u32
+        };
+        let mut wanted = blocks.end_period(managed, &domain.huge, gained, alone);
         // Writes are tracked page by page for whoever watches, and pages of another daemon's store are
         // looked at first.
         let waits = self.guest.connection.written().is_watched() || !self.state.foreign.is_empty();

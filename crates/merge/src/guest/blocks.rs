@@ -6,7 +6,7 @@
 //!   │             │               changed             │          │
 //!   │             └─── whole ◄───────┴────────────────┘          │
 //!   │                    ▲                                       │
-//!   │                    └───────── thin, or hot for long ───────┘
+//!   │                    └───── thin, alone, or hot for long ────┘
 //!   └──► split: of small pages, in which nothing can be lost
 //! ```
 //!
@@ -32,6 +32,12 @@ const COLLAPSED_REST: u8 = 6;
 
 /// Periods after which pages of a block that was split may be merged.
 const SETTLING: u32 = 4;
+
+/// Periods, a power of two, in one of which the merged pages of each split block are counted that nobody else
+/// has; and how many counts in a row have to find too little besides. Guests of one image come and go within
+/// minutes where jobs are run in them, and what one leaves is what the next one shares.
+const COUNT_EVERY: u32 = 128;
+const ALONE_COUNTS: u8 = 2;
 
 /// Periods for which the last reading of a block holds.
 const READ_LATELY: u32 = 4;
@@ -62,9 +68,12 @@ struct Block {
     phase: Phase,
     may_be_huge: bool,
     rest_log2: u8,
-    /// Periods in a row for which it was split for little, or written much; of one that is whole, how many
-    /// times in a row it proved hot.
+    /// Periods in a row for which it was split for little.
     thin: u8,
+    /// Counts in a row by which it is split for pages that nobody else has.
+    alone: u8,
+    /// Periods in which it was written much, less those since in which it was not; of one that is whole, how
+    /// many times in a row it proved hot.
     hot: u8,
     /// Times in a row that it could not be made whole.
     stuck: u8,
@@ -107,6 +116,7 @@ pub(crate) enum Reading {
 /// Cause for which a block is made whole again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
+    /// Few pages of it are gained.
     Thin,
     Hot,
     /// All pages of the block are zero.
@@ -340,9 +350,16 @@ impl Blocks {
         self.fingerprints.remove(&number);
         let due = self.period.wrapping_add(SETTLING);
         let block = self.block(number);
-        block.split_in = None;
-        (block.phase, block.thin, block.hot, block.written) = (Phase::Split, 0, 0, 0);
-        block.due = due;
+        *block = Block {
+            phase: Phase::Split,
+            thin: 0,
+            alone: 0,
+            hot: 0,
+            written: 0,
+            due,
+            split_in: None,
+            ..*block
+        };
     }
 
     /// Takes in that a block was split in this period for what was read of it.
@@ -390,14 +407,15 @@ impl Blocks {
     }
 
     /// Ends a period for the split blocks of `managed` that were huge. Returns the first pages of those that
-    /// are to be whole again, and why. `gained` says what was gained in a block.
+    /// are to be whole again, and why. `gained` says what was gained in a block, and `alone` how many of its
+    /// merged pages nobody else has, which takes longer and is asked rarely.
     pub(crate) fn end_period(
         &mut self,
         managed: &[PageRange],
         policy: &HugePolicy,
         gained: impl Fn(PageRange) -> Gained,
+        alone: impl Fn(PageRange) -> u32,
     ) -> Vec<(u32, Cause)> {
-        let patience = policy.settings.patience.max(1);
         let mut wanted = Vec::new();
         for number in managed.iter().flat_map(|range| numbers(*range)) {
             let Some(block) = self.blocks.get_mut(number as usize) else { continue };
@@ -409,18 +427,16 @@ impl Blocks {
             if block.due.wrapping_sub(self.period).cast_signed() > 0 {
                 continue;
             }
-            let gained = gained(PageRange::new(first_of(number), BLOCK_PAGES));
+            let pages = PageRange::new(first_of(number), BLOCK_PAGES);
+            let gained = gained(pages);
             if gained.zero == BLOCK_PAGES {
-                wanted.push((first_of(number).0, Cause::Empty));
+                wanted.push((pages.first.0, Cause::Empty));
                 continue;
             }
-            let is_thin = policy.is_thin(gained.merged + gained.zero + gained.waiting);
-            block.hot = if is_hot { block.hot.saturating_add(1) } else { 0 };
-            block.thin = if is_thin { block.thin.saturating_add(1) } else { 0 };
-            let cause = if block.hot >= patience { Cause::Hot } else { Cause::Thin };
-            if block.hot.max(block.thin) >= patience {
-                wanted.push((first_of(number).0, cause));
-            }
+            let is_counted = self.period.wrapping_add(number).is_multiple_of(COUNT_EVERY);
+            let alone = is_counted.then(|| alone(pages));
+            let cause = block.judge(policy, is_hot, gained, alone);
+            wanted.extend(cause.map(|cause| (pages.first.0, cause)));
         }
         wanted
     }
@@ -429,7 +445,7 @@ impl Blocks {
     pub(crate) fn note_asked_whole(&mut self, first: PageIndex) {
         let period = self.period;
         let block = self.block(number_of(first));
-        (block.phase, block.thin, block.hot) = (Phase::Unseen, 0, 0);
+        (block.phase, block.thin, block.alone, block.hot) = (Phase::Unseen, 0, 0, 0);
         block.look_next(period);
     }
 
@@ -482,6 +498,29 @@ fn first_of(number: u32) -> PageIndex {
 }
 
 impl Block {
+    /// Takes in what a period showed of a split block. Returns why it is to be whole again, if it is. `alone` is
+    /// the number of its merged pages that nobody else has, where they were counted.
+    fn judge(
+        &mut self,
+        policy: &HugePolicy,
+        is_hot: bool,
+        gained: Gained,
+        alone: Option<u32>,
+    ) -> Option<Cause> {
+        let all = gained.merged + gained.zero + gained.waiting;
+        let one_more = |count: u8, is_so| if is_so { count.saturating_add(1) } else { 0 };
+        self.hot = if is_hot { self.hot.saturating_add(1) } else { self.hot.saturating_sub(1) };
+        self.thin = one_more(self.thin, policy.is_thin(all));
+        if let Some(alone) = alone {
+            self.alone = one_more(self.alone, policy.is_thin(all - alone));
+        }
+        let patience = policy.settings.patience.max(1);
+        if self.hot >= patience {
+            return Some(Cause::Hot);
+        }
+        (self.thin >= patience || self.alone >= ALONE_COUNTS).then_some(Cause::Thin)
+    }
+
     /// Schedules the next sample after a rest, and makes the rest after that twice as long, up to a limit.
     fn rest(&mut self, period: u32, most_log2: u8) {
         self.due = period.wrapping_add(1 << self.rest_log2.min(most_log2));

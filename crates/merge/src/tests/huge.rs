@@ -192,6 +192,45 @@ fn a_split_page_that_turns_hot_is_made_again() {
 }
 
 #[test]
+fn a_page_that_is_hot_in_most_periods_is_made_again_and_one_that_is_in_few_is_not() {
+    let mut scene = scene(HugeMode::Auto);
+    let guests: Vec<_> = (1..3).map(|guest| huge(&mut scene, contents(guest, 100))).collect();
+    scene.periods(4);
+    let write = |guest: &ModelGuest, period: u64| {
+        (200..300).for_each(|page| guest.process().write(page, period << 32 | u64::from(page)));
+    };
+    for period in 0..60 {
+        if period % 4 != 0 {
+            write(&guests[0], period);
+        } else {
+            write(&guests[1], period);
+        }
+        scene.periods(1);
+    }
+    assert_eq!((split(&guests[0]), split(&guests[1])), (1, 2));
+}
+
+#[test]
+fn huge_pages_are_made_again_once_nobody_else_has_what_was_merged_in_them() {
+    let mut scene = scene(HugeMode::Auto);
+    let guests: Vec<_> = (1..4).map(|guest| huge(&mut scene, contents(guest, 100))).collect();
+    scene.periods(4);
+    let remove = |guest: &ModelGuest| {
+        scene.engine.remove_guest(bindery_guest::Connection::identity(guest).id);
+        guest.process().ended = true;
+    };
+    remove(&guests[2]);
+    scene.periods(300);
+    assert!(guests[..2].iter().all(|guest| (split(guest), guest.merged().len()) == (2, 200)));
+    remove(&guests[1]);
+    scene.periods(60);
+    assert_eq!(split(&guests[0]), 2, "another may come soon");
+    scene.periods(240);
+    assert_eq!((split(&guests[0]), guests[0].merged().len()), (0, 0));
+    assert_eq!(scene.domain("a").pages_shared, 0);
+}
+
+#[test]
 fn a_page_of_a_split_block_finds_another_of_a_whole_one_and_waits_for_it() {
     let mut scene = scene(HugeMode::Auto);
     let whole = huge(&mut scene, contents(1, 10));
