@@ -321,6 +321,13 @@ impl Merger {
         Ok(Duration::from_micros(longest.unwrap_or(0)))
     }
 
+    /// Has merging look at nothing more until [`Self::begin`], but for a period of a daemon that is under way.
+    pub(crate) fn suspend(&self) -> Result<()> {
+        let Self::Bindery(daemon) = self else { return self.pause() };
+        let period_ms = Some(PERIODS.end().as_millis() as u64);
+        daemon.ask(&Request::Set(Box::new(Change { period_ms, ..Change::default() }))).map(drop)
+    }
+
     /// Stops KSM's scanning; a daemon goes on.
     pub(crate) fn pause(&self) -> Result<()> {
         match self {

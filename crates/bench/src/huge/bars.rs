@@ -41,7 +41,7 @@ fn auto_saves(point: &Point) -> Option<Bar> {
 }
 
 fn hot_reads(point: &Point) -> Option<Bar> {
-    let found = point.ratio(HOT_READ, &Mode::Auto.to_string(), NOBODY)?;
+    let found = point.ratio(HOT_READ[1], &Mode::Auto.to_string(), NOBODY)?;
     Some(Bar::at_most(name(point, "auto's reads of hot blocks ÷ nobody's"), found, TIME_RATIO))
 }
 
@@ -49,7 +49,7 @@ fn hot_reads(point: &Point) -> Option<Bar> {
 fn never_worse(point: &Point) -> Option<Bar> {
     let auto = Mode::Auto.to_string();
     let saving = point.saving(&auto)? / point.saving(KSM)?;
-    let speed = point.ratio(READ, KSM, &auto)?;
+    let speed = point.ratio(READ[1], KSM, &auto)?;
     let name = name(point, "auto's better one of saving and speed ÷ KSM's");
     Some(Bar::at_least(name, saving.max(speed), 1.0 - NOISE))
 }
@@ -66,14 +66,15 @@ mod tests {
         huge::duplicates::{MEMORY, savings},
     };
 
-    /// A point of which each contender has a memory, a time of reads and one of reads of hot blocks.
+    /// A point of which each contender has a memory, a time of reads and one of reads of hot blocks, both in times of the
+    /// program beside.
     fn point(run_pages: u32, hot: Hot, figures: &[(&str, [f64; 3])]) -> Point {
         let set = |&(name, [memory, read, hot_read]): &(&str, [f64; 3])| SampleSet {
             name: name.to_owned(),
             figures: vec![
                 Samples::new(MEMORY, "MiB", vec![memory]),
-                Samples::new(READ, "ns", vec![read]),
-                Samples::new(HOT_READ, "ns", vec![hot_read]),
+                Samples::new(READ[1], "×", vec![read]),
+                Samples::new(HOT_READ[1], "×", vec![hot_read]),
             ],
         };
         let samples: Vec<SampleSet> = figures.iter().map(set).collect();

@@ -1,11 +1,11 @@
 //! Programs with huge pages, some of whose small pages are duplicates of the others'.
 //!
-//! For each contender the programs offer memory, fill it, and keep some of its blocks hot. KSM begins
-//! then; a daemon takes memory before it is filled, and merges what has rested. What they take counts
-//! from then on, until the saving changes no more. What it saves is the memory that the
+//! For each contender the programs offer memory, fill it, and keep some of its blocks hot. A daemon takes the
+//! memory before it is filled. Merging begins when all hot blocks have been written for some time. What it takes
+//! counts from then on, until the saving changes no more. What it saves is the memory that the
 //! same programs took with nobody merging in the same round, less what they and all that merging
-//! needs take now. KSM rests while accesses are timed, in its favour: at full speed it would take a
-//! CPU and the caches from them. A daemon goes on.
+//! needs take now. Accesses are timed by turns with those of a program beside that nobody merges. KSM rests
+//! meanwhile, in its favour: at full speed it would take a CPU and the caches from them. A daemon goes on.
 
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::{
     Options,
+    beside::take_times,
     contender::{Contender, names},
     layout::{Hot, Layout},
     program::Program,
@@ -30,13 +31,18 @@ use crate::{
 /// An engine that has saved nothing by then will not.
 const IDLE: Duration = Duration::from_secs(20);
 
+/// Time for which hot blocks are written before merging begins: a block that was not would be split, and made whole
+/// again later.
+const HEATING: Duration = Duration::from_secs(2);
+
 /// Time for which programs of nobody's rest, with all their writers at work.
 const REST: Duration = Duration::from_secs(3);
 
 pub(super) const MEMORY: &str = "memory";
 pub(super) const SAVING: &str = "saving";
-pub(super) const READ: &str = "random read";
-pub(super) const HOT_READ: &str = "random read of hot blocks";
+/// Times of accesses, and the same in times those of the program beside.
+pub(super) const READ: [&str; 2] = ["random read", "÷ beside"];
+pub(super) const HOT_READ: [&str; 2] = ["random read of hot blocks", "÷ beside it"];
 pub(super) const HUGE: &str = "huge pages";
 pub(super) const CPU: &str = "CPU to settle";
 pub(super) const TIME: &str = "time to settle";
@@ -135,22 +141,28 @@ pub(super) fn savings(sets: &[SampleSet]) -> Result<Vec<Samples>> {
 
 fn measure(contender: &Contender, layout: &Layout, options: &Options) -> Result<Measured> {
     let merger = Merger::start(&contender.engine)?;
-    merger.pause()?;
     let mut programs = Program::start_all(&merger, layout)?;
+    merger.suspend()?;
     Program::ask_all(&mut programs, "fill")?;
     Program::ask_all(&mut programs, "heat")?;
+    interrupt::rest(HEATING)?;
     let course = settle(contender, &merger, &programs, options)?;
     let memory = merger.footprint(programs.iter().map(Program::pid))?;
     let huge: f64 =
         programs.iter().map(|program| Ok(program.huge_pages()?.mib())).sum::<Result<_>>()?;
     merger.pause()?;
-    let read = programs[0].time_for("read", options.access_time)?;
-    let mut measured =
-        Measured::new(MEMORY, "MiB", memory.mib()).and(HUGE, "MiB", huge).and(READ, "ns", read);
+    let mut measured = Measured::new(MEMORY, "MiB", memory.mib()).and(HUGE, "MiB", huge);
+    let mut beside = Program::start_alone(layout)?;
+    beside.ask("fill")?;
+    beside.ask("heat")?;
+    let mut times = |order| take_times([&mut programs[0], &mut beside], order, options.access_time);
+    let read = times("read")?;
+    measured = measured.and(READ[0], "ns", read.own).and(READ[1], "×", read.ratio);
     if layout.hot != Hot::None {
-        let read = programs[0].time_for("read-hot", options.access_time)?;
-        measured = measured.and(HOT_READ, "ns", read);
+        let read = times("read-hot")?;
+        measured = measured.and(HOT_READ[0], "ns", read.own).and(HOT_READ[1], "×", read.ratio);
     }
+    beside.ask("cool")?;
     Program::ask_all(&mut programs, "cool")?;
     Program::ask_all(&mut programs, "verify")?;
     drop(programs);

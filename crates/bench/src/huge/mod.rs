@@ -12,6 +12,7 @@
 
 mod access;
 mod bars;
+mod beside;
 mod contender;
 mod duplicates;
 mod guests;

@@ -4,21 +4,19 @@ use anyhow::Result;
 
 use super::{
     Options,
+    beside::take_times,
     contender::{Contender, NOBODY, names},
     layout::Layout,
     program::Program,
 };
 use crate::{
     engine::Merger,
-    harness::{Bar, Measured, SampleSet, median, take_turns},
+    harness::{Bar, Measured, SampleSet, take_turns},
     interrupt,
 };
 
 /// Periods after which everybody has looked at the memory several times.
 const SETTLING_PERIODS: u32 = 10;
-
-/// Turns of a program and of the one beside it.
-const TURNS: u32 = 10;
 
 const HUGE: &str = "huge pages";
 const HUGE_AFTER: &str = "huge pages after writes";
@@ -50,8 +48,8 @@ fn measure(contender: &Contender, layout: &Layout, options: &Options) -> Result<
     beside.ask("fill")?;
     interrupt::rest(options.period * SETTLING_PERIODS)?;
     let huge = programs[0].huge_pages()?;
-    let read = take_times([&mut programs[0], &mut beside], "read", options)?;
-    let write = take_times([&mut programs[0], &mut beside], "write", options)?;
+    let read = take_times([&mut programs[0], &mut beside], "read", options.access_time)?;
+    let write = take_times([&mut programs[0], &mut beside], "write", options.access_time)?;
     let huge_after = programs[0].huge_pages()?;
     merger.pause()?;
     Program::ask_all(&mut programs, "verify")?;
@@ -64,33 +62,6 @@ fn measure(contender: &Contender, layout: &Layout, options: &Options) -> Result<
         .and(READ[1], "×", read.ratio)
         .and(WRITE[0], "ns", write.own)
         .and(WRITE[1], "×", write.ratio))
-}
-
-/// Times of accesses: medians over the turns.
-struct Times {
-    /// Nanoseconds an access of the program.
-    own: f64,
-    /// That divided by the time of the program beside it, which nobody merges.
-    ratio: f64,
-}
-
-/// Times accesses of a program and of one beside it by turns, each as long as `options` say in all: memory gets
-/// faster and slower by a third within a minute on machines that others share.
-fn take_times(programs: [&mut Program; 2], order: &str, options: &Options) -> Result<Times> {
-    let [own, beside] = programs;
-    let turn = options.access_time / TURNS;
-    let (mut times, mut ratios) = (Vec::new(), Vec::new());
-    for number in 0..TURNS {
-        let (first, second) =
-            if number % 2 == 0 { (&mut *own, &mut *beside) } else { (&mut *beside, &mut *own) };
-        let mut pair = [first.time_for(order, turn)?, second.time_for(order, turn)?];
-        if number % 2 == 1 {
-            pair.reverse();
-        }
-        times.push(pair[0]);
-        ratios.push(pair[0] / pair[1]);
-    }
-    Ok(Times { own: median(&times), ratio: median(&ratios) })
 }
 
 /// Bars of each of Bindery's modes.

@@ -40,7 +40,7 @@ pub(super) fn dots(points: &[Point]) -> Vec<Dot> {
                 share_percent: point.share_percent,
                 run_pages: point.run_pages,
                 hot: point.hot,
-                time: point.ratio(READ, who, NOBODY)?,
+                time: point.ratio(READ[1], who, NOBODY)?,
                 saved_percent: 100.0 * point.saving(who)? / point.duplicates_mib,
             })
         };
