@@ -31,6 +31,7 @@ const MERGE: Floors = &[
     &["losses", "resync", "scan", "unmerge"],
     &["appraise"],
     &["admit", "agenda", "apply", "compact", "examine", "fill", "rehome", "spread", "visit"],
+    &["room"],
     &["domain"],
     &["grant", "guest", "pace"],
     &["classes", "slots", "status", "store", "tally", "workers"],

@@ -7,7 +7,8 @@ use bindery_testkit::coprocess::Coprocess;
 
 use crate::{engine::Merger, merge::dataset::Dataset};
 
-/// All processes of a data set.
+/// Processes of a data set.
+#[derive(Default)]
 pub(crate) struct Crowd(Vec<Coprocess>);
 
 impl Crowd {
@@ -22,11 +23,22 @@ impl Crowd {
         dataset: &Dataset,
         processes: Range<u32>,
     ) -> Result<Self> {
-        let guests =
-            processes.map(|process| start(merger, dataset, process)).collect::<Result<_>>()?;
-        let mut crowd = Self(guests);
-        crowd.ask_all("filled")?;
+        let mut crowd = Self::default();
+        crowd.add(merger, dataset, processes)?;
         Ok(crowd)
+    }
+
+    /// Starts more of the processes, and waits until their memory is filled.
+    pub(crate) fn add(
+        &mut self,
+        merger: &Merger,
+        dataset: &Dataset,
+        processes: Range<u32>,
+    ) -> Result<()> {
+        for process in processes {
+            self.0.push(start(merger, dataset, process)?);
+        }
+        self.ask_all("filled")
     }
 
     /// Gives all memory up for merging, all processes at once.

@@ -202,6 +202,18 @@ impl Merger {
         daemon.daemon.launcher(name)
     }
 
+    /// Process of a daemon, if one merges.
+    pub(crate) fn pid(&self) -> Result<Option<u32>> {
+        let Self::Bindery(daemon) = self else { return Ok(None) };
+        daemon.pid().map(Some)
+    }
+
+    /// Pages that a daemon has had read so far.
+    pub(crate) fn pages_read(&self) -> Result<u64> {
+        let Self::Bindery(daemon) = self else { return Ok(0) };
+        Ok(daemon.status()?.domains.iter().map(|domain| domain.counts.pages_digested).sum())
+    }
+
     /// CPU time of ksmd's thread or of the daemon's process so far.
     pub(crate) fn own_cpu_time(&self) -> Result<Duration> {
         match self {

@@ -8,6 +8,7 @@ mod engine;
 pub mod guests;
 pub mod harness;
 pub mod huge;
+pub mod idle;
 pub mod index;
 mod interrupt;
 pub mod machine;

@@ -78,7 +78,7 @@ impl<'a> Order<'a> {
         };
         let room = state.usage.mappings_left();
         let rest = fit(&mut self.runs, room, |run| mappings(run, slot_at));
-        state.usage.is_short_of_mappings = !rest.is_empty();
+        state.usage.is_short_of_mappings = state.round.take_left_out() || !rest.is_empty();
         self.put_back(state, &rest, BACK_OFF_MAX);
     }
 

@@ -108,22 +108,25 @@ impl Appraisal<'_> {
             state.counts.huge_kept_hot += 1;
             return;
         }
-        let mut gained = 0;
+        let (gains, mut zeros) = (&self.guest.gains, 0);
         // What others found meanwhile is found again.
-        self.guest.gains.set_split(first, false);
+        gains.set_split(first, false);
         contents.clear();
         for (page, digest) in read.unchanged(&before) {
             match (digest.kind, self.guest.links.get(page)) {
-                (DigestKind::Content, Link::Candidate(leaf)) => {
-                    gained += u16::from(self.is_shared(Handle::from_bits(leaf)));
+                (DigestKind::Content, Link::Candidate(leaf))
+                    if self.is_shared(Handle::from_bits(leaf)) =>
+                {
+                    gains.add(page);
                 }
                 (DigestKind::Content, Link::None) => contents.push(Content::of(page, digest)),
-                (DigestKind::Zeros, Link::None) => gained += 1,
+                (DigestKind::Zeros, Link::None) => zeros += 1,
                 // Its guest has said that the block is whole, and not that it lost the page.
                 _ => {}
             }
         }
-        self.guest.gains.add(first, gained + self.look_up(contents));
+        gains.add_zeros(first, zeros);
+        self.look_up(contents);
         self.guest.state().blocks.note_second(first);
     }
 
@@ -132,11 +135,10 @@ impl Appraisal<'_> {
         matches!(value, IndexEntry::Candidate { is_shared: true, .. })
     }
 
-    /// Looks contents up. Returns how many are known; the others are from now on.
-    fn look_up(&self, contents: &[Content]) -> u16 {
+    /// Looks contents up. Those that are known count as gained; the others are known from now on.
+    fn look_up(&self, contents: &[Content]) {
         let (epoch, guest) = (pin(), self.guest.number);
         let candidate = |page| IndexEntry::Candidate { guest, page, is_shared: false }.to_bits();
-        let mut known = 0;
         self.domain.index.insert_many(
             contents,
             &epoch,
@@ -146,13 +148,12 @@ impl Appraisal<'_> {
                     self.guest.link(content.page, Link::Candidate(leaf.to_bits()));
                 }
                 Ok(Inserted::Found(leaf, value)) => {
-                    known += 1;
+                    self.guest.gains.add(content.page);
                     self.note_shared(leaf, value);
                 }
                 Err(Full { .. }) => self.domain.note_shortage(Shortage::Index),
             },
         );
-        known
     }
 
     /// Counts a page that stands in the index for its content, once another has it.

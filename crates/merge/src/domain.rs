@@ -193,7 +193,7 @@ impl Domain {
     /// Adds a page to what is gained by splitting its block.
     pub(crate) fn add_gain(&self, guest: u32, page: PageIndex) {
         if let Some(guest) = self.guests.get(&guest) {
-            guest.gains.add(page, 1);
+            guest.gains.add(page);
         }
     }
 

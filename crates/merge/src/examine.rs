@@ -296,7 +296,7 @@ impl Batch<'_> {
         let own = IndexEntry::Candidate { guest: self.guest.number, page, is_shared: true };
         self.domain.index.exchange_value(leaf, value, own.to_bits())?;
         if !is_shared {
-            guest.gains.add(other, 1);
+            guest.gains.add(other);
         }
         guest.link(other, Link::None);
         self.guest.link(page, Link::Candidate(leaf.to_bits()));

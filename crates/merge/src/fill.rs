@@ -20,6 +20,7 @@ use crate::lock::locked_mut;
 use crate::phases::PhaseName;
 use crate::plan::{self, Class, Join};
 use crate::pressure::Shortage;
+use crate::room::leave_out;
 use crate::runs::Merge;
 use crate::slots::runs_of;
 use crate::stable::BACK_OFF_MAX;
@@ -38,6 +39,8 @@ pub(crate) struct Plan {
     joins: Vec<Join>,
     slots: Vec<Slot>,
     filled: Vec<AtomicBool>,
+    /// Classes that guests have no room for mappings for.
+    left_out: Vec<Class>,
 }
 
 impl Plan {
@@ -45,11 +48,12 @@ impl Plan {
     pub(crate) fn make(domain: &mut Domain) -> Self {
         let mut found = std::mem::take(locked_mut(&mut domain.found));
         domain.classes = Classes::default();
-        let classes = plan::classes(&mut found.seeds, &mut found.joins);
+        let mut classes = plan::classes(&mut found.seeds, &mut found.joins);
+        let left_out = leave_out(domain, &mut classes, &found.joins);
         let runs = domain.slots.allocate(classes.len() as u32);
         let slots: Vec<Slot> = plan::slots_in(&runs).collect();
         let filled = slots.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { classes, joins: found.joins, slots, filled }
+        Self { classes, joins: found.joins, slots, filled, left_out }
     }
 
     /// Copies the contents into the store. A slot whose class nobody has the content of goes to the next class
@@ -166,6 +170,10 @@ impl Plan {
                     give_up(domain, class.later(&self.joins), no_room);
                 }
             }
+        }
+        for class in &self.left_out {
+            make_candidate(domain, class);
+            give_up(domain, class.later(&self.joins), true);
         }
         empty.sort_unstable();
         for run in runs_of(&empty) {

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 pub enum HugeMode {
     /// Huge pages are never split.
     Keep,
-    /// Huge pages are split where enough is gained.
+    /// Huge pages are split where enough is gained: pages that are zero or that others have, less one for each run of
+    /// the latter while there is plenty of memory, and half of one while it is low.
     #[default]
     Auto,
     /// Huge pages are split for one page that is gained, as KSM does.
@@ -53,7 +54,8 @@ pub enum MemoryLevel {
 pub struct HugeSettings {
     /// Treatment of huge pages.
     pub mode: HugeMode,
-    /// Pages to be gained by a split while there is plenty of memory, while it is low, and while it is short.
+    /// Pages to be gained by a split while there is plenty of memory, while it is low, and while it is short. Runs of
+    /// shared pages count against them: see [`HugeMode::Auto`].
     pub gain_pages: [u32; 3],
     /// Pages written in a period, at most, of a block that is split while memory is not short.
     pub hot_pages: u32,
@@ -80,6 +82,21 @@ impl Default for HugeSettings {
     }
 }
 
+/// Price of a run of shared pages, in half pages, while there is plenty of memory, while it is low, and while it is
+/// short. A run takes two mappings, some 0.4 KiB, of which a process may have no more than `vm.max_map_count`, and who
+/// merges it or writes to it pays for it whole.
+const RUN_HALF_PAGES: [u32; 3] = [2, 1, 0];
+
+/// Gain of splitting a block, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gain {
+    /// Pages that others have, too.
+    pub(crate) shared: u32,
+    /// Runs that these come in.
+    pub(crate) runs: u32,
+    pub(crate) zeros: u32,
+}
+
 /// Policy of a period: the settings, and how much memory is left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HugePolicy {
@@ -88,12 +105,21 @@ pub(crate) struct HugePolicy {
 }
 
 impl HugePolicy {
-    /// Returns how many pages a split has to gain. `None`: nothing is worth it.
-    pub(crate) fn gain_pages(&self) -> Option<u32> {
+    /// Returns true if a block may be split at all.
+    pub(crate) fn splits(&self) -> bool {
+        self.settings.mode != HugeMode::Keep
+    }
+
+    /// Returns true if so much is worth splitting a block.
+    pub(crate) fn is_worth(&self, gain: Gain) -> bool {
+        let (pages, memory) = (gain.shared + gain.zeros, self.memory as usize);
         match self.settings.mode {
-            HugeMode::Keep => None,
-            HugeMode::Auto => Some(self.settings.gain_pages[self.memory as usize].max(1)),
-            HugeMode::Break => Some(1),
+            HugeMode::Keep => false,
+            HugeMode::Auto => {
+                let price = gain.runs * RUN_HALF_PAGES[memory] / 2;
+                pages.saturating_sub(price) >= self.settings.gain_pages[memory].max(1)
+            }
+            HugeMode::Break => pages >= 1,
         }
     }
 
@@ -131,15 +157,34 @@ mod tests {
         HugePolicy { settings: HugeSettings { mode, ..HugeSettings::default() }, memory }
     }
 
+    /// Returns the fewest pages in one run that are worth a split.
+    fn least(policy: &HugePolicy) -> Option<u32> {
+        let gain = |shared| Gain { shared, runs: 1, zeros: 0 };
+        (1..=BLOCK_PAGES).find(|shared| policy.is_worth(gain(*shared)))
+    }
+
     #[test]
     fn the_less_memory_there_is_the_less_has_to_be_gained() {
-        let of = |mode, memory| policy(mode, memory).gain_pages();
+        let of = |mode, memory| least(&policy(mode, memory));
         let levels = [MemoryLevel::Plenty, MemoryLevel::Low, MemoryLevel::Short];
         let auto = levels.map(|memory| of(HugeMode::Auto, memory).unwrap());
-        assert!(auto.is_sorted_by(|a, b| a > b) && auto[2] == 1, "{auto:?}");
+        assert_eq!(auto, [49, 16, 1]);
         for memory in levels {
             assert_eq!((of(HugeMode::Keep, memory), of(HugeMode::Break, memory)), (None, Some(1)));
         }
+    }
+
+    #[test]
+    fn scattered_pages_are_worth_a_split_only_when_memory_is_short() {
+        let scattered = Gain { shared: 200, runs: 200, zeros: 0 };
+        let is_worth = |memory| policy(HugeMode::Auto, memory).is_worth(scattered);
+        assert!(!is_worth(MemoryLevel::Plenty) && is_worth(MemoryLevel::Short));
+        let zeros = Gain { zeros: 60, ..scattered };
+        assert!(policy(HugeMode::Auto, MemoryLevel::Plenty).is_worth(zeros));
+        let nothing = Gain::default();
+        assert!(
+            HugeMode::ALL.iter().all(|mode| !policy(*mode, MemoryLevel::Short).is_worth(nothing))
+        );
     }
 
     #[test]
@@ -157,7 +202,7 @@ mod tests {
         for mode in [HugeMode::Auto, HugeMode::Break] {
             for memory in [MemoryLevel::Plenty, MemoryLevel::Low, MemoryLevel::Short] {
                 let policy = policy(mode, memory);
-                assert!(!policy.is_thin(policy.gain_pages().unwrap()), "{mode:?} {memory:?}");
+                assert!(!policy.is_thin(least(&policy).unwrap()), "{mode:?} {memory:?}");
                 assert_eq!(policy.is_thin(0), memory < MemoryLevel::Short);
             }
         }

@@ -61,6 +61,7 @@ mod rehome;
 mod resync;
 mod retry_pause;
 mod rhythm;
+mod room;
 mod rows;
 mod runs;
 mod scan;

@@ -10,7 +10,7 @@
 //!           examine  digests, index; whole blocks are         a task a batch of pages
 //!                    appraised, and split
 //!           zeros    guests get the zero page                  a task a piece of a guest's pages
-//!           plan     homes, slots                              one thread a domain
+//!           plan     homes, room for mappings, slots           one thread a domain
 //!           fill     contents into the store                  a task a fetch
 //!           commit   leaves become canonical                  one thread a domain
 //!           spread   contents of stretches get copies         one thread a domain
@@ -233,8 +233,10 @@ fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
         workers.alone(PhaseName::Spread, || spread(domain));
     }
     // A guest that was short of mappings may not be any more.
-    let asked =
-        |state: &State| state.round.merges().len() + usize::from(state.usage.is_short_of_mappings);
+    let asked = |state: &State| {
+        let is_short = state.usage.is_short_of_mappings || state.round.has_left_out();
+        state.round.merges().len() + usize::from(is_short)
+    };
     ask_guests(domains, (workers, PhaseName::Apply), asked, Order::of_merges);
     sweep_all(domains, workers);
 }

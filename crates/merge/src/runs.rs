@@ -50,7 +50,7 @@ pub(crate) fn mappings(run: &Run, slot_at: impl Fn(PageIndex) -> Option<Slot>) -
 }
 
 /// Takes from `runs` what does not fit `room` more mappings: those that give fewest pages for a
-/// mapping. What is kept stays in order of pages.
+/// mapping, and of those that give as many the last ones in the store. What is kept stays in order of pages.
 pub(crate) fn fit(runs: &mut Vec<Run>, room: u32, cost: impl Fn(&Run) -> u32) -> Vec<Run> {
     if runs.len() <= room as usize / 2 {
         return Vec::new();
@@ -58,7 +58,7 @@ pub(crate) fn fit(runs: &mut Vec<Run>, room: u32, cost: impl Fn(&Run) -> u32) ->
     let mut costed: Vec<(u32, Run)> = runs.iter().map(|run| (cost(run), *run)).collect();
     // Twice the pages of a mapping, since a run costs at most two.
     let yields = |cost: u32, run: &Run| (2 * run.count).checked_div(cost).unwrap_or(u32::MAX);
-    costed.sort_by_key(|(cost, run)| std::cmp::Reverse(yields(*cost, run)));
+    costed.sort_by_key(|(cost, run)| (std::cmp::Reverse(yields(*cost, run)), run.slot));
     let mut used = 0;
     let fitting = costed.iter().take_while(|(cost, _)| {
         used += cost;

@@ -13,12 +13,13 @@ use serde_json::{Map, Value, json};
 use super::{Arguments, Outcome};
 
 /// Every measurement, by the words that start it.
-const ALL: [&str; 14] = [
+const ALL: [&str; 15] = [
     "page",
     "index",
     "dirty",
     "merge",
     "steady",
+    "idle",
     "guests",
     "overhead",
     "huge",

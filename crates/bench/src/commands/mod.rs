@@ -7,6 +7,7 @@ mod guest_process;
 mod guests;
 mod huge;
 mod huge_process;
+mod idle;
 mod index;
 mod merge;
 mod outcome;
@@ -27,6 +28,7 @@ use self::guest_process::GuestProcessArgs;
 use self::guests::GuestsArgs;
 use self::huge::HugeArgs;
 use self::huge_process::HugeProcessArgs;
+use self::idle::IdleArgs;
 use self::index::IndexArgs;
 use self::merge::MergeArgs;
 pub(crate) use self::outcome::Outcome;
@@ -111,6 +113,15 @@ Examples:
 
 Sets and restores KSM's settings: run it as root, on a machine where KSM does nothing else.")]
     Steady(SteadyArgs),
+    /// Watch many guests that do nothing, beside kernel KSM
+    #[command(after_help = "\
+Examples:
+  bindery-bench idle --guests 100
+  bindery-bench idle --guests 1,100,1000 --guest-mib 16 --json
+
+A thousand guests of 16 MiB take 10 GiB of memory, and five minutes a contender. Sets and restores KSM's settings:
+run it as root, on a machine where KSM does nothing else.")]
+    Idle(IdleArgs),
     /// Merge real guests, beside kernel KSM
     #[command(after_help = "\
 Examples:
@@ -186,6 +197,7 @@ impl Command {
             Self::Dirty(arguments) => Outcome::of(&arguments.run()?),
             Self::Merge(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Steady(arguments) => Outcome::of(&arguments.run(&product()?)?),
+            Self::Idle(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Guests(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Overhead(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Huge(arguments) => Outcome::of(&arguments.run(&product()?)?),

@@ -32,7 +32,7 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use bindery_sys::huge::Policy;
-use bindery_testkit::machine::HugePagesGuard;
+use bindery_testkit::machine::{HugePagesGuard, MAX_MAP_COUNT, SettingGuard};
 use clap::ValueEnum;
 
 use self::layout::Hot;
@@ -40,6 +40,9 @@ pub use self::{
     contender::Mode, duplicates::Point, guests::Report as GuestsReport, report::Report,
 };
 use crate::interrupt;
+
+/// Limit of mappings that the package sets (packaging/bindery.sysctl.conf).
+const MAPPINGS_MAX: u32 = 1 << 20;
 
 /// A part that can be measured by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -106,6 +109,7 @@ pub fn run(options: &Options) -> Result<Report> {
     // From here on a signal does not keep settings from being put back.
     interrupt::catch()?;
     let _enabled = HugePagesGuard::set(Policy::Madvise)?;
+    let _mappings = SettingGuard::set(MAX_MAP_COUNT, MAPPINGS_MAX)?;
     let is_wanted = |part| options.parts.contains(&part);
     let mut report = Report::default();
     if is_wanted(Part::Plain) {

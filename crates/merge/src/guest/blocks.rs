@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use bindery_units::{PageIndex, PageRange};
 use bindery_wire::lane::{BLOCK_PAGES, BlockSample, BlockState};
 
-use crate::huge::{HugePolicy, HugeSettings};
+use crate::huge::{Gain, HugePolicy, HugeSettings};
 
 /// Longest rests between two samples, as powers of two of periods: of what is absent, changes, proved hot by
 /// being read, and has not enough to gain; and of what was made whole again.
@@ -180,15 +180,12 @@ impl Blocks {
         &self,
         managed: &[PageRange],
         policy: &HugePolicy,
-        gain: impl Fn(PageIndex) -> u32,
+        gain: impl Fn(PageIndex) -> Gain,
     ) -> Vec<u32> {
-        let wanted = policy.gain_pages();
         let is_due = |number: &u32| {
             let block = self.get(*number);
-            let is_worth_it = || {
-                block.phase == Phase::Examined
-                    && wanted.is_some_and(|wanted| gain(first_of(*number)) >= wanted)
-            };
+            let is_worth_it =
+                || block.phase == Phase::Examined && policy.is_worth(gain(first_of(*number)));
             block.phase != Phase::Split
                 && (block.due.wrapping_sub(self.period).cast_signed() <= 0 || is_worth_it())
         };
@@ -202,13 +199,13 @@ impl Blocks {
         numbers.any(|number| self.get(number).phase == Phase::Split)
     }
 
-    /// Takes in a sample of the block that begins with `first`, of which a split is known to gain `gain` pages.
+    /// Takes in a sample of the block that begins with `first`, of which a split is known to gain `gain`.
     pub(crate) fn take_sample(
         &mut self,
         first: PageIndex,
         sample: &BlockSample,
         policy: &HugePolicy,
-        gain: u32,
+        gain: Gain,
     ) -> Step {
         let (number, period) = (number_of(first), self.period);
         match sample.state {
@@ -233,19 +230,19 @@ impl Blocks {
         }
     }
 
-    fn take_huge(&mut self, number: u32, signature: u64, policy: &HugePolicy, gain: u32) -> Step {
-        let (period, wanted) = (self.period, policy.gain_pages());
+    fn take_huge(&mut self, number: u32, signature: u64, policy: &HugePolicy, gain: Gain) -> Step {
+        let period = self.period;
         let block = self.block(number);
         let is_new = block.phase == Phase::Unseen;
         let has_changed = block.signature != signature && policy.samples_first();
         let was_known = block.phase > Phase::Whole;
         block.may_be_huge = true;
         block.signature = signature;
-        let Some(wanted) = wanted else {
+        if !policy.splits() {
             block.phase = Phase::Whole;
             block.rest(period, QUIET_REST);
             return if was_known { self.forget_reading(number) } else { Step::Nothing };
-        };
+        }
         if block.phase == Phase::Hot {
             block.phase = Phase::Whole;
             block.due = period.wrapping_add(1 << block.hot);
@@ -259,7 +256,7 @@ impl Blocks {
         match block.phase {
             Phase::Unseen | Phase::Whole => self.read(number, Phase::First),
             Phase::Read => self.read(number, Phase::Second),
-            Phase::Examined if gain < wanted => {
+            Phase::Examined if !policy.is_worth(gain) => {
                 block.rest(period, QUIET_REST);
                 Step::Nothing
             }

@@ -12,9 +12,26 @@ pub(crate) struct Round {
     merges: Vec<Merge>,
     /// Pages that were inferred to hold what they are to be merged with (`between`).
     inferred: Vec<u32>,
+    /// Some contents were left out for want of room for mappings.
+    has_left_out: bool,
 }
 
 impl Round {
+    /// Takes in that there was no room for mappings for some of what was found.
+    pub(crate) fn note_left_out(&mut self) {
+        self.has_left_out = true;
+    }
+
+    /// Returns true if some of what was found was left out for want of room for mappings.
+    pub(crate) fn has_left_out(&self) -> bool {
+        self.has_left_out
+    }
+
+    /// Returns the same, and forgets it.
+    pub(crate) fn take_left_out(&mut self) -> bool {
+        std::mem::take(&mut self.has_left_out)
+    }
+
     /// Drops inferred pages that no merge came of. Zeros and merges were taken in the last round.
     pub(crate) fn drop_inferred(&mut self) {
         self.inferred.clear();
