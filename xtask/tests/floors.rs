@@ -35,7 +35,7 @@ const MERGE: Floors = &[
     &["domain"],
     &["grant", "guest", "pace"],
     &["classes", "slots", "status", "store", "tally", "workers"],
-    &["between", "extents", "gains", "headroom", "index_entry", "links", "lock", "meter"],
+    &["between", "extents", "gains", "headroom", "index_entry", "limit", "links", "lock", "meter"],
     &[
         "patience",
         "phases",

@@ -12,6 +12,7 @@
 //! - [`simulate`] runs either against a model of a scanner, second by second.
 //! - [`Ceiling`] holds the CPU time of any number of threads below a share of each second, while a
 //!   scan runs.
+//! - [`Spare`] says how much CPU time all others leave.
 //! - [`Pressure`] says when to scan at all, where merging is to wait until memory gets short.
 //!
 //! Seen first in Stefan Roesch, "mm/ksm: Add ksm advisor" (Linux 6.8, commit 66790e9a735b); knobs have
@@ -24,6 +25,7 @@ pub mod kernel;
 mod pressure;
 pub mod recorded;
 pub mod simulate;
+mod spare;
 
 pub mod steady;
 
@@ -33,6 +35,7 @@ pub use advisor_settings::{
 };
 pub use ceiling::Ceiling;
 pub use pressure::{Pressure, PressureMarks, Readings};
+pub use spare::{Spare, Usage};
 
 /// What a full scan took: every page that is to be looked at was looked at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,6 +14,7 @@ use crate::domain::{Domain, Domains};
 use crate::grant::{DomainError, Grant};
 use crate::guest::{Guest, Health};
 use crate::huge::{HugePolicy, HugeSettings, MemoryLevel};
+use crate::limit;
 use crate::meter::Meter;
 use crate::pace::Pacer;
 use crate::period::{Means, run_period};
@@ -24,7 +25,7 @@ use crate::stop::Stop;
 use crate::tally::PageMap;
 use crate::troubles::Troubles;
 use crate::unmerge::{UnmergeError, Unmerging, merge_again, unmerge};
-use crate::workers::Workers;
+use crate::workers::{WORKERS_MAX, Workers};
 
 /// A guest, or a model of one.
 pub type Connected = Arc<dyn Connection>;
@@ -82,16 +83,16 @@ impl Engine {
         let (meter, stop) = (Arc::<Meter>::default(), Arc::<Stop>::default());
         let troubles = Arc::<Troubles>::default();
         let workers = Workers::new(
-            settings.workers,
+            workers_of(&settings),
             Arc::clone(&meter),
             Arc::clone(&stop),
             Arc::clone(&troubles),
         );
-        workers.set_ceiling(ceiling(&settings));
+        workers.set_limit(ceiling(&settings), settings.spare_cpu);
         let core = Core {
             domains: Domains::default(),
             turn: None,
-            pacer: Pacer::new(&settings),
+            pacer: Pacer::new(&paced(settings)),
             paced: settings,
             periods: 0,
         };
@@ -143,8 +144,19 @@ impl Engine {
 
     /// Changes how many workers there are, at once.
     pub fn set_workers(&self, workers: usize) {
-        self.workers.set_wanted(workers);
-        guard(&self.settings).workers = self.workers.wanted();
+        let mut settings = guard(&self.settings);
+        settings.workers = workers.clamp(1, WORKERS_MAX);
+        self.workers.set_wanted(workers_of(&settings));
+        self.bell.notify_all();
+    }
+
+    /// Has work take what all CPUs of the machine have left, with a worker for each of them at least, or has the
+    /// ceiling hold again. At once, but for the rate, which changes with the next period.
+    pub fn set_spare_cpu(&self, spare_cpu: bool) {
+        let mut settings = guard(&self.settings);
+        settings.spare_cpu = spare_cpu;
+        self.workers.set_wanted(workers_of(&settings));
+        self.workers.set_limit(ceiling(&settings), spare_cpu);
         self.bell.notify_all();
     }
 
@@ -159,7 +171,7 @@ impl Engine {
         let mut settings = guard(&self.settings);
         settings.advisor = advisor;
         settings.pages_to_scan = pages_to_scan;
-        self.workers.set_ceiling(ceiling(&settings));
+        self.workers.set_limit(ceiling(&settings), settings.spare_cpu);
         self.bell.notify_all();
     }
 
@@ -206,10 +218,13 @@ impl Engine {
         let (start, settings) = (Instant::now(), self.settings());
         self.workers.begin();
         self.take_changes(&mut core);
-        let Core { domains, turn, pacer, paced, periods } = &mut *core;
-        if (paced.advisor, paced.pages_to_scan) != (settings.advisor, settings.pages_to_scan) {
-            pacer.set(&settings);
-            *paced = settings;
+        let Core { domains, turn, pacer, paced: paced_by, periods } = &mut *core;
+        let pace = |settings: &MergeSettings| {
+            (settings.advisor, settings.pages_to_scan, settings.spare_cpu)
+        };
+        if pace(paced_by) != pace(&settings) {
+            pacer.set(&paced(settings));
+            *paced_by = settings;
         }
         let deadline = start + settings.period;
         let mut published = start;
@@ -370,6 +385,19 @@ impl Engine {
 /// The ceiling on CPU time, in percent of one CPU, where there is one.
 fn ceiling(settings: &MergeSettings) -> Option<u64> {
     (settings.advisor.mode != Mode::None).then_some(settings.advisor.max_cpu_percent)
+}
+
+/// Number of workers that are wanted.
+fn workers_of(settings: &MergeSettings) -> usize {
+    if settings.spare_cpu { settings.workers.max(limit::cpus()) } else { settings.workers }
+}
+
+/// Settings as the pacer is to have them: what CPUs have left is no rate that it could reckon with.
+fn paced(mut settings: MergeSettings) -> MergeSettings {
+    if settings.spare_cpu {
+        settings.advisor.max_cpu_percent = 100 * limit::cpus() as u64;
+    }
+    settings
 }
 
 /// Locks what only the engine's own threads change.

@@ -44,6 +44,7 @@ mod guest;
 mod headroom;
 mod huge;
 mod index_entry;
+mod limit;
 mod links;
 mod lock;
 mod look;

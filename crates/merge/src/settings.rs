@@ -37,6 +37,9 @@ pub struct MergeSettings {
     /// guests' threads that work for them. [`Mode::None`](bindery_advisor::Mode::None): as fast as
     /// `pages_to_scan` says, and no ceiling.
     pub advisor: bindery_advisor::AdvisorSettings,
+    /// True if work takes what all CPUs of the machine have left, with as many workers as there are CPUs, in place of
+    /// the advisor's ceiling.
+    pub spare_cpu: bool,
     /// Pages of a batch, where no advisor says how many; `None`: as fast as it goes.
     pub pages_to_scan: Option<u64>,
     /// The rest after a batch: KSM's `sleep_millisecs`.
@@ -56,6 +59,7 @@ impl Default for MergeSettings {
             store_slots: STORE_SLOTS,
             index_keys: INDEX_KEYS,
             advisor: bindery_advisor::AdvisorSettings::of_kernel(bindery_advisor::Mode::None),
+            spare_cpu: false,
             pages_to_scan: None,
             rest: REST,
             huge_pages: HugeSettings::default(),

@@ -5,7 +5,7 @@
 //! for one phase: starting one costs some 30 µs, and a phase that has one task starts none.
 //!
 //! Between tasks each of them rests while all together, and the guests' threads that work for them, are
-//! above the [`Ceiling`].
+//! above their [`Limit`].
 
 use std::cell::Cell;
 use std::io;
@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use bindery_advisor::Ceiling;
 use bindery_sys::thread::cpu_time;
 
+use crate::limit::Limit;
 use crate::meter::Meter;
 use crate::phases::{PhaseName, PhaseRun, Phases};
 use crate::stop::Stop;
@@ -25,7 +25,7 @@ use crate::troubles::Troubles;
 /// Rests shorter than this are left for the next time.
 const REST_MIN_US: u64 = 1000;
 
-/// The longest rest before the ceiling is looked at again: it may have been raised.
+/// The longest rest before the limit is looked at again: it may have been raised.
 const REST_MAX_US: u64 = 100_000;
 
 /// The most workers there can be.
@@ -42,9 +42,7 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Workers {
     wanted: AtomicUsize,
-    ceiling: Mutex<Option<Ceiling>>,
-    /// The ceiling's clock begins here.
-    epoch: Instant,
+    limit: Mutex<Limit>,
     meter: Arc<Meter>,
     phases: Phases,
     troubles: Arc<Troubles>,
@@ -60,8 +58,7 @@ impl Workers {
     ) -> Self {
         let workers = Self {
             wanted: AtomicUsize::new(1),
-            ceiling: Mutex::default(),
-            epoch: Instant::now(),
+            limit: Mutex::default(),
             meter,
             phases: Phases::default(),
             troubles,
@@ -71,20 +68,20 @@ impl Workers {
         workers
     }
 
-    /// Holds the CPU time of all below so many percent of one CPU, from now on; `None`: no ceiling.
-    pub(crate) fn set_ceiling(&self, percent: Option<u64>) {
-        let new =
-            percent.map(|percent| Ceiling::new(percent, self.now_us(), self.meter.total_us()));
-        let mut ceiling = self.ceiling.lock().expect("no worker panics with it");
-        match (&mut *ceiling, percent) {
-            // Keeps the accumulated CPU debt; only the limit changes.
-            (Some(ceiling), Some(percent)) => ceiling.set_percent(percent, self.now_us()),
-            (ceiling, _) => *ceiling = new,
+    /// Holds the CPU time of all below so many percent of one CPU, from now on; `None`: no ceiling. With `spare` it is
+    /// held below what all CPUs have left instead.
+    pub(crate) fn set_limit(&self, percent: Option<u64>, spare: bool) {
+        let mut limit = self.limit.lock().expect("no worker panics with it");
+        match limit.set(percent, spare, self.meter.total_us()) {
+            Ok(()) => drop(self.troubles.is_over("spare CPU time")),
+            Err(error) => self.note_unknown_spare(&error),
         }
     }
 
-    fn now_us(&self) -> u64 {
-        self.epoch.elapsed().as_micros() as u64
+    fn note_unknown_spare(&self, error: &io::Error) {
+        if self.troubles.note("spare CPU time", error) {
+            tracing::warn!(%error, "cannot tell what CPU time is left: merging uses next to none");
+        }
     }
 
     /// The calling thread works for the engine from now on: what it has used before is not metered.
@@ -109,11 +106,9 @@ impl Workers {
         self.lap();
         let start = Instant::now();
         while !self.stop.is_set() {
-            let mut ceiling = self.ceiling.lock().expect("no worker panics with it");
-            let rest_us = ceiling
-                .as_mut()
-                .map_or(0, |ceiling| ceiling.rest_us(self.now_us(), self.meter.total_us()));
-            drop(ceiling);
+            let mut limit = self.limit.lock().expect("no worker panics with it");
+            let rest_us = limit.rest_us(self.meter.total_us());
+            drop(limit);
             if rest_us < REST_MIN_US {
                 break;
             }
@@ -378,7 +373,7 @@ mod tests {
     #[test]
     fn all_together_stay_below_the_ceiling() {
         let workers = workers(3);
-        workers.set_ceiling(Some(20));
+        workers.set_limit(Some(20), false);
         let (own, busy) = (thread::current().id(), Mutex::new(Duration::ZERO));
         let start = Instant::now();
         workers.begin();
@@ -402,10 +397,39 @@ mod tests {
     }
 
     #[test]
+    fn beside_those_who_want_every_cpu_next_to_nothing_is_used() {
+        let workers = workers(2);
+        workers.set_limit(None, true);
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..crate::limit::cpus() {
+                scope.spawn(|| {
+                    while !ended.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            // Until then CPUs were idle.
+            thread::sleep(Duration::from_millis(500));
+            workers.begin();
+            workers.breathe();
+            let (start, before_us) = (Instant::now(), workers.meter.total_us());
+            while start.elapsed() < Duration::from_secs(2) {
+                spin();
+                workers.breathe();
+            }
+            let used_us = workers.meter.total_us() - before_us;
+            let share = used_us as f64 / start.elapsed().as_micros() as f64;
+            ended.store(true, Ordering::Relaxed);
+            assert!(share < 0.1, "{share}");
+        });
+    }
+
+    #[test]
     fn a_guests_threads_count_and_stopping_ends_rests() {
         let stop = Arc::new(Stop::default());
         let workers = Workers::new(1, Arc::default(), Arc::clone(&stop), Arc::default());
-        workers.set_ceiling(Some(1));
+        workers.set_limit(Some(1), false);
         workers.meter.add_lane(3_600_000_000_000);
         let start = Instant::now();
         thread::scope(|scope| {

@@ -17,6 +17,7 @@ pub mod group;
 pub mod handover;
 pub mod heap;
 pub mod huge;
+pub mod idle_time;
 pub mod ksm;
 pub mod kvm;
 pub mod lock;
