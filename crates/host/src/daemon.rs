@@ -223,6 +223,7 @@ impl Daemon {
         shared.stopping.set();
         drop(http);
         let engine = engine.join();
+        shared.engine.close_guests();
         let deadline = Instant::now() + FAREWELL_PATIENCE;
         while !shared.seats.are_free() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));

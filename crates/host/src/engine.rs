@@ -201,6 +201,12 @@ impl HostEngine {
         self.merge.remove_guest(id);
     }
 
+    /// Closes the connections of all guests, which then look for another daemon.
+    pub(crate) fn close_guests(&self) {
+        let connected = self.lock().connected.clone();
+        connected.values().for_each(|guest| guest.close());
+    }
+
     /// Makes all pages of a guest private; returns how many were not.
     pub(crate) fn unmerge(&self, id: u32) -> Result<u64, EngineError> {
         let bindery_merge::Unmerging { pages, left } = self.merge.unmerge(id)?;

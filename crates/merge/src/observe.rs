@@ -2,8 +2,8 @@
 //!
 //! Losses first, then writes: a page that broke is reported as lost, and as written by the scan
 //! that follows or by the next one. In steady state these two requests are all that a guest is
-//! asked, and not one of its pages is read. A guest that keeps all of its huge pages is not asked
-//! anything until one of them is to be sampled again.
+//! asked, and not one of its pages is read. A guest in which all is quiet is not asked anything in most
+//! periods ([`rhythm`](crate::rhythm)), and one that keeps all of its huge pages not until one of them is to be sampled again.
 
 use bindery_guest::{GuestError, Lane};
 use bindery_wire::lane::Lost;
@@ -64,17 +64,21 @@ fn begin_looking(domain: &Domain, guest: &Guest, state: &mut State) -> Vec<u32> 
     due
 }
 
-/// Returns true if the guest can have lost nothing that is known of, and none of its writes are tracked.
+/// Returns true if there is nothing to ask the guest in the period that begins.
 fn is_at_rest(guest: &Guest, state: &State) -> bool {
     let written = guest.connection.written();
-    guest.merged() == 0
-        && state.doubt.is_clear()
+    let is_known = state.doubt.is_clear()
         && state.foreign.is_empty()
         && state.stale.is_empty()
         && !state.tracking.needs_survey()
         && !written.is_in_doubt()
-        && !written.is_watched()
-        && !state.blocks.has_split(&state.managed)
+        && !written.is_watched();
+    is_known && (has_nothing_to_lose(guest, state) || !state.tracking.is_due_next(&state.managed))
+}
+
+/// Returns true if no page of the guest is merged, and none of its writes are tracked.
+fn has_nothing_to_lose(guest: &Guest, state: &State) -> bool {
+    guest.merged() == 0 && !state.blocks.has_split(&state.managed)
 }
 
 impl Visit<'_> {

@@ -4,9 +4,11 @@
 //! the last times is asked after in every second, fourth, then eighth period, and in every one again
 //! once something in it was written: what KSM's `smart_scan` does with pages that do not merge. All
 //! that is delayed is that cold pages which were written are looked at again, by seven periods at
-//! most; merged ones that were written are reported at once, and have their block asked after then.
+//! most. Merged ones that were written are reported when anything of their guest is asked after, and have their block
+//! asked after then; a small guest in which all is quiet is not asked for them in between.
 //!
-//! Blocks next to one another rest in the same periods, so that what is asked stays in few ranges.
+//! Blocks next to one another rest in the same periods, so that what is asked stays in few ranges; small guests rest in
+//! different ones.
 
 use bindery_units::{PageIndex, PageRange};
 use bindery_wire::lane::BLOCK_PAGES;
@@ -32,6 +34,11 @@ pub(crate) struct Rhythm {
 }
 
 impl Rhythm {
+    /// Begins with nothing known. Those that begin with different numbers rest in different periods.
+    pub(crate) fn beginning_with(period: u32) -> Self {
+        Self { period, ..Self::default() }
+    }
+
     /// Starts the next period.
     pub(crate) fn begin_period(&mut self) {
         self.period = self.period.wrapping_add(1);
@@ -40,7 +47,7 @@ impl Rhythm {
     /// What is to be asked after in this period, of `range`: disjoint and ascending.
     pub(crate) fn due(&self, range: PageRange) -> Vec<PageRange> {
         let mut due: Vec<PageRange> = Vec::new();
-        for block in blocks_of(range).filter(|block| self.is_due(*block)) {
+        for block in blocks_of(range).filter(|block| self.is_due(*block, self.period)) {
             let pages = PageRange::new(PageIndex(block * BLOCK_PAGES), BLOCK_PAGES);
             let pages = pages.intersection(range);
             match due.last_mut() {
@@ -80,10 +87,16 @@ impl Rhythm {
         self.quiet.capacity()
     }
 
-    fn is_due(&self, block: u32) -> bool {
+    /// Returns true if anything of `range` is to be asked after in the next period.
+    pub(crate) fn is_due_next(&self, range: PageRange) -> bool {
+        let next = self.period.wrapping_add(1);
+        blocks_of(range).any(|block| self.is_due(block, next))
+    }
+
+    fn is_due(&self, block: u32, period: u32) -> bool {
         let quiet = self.quiet.get(block as usize).copied().unwrap_or(0);
         let rest = 1 << (quiet / PATIENCE);
-        (self.period.wrapping_add(block / GROUP_BLOCKS)).is_multiple_of(rest)
+        (period.wrapping_add(block / GROUP_BLOCKS)).is_multiple_of(rest)
     }
 }
 
@@ -149,8 +162,10 @@ mod tests {
         assert_eq!(rhythm.due(all), [all]);
         for period in 0..60 {
             // Every fourth block is never quiet.
+            let is_due = rhythm.is_due_next(all);
             rhythm.begin_period();
             let due = rhythm.due(all);
+            assert_eq!(is_due, !due.is_empty());
             assert!(due.len() <= 1 + 200 / GAP_BLOCKS as usize, "{period}: {due:?}");
             assert!(due.windows(2).all(|pair| pair[0].end() < pair[1].first));
             assert!(due.iter().all(|range| range.intersection(all) == *range));

@@ -56,7 +56,7 @@ pub(super) fn converge(engine: &Engine, dataset: &Dataset) -> Result<Run> {
     let merger = Merger::start(engine)?;
     let mut crowd = Crowd::start(&merger, dataset)?;
     let used_before = MemorySnapshot::take_settled()?.used();
-    back_free_memory(dataset.contents());
+    back_free_memory(dataset.shared());
     let cpu = merger.cpu_time(crowd.pids())?;
     crowd.merge()?;
     await_taken(&merger)?;

@@ -67,11 +67,10 @@ impl Dataset {
         u64::from(self.image_pages()) * u64::from(self.processes - 1)
     }
 
-    /// The memory that contents which differ take.
+    /// Returns the memory that one copy of all that the processes share takes: what merging needs beside theirs.
     #[must_use]
-    pub fn contents(&self) -> ByteCount {
-        let pages = u64::from(self.processes * self.pages) - self.duplicates();
-        ByteCount(pages * PAGE_BYTES as u64)
+    pub const fn shared(&self) -> ByteCount {
+        ByteCount(self.image_pages() as u64 * PAGE_BYTES as u64)
     }
 
     /// The seed of each page of process `process`, in order of its pages.

@@ -13,8 +13,8 @@ use bindery_sys::socket::Peer;
 use super::{SHORTAGE_PAUSE, Shared};
 use crate::engine::EngineError;
 
-/// How often a guest's thread looks whether the daemon ends.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often a guest's thread wakes up though nothing came. The daemon's end closes the connection.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// How a guest's connection ended.
 enum End {
@@ -101,10 +101,13 @@ impl Shared {
     /// Listens to a guest until its connection ends or the daemon does. Returns why.
     fn attend_guest(&self, guest: &Guest) -> End {
         loop {
-            match guest.wait_events(LOOK_EVERY) {
+            // Who comes when the daemon has closed all others' connections is not among them.
+            let waited =
+                if self.stopping.is_set() { Ok(false) } else { guest.wait_events(LOOK_EVERY) };
+            match waited {
                 // Its last message, and then the connection's end, may have come as one.
                 _ if guest.has_released() => return End::Left("it is no longer managed".into()),
-                Ok(_) if self.stopping.is_set() => return End::Left("the daemon ends".into()),
+                _ if self.stopping.is_set() => return End::Left("the daemon ends".into()),
                 Err(GuestError::Gone) => return End::Left(GuestError::Gone.to_string()),
                 Err(error) if error.is_fatal() => return End::Failed(error),
                 Ok(_) => {}

@@ -33,9 +33,9 @@ const COLLAPSED_REST: u8 = 6;
 /// Periods after which pages of a block that was split may be merged.
 const SETTLING: u32 = 4;
 
-/// Periods, a power of two, in one of which the merged pages of each split block are counted that nobody else
-/// has; and how many counts in a row have to find too little besides. Guests of one image come and go within
-/// minutes where jobs are run in them, and what one leaves is what the next one shares.
+/// Periods between two counts of the merged pages of a split block that nobody else has; and how many counts in a row
+/// have to find too little besides. Guests of one image come and go within minutes where jobs are run in them,
+/// and what one leaves is what the next one shares.
 const COUNT_EVERY: u32 = 128;
 const ALONE_COUNTS: u8 = 2;
 
@@ -70,8 +70,9 @@ struct Block {
     rest_log2: u8,
     /// Periods in a row for which it was split for little.
     thin: u8,
-    /// Counts in a row by which it is split for pages that nobody else has.
+    /// Counts in a row by which it is split for pages that nobody else has, and the period of the next count.
     alone: u8,
+    count_due: Option<u32>,
     /// Periods in which it was written much, less those since in which it was not; of one that is whole, how
     /// many times in a row it proved hot.
     hot: u8,
@@ -137,6 +138,8 @@ pub(crate) struct Blocks {
     blocks: Vec<Block>,
     fingerprints: BTreeMap<u32, Fingerprints>,
     period: u32,
+    /// Period in which split blocks were judged last.
+    judged_in: u32,
     /// Settings of the last period.
     settings: HugeSettings,
 }
@@ -353,6 +356,7 @@ impl Blocks {
             alone: 0,
             hot: 0,
             written: 0,
+            count_due: None,
             due,
             split_in: None,
             ..*block
@@ -414,6 +418,9 @@ impl Blocks {
         alone: impl Fn(PageRange) -> u32,
     ) -> Vec<(u32, Cause)> {
         let mut wanted = Vec::new();
+        // In between the guest was at rest, and nothing of it changed.
+        let periods = self.period.wrapping_sub(self.judged_in);
+        self.judged_in = self.period;
         for number in managed.iter().flat_map(|range| numbers(*range)) {
             let Some(block) = self.blocks.get_mut(number as usize) else { continue };
             if block.phase != Phase::Split || !block.may_be_huge {
@@ -430,9 +437,8 @@ impl Blocks {
                 wanted.push((pages.first.0, Cause::Empty));
                 continue;
             }
-            let is_counted = self.period.wrapping_add(number).is_multiple_of(COUNT_EVERY);
-            let alone = is_counted.then(|| alone(pages));
-            let cause = block.judge(policy, is_hot, gained, alone);
+            let alone = block.begin_count(self.period, number).then(|| alone(pages));
+            let cause = block.judge(policy, periods, is_hot, gained, alone);
             wanted.extend(cause.map(|cause| (pages.first.0, cause)));
         }
         wanted
@@ -495,21 +501,34 @@ fn first_of(number: u32) -> PageIndex {
 }
 
 impl Block {
-    /// Takes in what a period showed of a split block. Returns why it is to be whole again, if it is. `alone` is
+    /// Returns true if it is time to count a split block's pages that nobody else has, and schedules the next count.
+    /// The first one is at a time of its own number's, so that not all of a guest's blocks are counted at once.
+    fn begin_count(&mut self, period: u32, number: u32) -> bool {
+        if self.count_due.is_some_and(|due| due.wrapping_sub(period).cast_signed() > 0) {
+            return false;
+        }
+        let wait = if self.count_due.is_some() { COUNT_EVERY } else { 1 + number % COUNT_EVERY };
+        self.count_due.replace(period.wrapping_add(wait)).is_some()
+    }
+
+    /// Takes in what the last `periods` showed of a split block. Returns why it is to be whole again, if it is. `alone` is
     /// the number of its merged pages that nobody else has, where they were counted.
     fn judge(
         &mut self,
         policy: &HugePolicy,
+        periods: u32,
         is_hot: bool,
         gained: Gained,
         alone: Option<u32>,
     ) -> Option<Cause> {
         let all = gained.merged + gained.zero + gained.waiting;
-        let one_more = |count: u8, is_so| if is_so { count.saturating_add(1) } else { 0 };
+        let add = |count: u8, more: u32, is_so| {
+            if is_so { count.saturating_add(more.min(255) as u8) } else { 0 }
+        };
         self.hot = if is_hot { self.hot.saturating_add(1) } else { self.hot.saturating_sub(1) };
-        self.thin = one_more(self.thin, policy.is_thin(all));
+        self.thin = add(self.thin, periods, policy.is_thin(all));
         if let Some(alone) = alone {
-            self.alone = one_more(self.alone, policy.is_thin(all - alone));
+            self.alone = add(self.alone, 1, policy.is_thin(all - alone));
         }
         let patience = policy.settings.patience.max(1);
         if self.hot >= patience {

@@ -82,7 +82,7 @@ impl Guest {
             links: Links::default(),
             gains: Gains::default(),
             tally: Tally::default(),
-            state: Mutex::new(State::new(has_past)),
+            state: Mutex::new(State::new(number, has_past)),
             health: AtomicU8::new(Health::Well as u8),
             meter,
             troubles,

@@ -30,13 +30,13 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Creates a state without pages; `has_past` says that pages may be merged already.
-    pub(crate) fn new(has_past: bool) -> Self {
+    /// Creates a state of guest `number`, without pages; `has_past` says that pages may be merged already.
+    pub(crate) fn new(number: u32, has_past: bool) -> Self {
         Self {
             managed: Vec::new(),
             blocks: Blocks::default(),
             stale: Vec::new(),
-            tracking: Tracking::new(),
+            tracking: Tracking::new(number),
             round: Round::default(),
             doubt: Doubt::new(has_past),
             foreign: Foreign::default(),

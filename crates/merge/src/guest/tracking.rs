@@ -28,10 +28,11 @@ pub(crate) struct Tracking {
 }
 
 impl Tracking {
-    /// Begins with nothing known of any page.
-    pub(crate) fn new() -> Self {
+    /// Begins with nothing known of any page of guest `number`.
+    pub(crate) fn new(number: u32) -> Self {
+        let rhythm = Rhythm::beginning_with(number);
         // Scans for an earlier daemon may have reported what is there, and a scan reports nothing twice.
-        Self { needs_survey: true, ..Self::default() }
+        Self { rhythm, needs_survey: true, ..Self::default() }
     }
 
     /// Starts the next period.
@@ -89,6 +90,11 @@ impl Tracking {
     /// Returns the ranges of `managed` where it is time to ask.
     pub(crate) fn due(&self, managed: &[PageRange]) -> Vec<PageRange> {
         managed.iter().flat_map(|region| self.rhythm.due(*region)).collect()
+    }
+
+    /// Returns true if it is time to ask for any of `managed` in the next period.
+    pub(crate) fn is_due_next(&self, managed: &[PageRange]) -> bool {
+        managed.iter().any(|region| self.rhythm.is_due_next(*region))
     }
 
     /// Takes in that `range` is asked for.

@@ -763,3 +763,34 @@ fn figures_survive_json() {
     }
     assert_eq!(serde_json::from_str::<crate::status::EngineStatus>(&json).unwrap(), *status);
 }
+
+#[test]
+fn a_small_guest_at_rest_is_asked_in_every_eighth_period_and_others_in_other_ones() {
+    let mut scene = Scene::new(MergeSettings::default());
+    let guests: Vec<_> =
+        (0..8).map(|_| scene.guest("a", 1000, |page| u64::from(page + 1)).0).collect();
+    scene.periods(60);
+    let asked = || -> Vec<bool> {
+        let was_asked =
+            |guest: &Arc<ModelGuest>| !std::mem::take(&mut guest.process().requests).is_empty();
+        guests.iter().map(was_asked).collect()
+    };
+    asked();
+    for _ in 0..16 {
+        scene.periods(1);
+        let asked = asked().into_iter().filter(|was_asked| *was_asked).count();
+        assert_eq!(asked, 1, "of eight");
+    }
+    // What was written is found within as many periods, and asked after in each from then on.
+    guests[0].process().write(7, 1 << 40);
+    let found = (0..8).find(|_| {
+        scene.periods(1);
+        asked()[0]
+    });
+    assert!(found.is_some());
+    for _ in 0..3 {
+        scene.periods(1);
+        assert!(asked()[0]);
+    }
+    assert!(!guests[0].merged().contains_key(&7));
+}
