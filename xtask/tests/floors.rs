@@ -30,12 +30,26 @@ const MERGE: Floors = &[
     &["look"],
     &["losses", "resync", "scan", "unmerge"],
     &["appraise"],
-    &["admit", "agenda", "apply", "compact", "examine", "fill", "rehome", "spread", "visit"],
+    &[
+        "admit", "agenda", "apply", "arrivals", "compact", "examine", "fill", "rehome", "spread",
+        "visit",
+    ],
     &["room"],
     &["domain"],
     &["grant", "guest", "pace"],
     &["classes", "slots", "status", "store", "tally", "workers"],
-    &["between", "extents", "gains", "headroom", "index_entry", "limit", "links", "lock", "meter"],
+    &[
+        "between",
+        "extents",
+        "gains",
+        "headroom",
+        "home",
+        "index_entry",
+        "limit",
+        "links",
+        "lock",
+        "meter",
+    ],
     &[
         "patience",
         "phases",
@@ -50,7 +64,7 @@ const MERGE: Floors = &[
         "stable",
         "stayed",
     ],
-    &["huge", "stop", "troubles"],
+    &["huge", "nodes", "stop", "troubles"],
 ];
 
 /// Returns all code of a module, without its tests and comments.

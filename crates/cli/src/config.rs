@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use bindery_host::access::Group;
-use bindery_host::daemon_settings::{Change, DaemonSettings};
+use bindery_host::daemon_settings::{Change, DaemonSettings, is_truth_value};
 use toml::de::{DeTable, DeValue};
 
 use crate::exit::{Failure, Reason};
@@ -109,6 +109,7 @@ fn scalar(name: &str, value: &DeValue<'_>) -> Result<String, String> {
     match value {
         DeValue::Integer(number) => Ok(number.to_string().replace('_', "")),
         DeValue::String(text) => Ok(text.to_string()),
+        DeValue::Boolean(is_so) if is_truth_value(name) => Ok(is_so.to_string()),
         other => Err(refusal(name, &format!("of type {}", other.type_str()))),
     }
 }
@@ -189,10 +190,8 @@ fn default_of(name: &str) -> (String, &'static str) {
     let of_line = |line: &String| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned());
     let value = lines.iter().find_map(of_line).unwrap_or_else(|| "0".into());
     let note = if name == "workers" { "   # 1 on a machine with one CPU" } else { "" };
-    match value.parse::<u64>() {
-        Ok(_) => (value, note),
-        Err(_) => (format!("\"{value}\""), note),
-    }
+    let is_bare = value.parse::<u64>().is_ok() || value.parse::<bool>().is_ok();
+    if is_bare { (value, note) } else { (format!("\"{value}\""), note) }
 }
 
 #[cfg(test)]
@@ -208,12 +207,13 @@ mod tests {
     #[test]
     fn a_file_says_settings_and_what_takes_a_restart() {
         let text = "socket = \"/run/b.sock\"\nperiod = \"2s\"\nworkers = 3\nunmerge_at_exit = true\n\
-                    advisor_max_pages_to_scan = 50_000\n";
+                    advisor_max_pages_to_scan = 50_000\nacross_nodes = false\n";
         let file = parse(text).unwrap();
         assert_eq!(file.start.socket, Some("/run/b.sock".into()));
         assert_eq!(file.start.unmerge_at_exit, Some(true));
         assert_eq!((file.change.period_ms, file.change.workers), (Some(2000), Some(3)));
         assert_eq!(file.change.advisor_max_pages_to_scan, Some(50_000));
+        assert_eq!(file.change.across_nodes, Some(false));
         assert_eq!(parse("").unwrap(), ConfigFile::default());
     }
 
@@ -228,6 +228,7 @@ mod tests {
             ("advisor_mode = true\n", 1, "none, scan-time or steady, not of type boolean"),
             ("workers = 2\nworkers_max = 2.5\n", 2, "there is no setting workers_max"),
             ("advisor_max_cpu = -20\n", 1, "1 to 25600, not \"-20\""),
+            ("workers = 2\nacross_nodes = 1\n", 2, "across_nodes is true or false, not \"1\""),
             ("store_mib = true\n", 1, "1 to"),
             ("# comment\nsocket = \"relative\"\n", 2, "absolute"),
             ("store_mib = 0\n", 1, "1 to"),

@@ -24,6 +24,11 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     })
 }
 
+/// Returns what tells the domain of one NUMA node from those of others: nothing where merging goes across nodes.
+pub(crate) fn on_node(node: Option<u32>) -> String {
+    node.map(|node| format!(", node {node}")).unwrap_or_default()
+}
+
 /// Lines of cells under headings; cells are put to the right where the heading starts with a space.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,

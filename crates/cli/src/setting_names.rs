@@ -4,7 +4,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use bindery_host::PERIODS;
-use bindery_host::daemon_settings::{Change, DaemonSettings, allowed, allowed_numbers};
+use bindery_host::daemon_settings::{
+    Change, DaemonSettings, allowed, allowed_numbers, is_truth_value,
+};
 use serde_json::{Map, Value};
 
 use crate::times::time;
@@ -17,6 +19,7 @@ Settings:
   advisor_mode=MODE              how scans are paced: steady; scan-time, the kernel's law; none
   advisor_target_scan_time=TIME  how long it may take to look at memory that has come to rest
   advisor_max_cpu=PERCENT        most CPU time of all workers together, in percent of one CPU
+  spare_cpu=true|false           true: as much CPU time as all CPUs have left, in place of that
   advisor_min_pages_to_scan=N    fewest pages looked at between two rests of 20 ms
   advisor_max_pages_to_scan=N    most pages looked at between two rests
   pages_to_scan=N                pages looked at in 20 ms with advisor_mode=none; 0: no limit
@@ -32,7 +35,8 @@ Settings:
   huge_pages_gain_short=PAGES      while memory is short
   huge_pages_hot=PAGES             more written in a period: kept whole, unless memory is short
   huge_pages_thin=PAGES            fewer merged: made whole again
-  huge_pages_patience=PERIODS      for how long it has to be so, or hot, before it is";
+  huge_pages_patience=PERIODS      for how long it has to be so, or hot, before it is
+  across_nodes=true|false          false: merge within NUMA nodes; changed while no guest is managed";
 
 /// A setting and what it is to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +64,9 @@ impl Setting {
             }
             _ => (name, number()),
         };
-        let value = value.map_or_else(|| Value::String(text.into()), Value::from);
+        let is_so = text.parse().ok().filter(|_| is_truth_value(name));
+        let value = value.map(Value::from).or_else(|| is_so.map(Value::Bool));
+        let value = value.unwrap_or_else(|| Value::String(text.into()));
         let setting = Self { name: field.into(), value };
         match change(std::slice::from_ref(&setting)) {
             Ok(_) => Ok(setting),
@@ -156,6 +162,8 @@ mod tests {
         assert_eq!(parsed("advisor_target_scan_time=2m").advisor_target_scan_time, Some(120));
         assert_eq!(parsed("advisor_target_scan_time=7").advisor_target_scan_time, Some(7));
         assert_eq!(parsed("pressure_hold=0s").pressure_hold, Some(0));
+        assert_eq!(parsed("across_nodes=false").across_nodes, Some(false));
+        assert_eq!(parsed("spare_cpu=true").spare_cpu, Some(true));
         for wrong in [
             "workers=",
             "worker=2",
@@ -166,6 +174,8 @@ mod tests {
             "advisor_mode=fast",
             "advisor_target_scan_time=1500ms",
             "run_when=never",
+            "run_when=true",
+            "across_nodes=0",
             "=",
             "",
         ] {
@@ -204,6 +214,7 @@ mod tests {
             ("advisor_target_scan_time=1500ms", "advisor_target_scan_time is 1 to 86400 whole"),
             ("advisor_max_cpu=half", "advisor_max_cpu is 1 to 25600, not \"half\""),
             ("run_when=never", "run_when is always or pressure, not \"never\""),
+            ("across_nodes=no", "across_nodes is true or false, not \"no\""),
             ("pressure_hold=2d", "pressure_hold is 0 to 86400 whole seconds"),
             ("worker=1", "there is no setting worker; there are workers, period, advisor_mode,"),
             ("workers", "a name and a value"),

@@ -10,7 +10,7 @@ use bindery_wire::lane::BLOCK_PAGES;
 use crate::args::Global;
 use crate::connect::{ask_status, connect};
 use crate::exit::Failure;
-use crate::output::{human_bytes, human_signed_bytes, print, print_json};
+use crate::output::{human_bytes, human_signed_bytes, on_node, print, print_json};
 
 /// Prints the status.
 pub(crate) fn run(global: &Global) -> Result<(), Failure> {
@@ -70,7 +70,8 @@ fn write_advisor(out: &mut dyn Write, status: &HostStatus) -> io::Result<()> {
 }
 
 fn write_domain(out: &mut dyn Write, domain: &DomainStatus) -> io::Result<()> {
-    writeln!(out, "domain {} of user {}, {} guests", domain.name, domain.uid, domain.guests)?;
+    let (name, node) = (&domain.name, on_node(domain.node));
+    writeln!(out, "domain {name} of user {}{node}, {} guests", domain.uid, domain.guests)?;
     write_state(out, "  state", &domain.state)?;
     let counts = &domain.counts;
     let pages = |pages| human_bytes(PageCount(pages).bytes().0);

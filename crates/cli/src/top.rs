@@ -18,7 +18,7 @@ use crate::args::{Column, Global, TopArgs};
 use crate::connect::{ask_guests, ask_status, connect};
 use crate::exit::Failure;
 use crate::guests::{advice, table};
-use crate::output::{human_bytes, human_signed_bytes, print};
+use crate::output::{human_bytes, human_signed_bytes, on_node, print};
 use crate::screen::{Screen, takes_escapes};
 
 /// What the keys have chosen.
@@ -134,7 +134,8 @@ impl Snapshot {
         ];
         let table: Vec<String> = table(&self.guests).lines().collect();
         let states = domains.iter().filter_map(|domain| {
-            Some(format!("domain {}: {}", domain.name, domain.state.advice.as_ref()?))
+            let (name, node) = (&domain.name, on_node(domain.node));
+            Some(format!("domain {name}{node}: {}", domain.state.advice.as_ref()?))
         });
         head.into_iter().chain(table).chain(states).chain(advice(&self.guests))
     }

@@ -73,6 +73,7 @@ fn settings_that_cannot_be_change_nothing() {
         ("advisor_min_pages_to_scan=200000", "advisor_max_pages_to_scan"),
         ("advisor_mode=fast", "steady"),
         ("pressure_available_low=101", "0 to 100"),
+        ("across_nodes=never", "true or false"),
         // As the kernel does (EINVAL).
         ("pages_to_scan=100", "advisor_mode=none"),
     ] {

@@ -151,6 +151,37 @@ fn a_guest_is_unmerged_merged_again_and_let_go() {
 }
 
 #[test]
+fn across_nodes_changes_only_without_guests() {
+    if !can_manage("across_nodes_changes_only_without_guests") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("bindery.toml");
+    std::fs::write(&file, "across_nodes = false\n").unwrap();
+    let daemon = TestDaemon::start(&[&FAST[..], &["--config", file.to_str().unwrap()]].concat());
+    let is_set = || daemon.ask(&["set", "--json"]).json()["across_nodes"].as_bool().unwrap();
+    assert!(!is_set());
+    let _guests = ["one", "two"].map(|name| TestGuest::start(&daemon.socket(), name, "web"));
+    wait_until(&daemon, "guests of one node are merged", || is_merged(&daemon, "one"));
+
+    let ended = daemon.ask(&["set", "across_nodes=true", "advisor_max_cpu=11"]);
+    assert_eq!(ended.code, Some(2), "{}", ended.err);
+    assert!(ended.err.contains("restart the daemon"), "{}", ended.err);
+    std::fs::write(&file, "advisor_max_cpu = 12\n").unwrap();
+    let ended = daemon.ask(&["reload"]);
+    assert_eq!(ended.code, Some(8), "{}", ended.err);
+    assert!(ended.err.contains("across_nodes = true"), "{}", ended.err);
+    let settings = daemon.ask(&["set", "--json"]).json();
+    assert_eq!((is_set(), &settings["advisor_max_cpu"]), (false, &Value::from(50)));
+
+    for name in ["one", "two"] {
+        assert_eq!(daemon.ask(&["unmanage", name]).code, Some(0));
+    }
+    let ended = daemon.ask(&["set", "across_nodes=true"]);
+    assert!(ended.out.contains("across_nodes=true\n"), "{}{}", ended.out, ended.err);
+}
+
+#[test]
 fn a_name_is_taken_once() {
     if !can_manage("a_name_is_taken_once") {
         return;

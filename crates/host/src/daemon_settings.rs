@@ -12,7 +12,7 @@ use bindery_advisor::{AdvisorSettings, Mode, PressureMarks};
 use bindery_merge::HugeMode;
 use serde::{Deserialize, Serialize};
 
-pub use allowed::{allowed, allowed_numbers, allowed_words};
+pub use allowed::{allowed, allowed_numbers, allowed_words, is_truth_value};
 pub use huge_pages::HugePages;
 
 /// When to merge at all.
@@ -53,6 +53,8 @@ pub struct DaemonSettings {
     /// CPU, for all workers together), `advisor_min_pages_to_scan`, `advisor_max_pages_to_scan`.
     #[serde(flatten)]
     pub advisor: AdvisorSettings,
+    /// True if merging uses as much CPU time as all CPUs have left, in place of `advisor_max_cpu`.
+    pub spare_cpu: bool,
     /// When to merge.
     pub run_when: RunWhen,
     /// Memory is short when less than this share of it is available, in percent.
@@ -69,6 +71,8 @@ pub struct DaemonSettings {
     /// Treatment of huge pages.
     #[serde(flatten)]
     pub huge: HugePages,
+    /// True if pages of guests on different NUMA nodes are merged. Changed only while no guest is managed.
+    pub across_nodes: bool,
 }
 
 /// Pacing that suits a host which does other work: half a CPU at most, and at most 20 s until memory
@@ -90,6 +94,7 @@ impl DaemonSettings {
             period_ms: 1000,
             pages_to_scan: 0,
             advisor: ADVISOR,
+            spare_cpu: false,
             run_when: RunWhen::Always,
             pressure_available_low: PressureMarks::DEFAULT.available_low_percent,
             pressure_available_high: PressureMarks::DEFAULT.available_high_percent,
@@ -97,6 +102,7 @@ impl DaemonSettings {
             pressure_stall_low: PressureMarks::DEFAULT.stall_low / 100,
             pressure_hold: PressureMarks::DEFAULT.hold_s,
             huge: HugePages::DEFAULT,
+            across_nodes: true,
         }
     }
 
@@ -192,6 +198,18 @@ pub struct Refused {
     pub message: String,
 }
 
+impl Refused {
+    /// Refuses to change `across_nodes` while guests are managed.
+    pub(crate) fn across_nodes(value: bool) -> Self {
+        let message = format!(
+            "across_nodes can be changed only while no guest is managed: restart the daemon with \
+             across_nodes = {value} in its configuration file, or with --set across_nodes={value}; guests go \
+             on meanwhile, and are taken over"
+        );
+        Self { name: "across_nodes", other: None, message }
+    }
+}
+
 /// Settings to be changed; those not named stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -213,6 +231,8 @@ pub struct Change {
     pub advisor_min_pages_to_scan: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advisor_max_pages_to_scan: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spare_cpu: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_when: Option<RunWhen>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -239,6 +259,8 @@ pub struct Change {
     pub huge_pages_thin: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub huge_pages_patience: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub across_nodes: Option<bool>,
 }
 
 impl Change {
@@ -264,6 +286,7 @@ impl Change {
         set(max_cpu_percent, self.advisor_max_cpu);
         set(min_pages_to_scan, self.advisor_min_pages_to_scan);
         set(max_pages_to_scan, self.advisor_max_pages_to_scan);
+        set(&mut new.spare_cpu, self.spare_cpu);
         set(&mut new.run_when, self.run_when);
         set(&mut new.pressure_available_low, self.pressure_available_low);
         set(&mut new.pressure_available_high, self.pressure_available_high);
@@ -277,6 +300,7 @@ impl Change {
         set(&mut new.huge.huge_pages_hot, self.huge_pages_hot);
         set(&mut new.huge.huge_pages_thin, self.huge_pages_thin);
         set(&mut new.huge.huge_pages_patience, self.huge_pages_patience);
+        set(&mut new.across_nodes, self.across_nodes);
         if self.pages_to_scan.is_some() && new.advisor.mode != Mode::None {
             let message = format!(
                 "pages_to_scan is set by the advisor while advisor_mode is {}: set \

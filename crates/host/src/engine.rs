@@ -72,6 +72,8 @@ impl HostEngine {
             advisor: settings.advisor,
             pages_to_scan: settings.rate(),
             huge_pages: settings.huge.settings(),
+            spare_cpu: settings.spare_cpu,
+            across_nodes: settings.across_nodes,
             ..Default::default()
         });
         Self { merge, settings: Mutex::new(settings), guests: Mutex::default() }
@@ -96,27 +98,31 @@ impl HostEngine {
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes settings, all of them or none.
+    /// Changes settings, all of them or none. Waits for the period at work if `across_nodes` changes.
     pub(crate) fn set(&self, change: &Change) -> Result<DaemonSettings, Refused> {
         // Held throughout, here and below: two who change settings at once take turns.
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         let new = change.apply(&settings)?;
-        self.take_up(&mut settings, new);
+        self.take_up(&mut settings, new)?;
         Ok(new)
     }
 
-    /// Takes up settings that were checked.
-    pub(crate) fn replace_settings(&self, new: DaemonSettings) {
+    /// Takes up settings that were checked, all of them or none.
+    pub(crate) fn replace_settings(&self, new: DaemonSettings) -> Result<(), Refused> {
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
-        self.take_up(&mut settings, new);
+        self.take_up(&mut settings, new)
     }
 
-    fn take_up(&self, settings: &mut DaemonSettings, new: DaemonSettings) {
+    fn take_up(&self, settings: &mut DaemonSettings, new: DaemonSettings) -> Result<(), Refused> {
+        let across_nodes = self.merge.set_across_nodes(new.across_nodes);
+        across_nodes.map_err(|_| Refused::across_nodes(new.across_nodes))?;
         *settings = new;
         self.merge.set_workers(new.workers as usize);
         self.merge.set_period(new.period());
         self.merge.set_pace(new.advisor, new.rate());
+        self.merge.set_spare_cpu(new.spare_cpu);
         self.merge.set_huge_pages(new.huge.settings());
+        Ok(())
     }
 
     /// What goes wrong for longer, so that it is logged once.
@@ -242,7 +248,7 @@ impl HostEngine {
         Ok(guest)
     }
 
-    /// All domains, in order of user and name.
+    /// All domains, in order of user, name and node.
     pub(crate) fn domains(&self) -> Vec<DomainStatus> {
         let status = self.merge.status();
         let named = status.domains.iter().filter_map(|domain| {
@@ -250,7 +256,7 @@ impl HostEngine {
             Some(report::domain(uid, name, domain, status.full_scans))
         });
         let mut domains: Vec<DomainStatus> = named.collect();
-        domains.sort_by(|a, b| (a.uid, &a.name).cmp(&(b.uid, &b.name)));
+        domains.sort_by(|a, b| (a.uid, &a.name, a.node).cmp(&(b.uid, &b.name, b.node)));
         domains
     }
 

@@ -13,7 +13,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::daemon_settings::{Change, DaemonSettings, allowed, allowed_numbers, allowed_words};
+use crate::daemon_settings::{
+    Change, DaemonSettings, allowed, allowed_numbers, allowed_words, is_truth_value,
+};
 use crate::status::{GuestStatus, HostStatus};
 
 /// The protocol's version.
@@ -204,7 +206,10 @@ fn refused_setting(request: &serde_json::Map<String, serde_json::Value>) -> Opti
             return Some(Failure::new(FailureKind::BadRequest, message));
         };
         let is_allowed = match value {
-            serde_json::Value::String(word) => allowed_words(name).contains(&word.as_str()),
+            serde_json::Value::Bool(_) => is_truth_value(name),
+            serde_json::Value::String(word) => {
+                !is_truth_value(name) && allowed_words(name).contains(&word.as_str())
+            }
             number => number
                 .as_u64()
                 .zip(allowed_numbers(name))
@@ -281,6 +286,9 @@ mod tests {
             (r#""period_ms":"1s""#, "period_ms is 10 to 600000, not \"1s\""),
             (r#""advisor_max_cpu":null,"advisor_mode":"fast""#, "none, scan-time or steady"),
             (r#""run_when":[1]"#, "run_when is always or pressure, not [1]"),
+            (r#""run_when":true"#, "run_when is always or pressure, not true"),
+            (r#""across_nodes":"true""#, "across_nodes is true or false, not \"true\""),
+            (r#""across_nodes":1"#, "across_nodes is true or false, not 1"),
         ] {
             let line = format!(r#"{{"version":1,"request":"set",{field}}}"#);
             let failure = decode_request(line.as_bytes()).unwrap_err();

@@ -20,6 +20,7 @@ pub(crate) fn domain(uid: u32, name: &str, domain: &MergeDomain, full_scans: u64
     DomainStatus {
         uid,
         name: name.to_owned(),
+        node: domain.node,
         guests: domain.guests.len() as u32,
         state: domain_state(domain.state),
         pages_shared: domain.pages_shared,
@@ -41,6 +42,7 @@ pub(crate) fn guest(guest: &MergeGuest) -> GuestStatus {
         pid: guest.pid,
         uid: guest.uid,
         domain: guest.domain.clone(),
+        node: guest.node,
         command: guest.command.clone(),
         state: guest_state(guest.state),
         ram_bytes: bytes(counts.pages_managed),
@@ -65,6 +67,7 @@ pub(crate) fn new_guest(identity: &Identity, regions: &[Region]) -> GuestStatus 
         pid: identity.pid,
         uid: identity.uid,
         domain: identity.domain.clone(),
+        node: None,
         command: identity.command.clone(),
         state: State { name: "new".into(), advice: None },
         ram_bytes: bytes(pages_managed),

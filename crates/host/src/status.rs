@@ -50,7 +50,7 @@ pub struct HostStatus {
     pub http: Option<SocketAddr>,
     /// How the daemon is.
     pub state: State,
-    /// In order of user and name.
+    /// In order of user, name and node.
     pub domains: Vec<DomainStatus>,
 }
 
@@ -61,6 +61,9 @@ pub struct DomainStatus {
     pub uid: u32,
     /// Its name.
     pub name: String,
+    /// NUMA node of its guests and its store with `across_nodes=false`: each node of a domain is listed for itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
     /// How many guests it has now.
     pub guests: u32,
     /// How merging goes.
@@ -95,6 +98,9 @@ pub struct GuestStatus {
     pub uid: u32,
     /// Its domain.
     pub domain: String,
+    /// NUMA node that it shares pages within with `across_nodes=false`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
     /// The command of its process.
     pub command: String,
     /// How merging goes.

@@ -4,24 +4,24 @@ use std::collections::VecDeque;
 
 use bindery_units::PageIndex;
 
-use crate::domain::Domains;
+use crate::domain::{DomainId, Domains};
 use crate::guest::Guest;
 
 /// Pages that a round has of a guest, at least, while it is to have so many: 32 MiB.
 const SLICE_PAGES: usize = 1 << 13;
 
 /// Guest whose turn it is: its domain, and its number there.
-pub(crate) type Turn = Option<(String, u32)>;
+pub(crate) type Turn = Option<(DomainId, u32)>;
 
 /// Guests that have stable pages to be looked at in this period, in order.
 #[derive(Default)]
 pub(crate) struct Agenda {
-    left: VecDeque<(String, u32)>,
+    left: VecDeque<(DomainId, u32)>,
 }
 
 /// Some stable pages of one guest.
 pub(crate) struct Portion {
-    pub(crate) domain: String,
+    pub(crate) domain: DomainId,
     pub(crate) guest: u32,
     /// Pages of split blocks.
     pub(crate) pages: Vec<u32>,
@@ -40,11 +40,11 @@ impl Agenda {
     /// Begins with the guest whose turn it is: where a period is too short for all, each has its own.
     pub(crate) fn of(domains: &Domains, turn: &Turn) -> Self {
         let merging = domains.iter().filter(|(_, domain)| domain.pressure.merges());
-        let mut left: VecDeque<(String, u32)> = merging
-            .flat_map(|(name, domain)| {
+        let mut left: VecDeque<(DomainId, u32)> = merging
+            .flat_map(|(id, domain)| {
                 // What was not scanned in this period is not known to be stable.
                 let ready = domain.guests.values().filter(|guest| guest.ready() > 0);
-                ready.map(move |guest| (name.clone(), guest.number))
+                ready.map(move |guest| (id.clone(), guest.number))
             })
             .collect();
         if let Some(turn) = turn {
@@ -87,7 +87,11 @@ impl Agenda {
 }
 
 /// Takes about `most` stable pages of a guest. Returns them, and whether there may be more.
-fn take_portion(domains: &Domains, guest: &(String, u32), most: usize) -> (Option<Portion>, bool) {
+fn take_portion(
+    domains: &Domains,
+    guest: &(DomainId, u32),
+    most: usize,
+) -> (Option<Portion>, bool) {
     let Some(well) = well_guest(domains, guest) else { return (None, false) };
     let mut pages = Vec::new();
     let goes_on = well.state().take_stable(most, &mut pages);
@@ -101,7 +105,7 @@ fn take_portion(domains: &Domains, guest: &(String, u32), most: usize) -> (Optio
 }
 
 /// Returns a guest of the agenda, unless something went wrong with it or its domain in this period.
-fn well_guest<'a>(domains: &'a Domains, (name, number): &(String, u32)) -> Option<&'a Guest> {
-    let domain = domains.get(name).filter(|domain| domain.shortage().is_none())?;
+fn well_guest<'a>(domains: &'a Domains, (id, number): &(DomainId, u32)) -> Option<&'a Guest> {
+    let domain = domains.get(id).filter(|domain| domain.shortage().is_none())?;
     domain.guests.get(number).filter(|guest| guest.is_well())
 }

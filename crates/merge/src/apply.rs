@@ -145,8 +145,8 @@ impl Applying<'_> {
             }
             // What was not asked for is in no doubt.
             self.guest.lateness.check("to merge").inspect_err(|_| self.put_back(rest, 0))?;
-            let (some, later) = rest.split_at(batch(rest, &self.domain.grant.store));
-            let shared = match share(some, &self.domain.grant.store) {
+            let (some, later) = rest.split_at(batch(rest, &self.domain.store));
+            let shared = match share(some, &self.domain.store) {
                 Ok(shared) => shared,
                 Err(error) => {
                     self.domain.note_store_error(&error);

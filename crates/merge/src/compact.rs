@@ -89,7 +89,7 @@ impl Moves {
 fn is_wanted(domain: &Domain, vacant: u32) -> bool {
     let used = domain.slots.used();
     match domain.pressure.state() {
-        _ if is_short(domain) => vacant >= domain.grant.store.segment_slots() / VACANT_SHARE,
+        _ if is_short(domain) => vacant >= domain.store.segment_slots() / VACANT_SHARE,
         // Guests have enough to do, and slots go by themselves.
         DomainState::Storm => vacant >= VACANT_MIN && vacant > used,
         _ => vacant >= VACANT_MIN && vacant > used / VACANT_SHARE,
@@ -106,7 +106,7 @@ fn is_short(domain: &Domain) -> bool {
 /// Segments that all who map them can be asked to leave.
 fn movable(domain: &Domain) -> Vec<Sparse> {
     let mut asked = vec![0; domain.slots.segments()];
-    let number = |slot| domain.grant.store.segment_of(slot) as usize;
+    let number = |slot| domain.store.segment_of(slot) as usize;
     for guest in domain.guests.values().filter(|guest| can_be_asked(guest)) {
         for (_, slot) in merged_pages(guest) {
             asked[number(slot)] += 1;
@@ -201,7 +201,7 @@ fn copy_all(domain: &mut Domain, old: Vec<Slot>) -> Option<Vec<(Slot, Slot)>> {
     let mut row = moves
         .chunk_by(|a, b| a.1.plus(1) == b.1)
         .flat_map(|run| run.chunks(RUN_PAGES_MAX as usize));
-    match row.try_for_each(|run| copy_run(&domain.grant.store, run)) {
+    match row.try_for_each(|run| copy_run(&domain.store, run)) {
         Ok(()) => Some(moves),
         Err(error) => {
             tracing::debug!(%error, "sparse segments of the store stay as they are");

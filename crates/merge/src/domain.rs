@@ -4,13 +4,13 @@
 //! to another.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex};
 
-use bindery_guest::Connection;
+use bindery_guest::{Connection, Identity};
 use bindery_index::{Guard, Handle, Heads, Index, pin};
 use bindery_page::DigestKey;
-use bindery_units::{PAGE_BYTES, PageIndex, PageRange, Slot, SlotRange};
+use bindery_units::{NumaNode, PAGE_BYTES, PageIndex, PageRange, Slot, SlotRange};
 
 use crate::classes::Classes;
 use crate::grant::Grant;
@@ -20,19 +20,34 @@ use crate::index_entry::{GUESTS_MAX, IndexEntry};
 use crate::links::Link;
 use crate::lock::{locked, locked_mut};
 use crate::meter::Meter;
+use crate::nodes::StoreNode;
 use crate::plan::{Join, Seed};
 use crate::pressure::{Pressure, Shortage};
 use crate::retry_pause::RetryPause;
 use crate::rows::Rows;
 use crate::settings::MAPPING_BYTES;
 use crate::slots::{Slots, runs_of};
-use crate::status::{Counts, DomainStatus};
+use crate::status::{Counts, DomainStatus, GuestStatus};
 use crate::stayed::Stayed;
-use crate::store::StoreError;
+use crate::store::{Store, StoreError};
 use crate::troubles::Troubles;
 
-/// Domains of an engine, by name.
-pub(crate) type Domains = BTreeMap<String, Domain>;
+/// Domains of an engine.
+pub(crate) type Domains = BTreeMap<DomainId, Domain>;
+
+/// Name of a domain, and the node of its guests where merging stays within nodes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DomainId {
+    pub(crate) name: String,
+    pub(crate) node: Option<NumaNode>,
+}
+
+impl Display for DomainId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        self.node.map_or(Ok(()), |node| write!(f, " on {node}"))
+    }
+}
 
 /// Findings of a round.
 #[derive(Debug, Default)]
@@ -43,7 +58,9 @@ pub(crate) struct Found {
 
 /// A domain at work.
 pub(crate) struct Domain {
-    pub(crate) grant: Arc<Grant>,
+    pub(crate) id: DomainId,
+    grant: Arc<Grant>,
+    pub(crate) store: Arc<Store>,
     pub(crate) key: DigestKey,
     pub(crate) index: Index<Heads>,
     pub(crate) slots: Slots,
@@ -80,15 +97,19 @@ pub(crate) struct Domain {
 
 impl Domain {
     pub(crate) fn new(
+        id: DomainId,
         grant: Arc<Grant>,
+        node: Option<StoreNode>,
         backs_off: bool,
         meter: Arc<Meter>,
         troubles: Arc<Troubles>,
     ) -> Self {
         Self {
+            id,
+            store: Arc::new(Store::create(grant.slots, node)),
             key: DigestKey::from_secret(&grant.secret),
             index: Index::with_capacity(0, grant.index_keys, Heads),
-            slots: Slots::new(grant.slots, grant.store.segment_slots()),
+            slots: Slots::new(grant.slots, grant.segment_slots()),
             rows: Rows::default(),
             grant,
             guests: BTreeMap::new(),
@@ -116,9 +137,14 @@ impl Domain {
         self.next_guest = (number + 1) % GUESTS_MAX;
         let (meter, troubles) = (Arc::clone(&self.meter), Arc::clone(&self.troubles));
         // What the last connection is linked to is given back by what this one reports.
-        let mut all = self.guests.values().chain(&self.departed);
-        let returns = all.any(|guest| guest.is_of_process(connection.identity()));
+        let returns = self.knows(connection.identity());
         self.guests.insert(number, Guest::new(number, connection, returns, meter, troubles));
+    }
+
+    /// Returns true if a guest has the same process, a departed one included.
+    pub(crate) fn knows(&self, process: &Identity) -> bool {
+        let mut all = self.guests.values().chain(&self.departed);
+        all.any(|guest| guest.is_of_process(process))
     }
 
     /// Returns the next number that no guest has, departed ones included. They come round: a domain
@@ -215,7 +241,7 @@ impl Domain {
 
     /// The subject of troubles with writing to the store.
     pub(crate) fn writes(&self) -> impl Display {
-        std::fmt::from_fn(|f| write!(f, "store of domain {}", self.grant.name()))
+        fmt::from_fn(|f| write!(f, "store of domain {}", self.id))
     }
 
     /// Frees the slots that no guest maps any more, and closes segments of which none is left. Between phases
@@ -282,21 +308,21 @@ impl Domain {
     /// Frees slots that have no leaf (any more), and closes the segments that are empty then.
     pub(crate) fn release(&mut self, run: SlotRange) {
         for segments in self.slots.free(run) {
-            self.grant.store.drop_segments(segments);
+            self.store.drop_segments(segments);
             self.slots.give_back_segments(segments);
         }
     }
 
     /// Closes what segments are written by of which no slot is free any more. Between periods only.
     pub(crate) fn finish_segments(&self) {
-        let slots = self.grant.store.segment_slots();
-        self.grant.store.finish(|number| self.slots.is_taken(Slot(number * slots)));
+        let slots = self.store.segment_slots();
+        self.store.finish(|number| self.slots.is_taken(Slot(number * slots)));
     }
 
     /// Notes that nothing could be written to the store. The log has one line for it until merging goes on.
     pub(crate) fn note_store_error(&self, error: &StoreError) {
         if self.troubles.note(self.writes(), error) {
-            tracing::warn!(domain = self.grant.name(), %error, "merging pauses");
+            tracing::warn!(domain = %self.id, %error, "merging pauses");
         }
         self.note_shortage(error.shortage());
     }
@@ -371,12 +397,14 @@ impl Domain {
             + all().map(Guest::memory_bytes).sum::<u64>();
         let pages_shared = u64::from(self.slots.used());
         let pages_sharing = counts.pages_merged.saturating_sub(pages_shared);
-        let store_bytes = self.grant.store.allocated_bytes();
+        let store_bytes = self.store.allocated_bytes();
         let shown_bytes = (counts.pages_merged + counts.zero_pages) * PAGE_BYTES as u64;
         // Copies may outnumber the pages that map them.
         let saved_bytes = shown_bytes.cast_signed() - store_bytes.cast_signed();
+        let node = self.id.node.map(|node| node.0);
         DomainStatus {
-            name: self.grant.name().to_owned(),
+            name: self.id.name.clone(),
+            node,
             state: self.pressure.state(),
             pages_shared,
             pages_sharing,
@@ -387,7 +415,7 @@ impl Domain {
             store_slots_max: u64::from(self.grant.slots),
             index_keys: self.index.len(),
             counts,
-            guests: all().map(Guest::status).collect(),
+            guests: all().map(|guest| GuestStatus { node, ..guest.status() }).collect(),
         }
     }
 }

@@ -10,12 +10,14 @@ use bindery_guest::Connection;
 
 use crate::admit::admit;
 use crate::agenda::Turn;
+use crate::arrivals::{Arrivals, Settled, Sharing};
 use crate::domain::{Domain, Domains};
 use crate::grant::{DomainError, Grant};
 use crate::guest::{Guest, Health};
 use crate::huge::{HugePolicy, HugeSettings, MemoryLevel};
 use crate::limit;
 use crate::meter::Meter;
+use crate::nodes::{MachineNodes, Nodes};
 use crate::pace::Pacer;
 use crate::period::{Means, run_period};
 use crate::queue::Queue;
@@ -67,6 +69,7 @@ enum Change {
 }
 
 struct Core {
+    arrivals: Arrivals,
     domains: Domains,
     /// The guest that the next period begins with.
     turn: Turn,
@@ -76,10 +79,21 @@ struct Core {
     periods: u64,
 }
 
+/// Error of a change that takes an engine without guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("guests are managed")]
+pub struct GuestsManaged;
+
 impl Engine {
-    /// An engine without guests.
+    /// Makes an engine without guests.
     #[must_use]
     pub fn new(settings: MergeSettings) -> Self {
+        Self::with_nodes(settings, Arc::new(MachineNodes))
+    }
+
+    /// Makes an engine without guests, for a machine with these nodes.
+    #[must_use]
+    pub fn with_nodes(settings: MergeSettings, nodes: Arc<dyn Nodes>) -> Self {
         let (meter, stop) = (Arc::<Meter>::default(), Arc::<Stop>::default());
         let troubles = Arc::<Troubles>::default();
         let workers = Workers::new(
@@ -90,6 +104,7 @@ impl Engine {
         );
         workers.set_limit(ceiling(&settings), settings.spare_cpu);
         let core = Core {
+            arrivals: Arrivals::new(nodes),
             domains: Domains::default(),
             turn: None,
             pacer: Pacer::new(&paced(settings)),
@@ -180,6 +195,27 @@ impl Engine {
         guard(&self.settings).huge_pages = huge_pages;
     }
 
+    /// Changes whether pages of guests on different nodes are merged. Waits for the period at work, unless that is so
+    /// already.
+    ///
+    /// # Errors
+    /// [`GuestsManaged`] if there is any guest, or a process that still maps pages of the store.
+    pub fn set_across_nodes(&self, across_nodes: bool) -> Result<(), GuestsManaged> {
+        if self.settings().across_nodes == across_nodes {
+            return Ok(());
+        }
+        let _turn = self.queue.enter();
+        let mut core = guard(&self.core);
+        self.take_changes(&mut core, None);
+        core.domains.values_mut().for_each(admit);
+        core.domains.retain(|_, domain| !domain.is_empty());
+        if !core.domains.is_empty() || !core.arrivals.is_empty() {
+            return Err(GuestsManaged);
+        }
+        guard(&self.settings).across_nodes = across_nodes;
+        Ok(())
+    }
+
     /// Says how much memory the machine has left, from the next period on.
     pub fn set_memory(&self, level: MemoryLevel) {
         *guard(&self.memory) = level;
@@ -217,8 +253,8 @@ impl Engine {
         let mut core = guard(&self.core);
         let (start, settings) = (Instant::now(), self.settings());
         self.workers.begin();
-        self.take_changes(&mut core);
-        let Core { domains, turn, pacer, paced: paced_by, periods } = &mut *core;
+        self.take_changes(&mut core, None);
+        let Core { domains, turn, pacer, paced: paced_by, periods, .. } = &mut *core;
         let pace = |settings: &MergeSettings| {
             (settings.advisor, settings.pages_to_scan, settings.spare_cpu)
         };
@@ -301,7 +337,7 @@ impl Engine {
     ) -> Result<T, UnmergeError> {
         let _turn = self.queue.enter();
         let mut core = guard(&self.core);
-        self.take_changes(&mut core);
+        self.take_changes(&mut core, Some(id));
         // Who came since the last period has regions already, and may have merged pages.
         core.domains.values_mut().for_each(admit);
         let mut guests = core
@@ -338,18 +374,13 @@ impl Engine {
         look(&mut guard(&self.core).domains)
     }
 
-    fn take_changes(&self, core: &mut Core) {
-        let backs_off = guard(&self.settings).backs_off;
+    /// Takes in guests that came and went. One that is `awaited` has a domain afterwards.
+    fn take_changes(&self, core: &mut Core, awaited: Option<u32>) {
         for change in std::mem::take(&mut *guard(&self.inbox)) {
             match change {
-                Change::Add(grant, guest) => {
-                    let name = grant.name().to_owned();
-                    let domain = core.domains.entry(name);
-                    let (meter, troubles) = (Arc::clone(&self.meter), Arc::clone(&self.troubles));
-                    let new = || Domain::new(grant, backs_off, meter, troubles);
-                    domain.or_insert_with(new).add(guest);
-                }
+                Change::Add(grant, guest) => core.arrivals.add(grant, guest),
                 Change::Remove(id) => {
+                    core.arrivals.remove(id);
                     let mut guests =
                         core.domains.values().flat_map(|domain| domain.guests.values());
                     if let Some(guest) = guests.find(|guest| guest.connection.identity().id == id) {
@@ -357,6 +388,15 @@ impl Engine {
                     }
                 }
             }
+        }
+        let MergeSettings { across_nodes, backs_off, .. } = self.settings();
+        let sharing = Sharing { across_nodes, awaited };
+        for settled in core.arrivals.settle(&core.domains, sharing, &self.troubles) {
+            let Settled { id, grant, connection, node } = settled;
+            let (meter, troubles) = (Arc::clone(&self.meter), Arc::clone(&self.troubles));
+            let domain = core.domains.entry(id.clone());
+            let new = || Domain::new(id, grant, node, backs_off, meter, troubles);
+            domain.or_insert_with(new).add(connection);
         }
     }
 

@@ -142,7 +142,7 @@ impl Plan {
         let slot = |at: usize| self.slots[classes[at]];
         for run in good.chunk_by(|a, b| *b == a + 1 && slot(*b).0 == slot(*a).0 + 1) {
             let bytes = fetched.bytes(run[0], run.len());
-            if let Err(error) = domain.grant.store.write(slot(run[0]), bytes) {
+            if let Err(error) = domain.store.write(slot(run[0]), bytes) {
                 return domain.note_store_error(&error);
             }
             for at in run {

@@ -1,7 +1,7 @@
 //! Secret and store given to the guests of a domain.
 
 use crate::settings::MergeSettings;
-use crate::store::Store;
+use crate::store::segment_slots;
 
 /// Error of making a domain.
 #[derive(Debug, thiserror::Error)]
@@ -11,14 +11,14 @@ pub enum DomainError {
     Secret(getrandom::Error),
 }
 
-/// Grant to a domain's guests: the secret, and what they must know of the store.
+/// Grant to a domain's guests: the secret, and what they must know of the store. Where merging stays within nodes,
+/// the domain has as many stores of that shape as there are nodes.
 #[derive(Debug)]
 pub struct Grant {
     name: String,
     pub(crate) secret: [u8; 32],
     pub(crate) slots: u32,
     pub(crate) index_keys: u32,
-    pub(crate) store: Store,
 }
 
 impl Grant {
@@ -26,7 +26,7 @@ impl Grant {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(DomainError::Secret)?;
         let (slots, index_keys) = (settings.store_slots, settings.index_keys);
-        Ok(Self { name: name.to_owned(), secret, slots, index_keys, store: Store::create(slots) })
+        Ok(Self { name: name.to_owned(), secret, slots, index_keys })
     }
 
     /// The domain's name.
@@ -41,15 +41,15 @@ impl Grant {
         self.secret
     }
 
-    /// Number of slots that the store can ever have.
+    /// Number of slots that a store of it can ever have.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Number of slots of each segment of the store.
+    /// Number of slots of each segment of its stores.
     #[must_use]
     pub fn segment_slots(&self) -> u32 {
-        self.store.segment_slots()
+        segment_slots(self.slots)
     }
 }

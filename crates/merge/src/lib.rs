@@ -8,7 +8,8 @@
 //! nobody can write. Pages that stay unwritten are never read again.
 //!
 //! # What holds
-//! - **Domains share nothing** with each other: each has its own secret, index and store.
+//! - **Domains share nothing** with each other: each has its own secret, index and store. Where merging stays within
+//!   NUMA nodes, each node's guests of a domain have an index and a store of their own, under one secret (`arrivals`).
 //! - **A slot's content never changes while any process maps it**, known or not, or I/O reads it: it is
 //!   written once in the life of its segment's file (`store`). References show which slots are in use. They are
 //!   taken before a guest is asked to map and given back when it has said that it does not
@@ -30,6 +31,7 @@ mod admit;
 mod agenda;
 mod apply;
 mod appraise;
+mod arrivals;
 mod between;
 mod classes;
 mod compact;
@@ -42,6 +44,7 @@ mod gains;
 mod grant;
 mod guest;
 mod headroom;
+mod home;
 mod huge;
 mod index_entry;
 mod limit;
@@ -50,6 +53,7 @@ mod lock;
 mod look;
 mod losses;
 mod meter;
+mod nodes;
 mod observe;
 mod pace;
 mod patience;
@@ -82,9 +86,10 @@ mod unmerge;
 mod visit;
 mod workers;
 
-pub use engine::{Connected, Engine};
+pub use engine::{Connected, Engine, GuestsManaged};
 pub use grant::{DomainError, Grant};
 pub use huge::{HugeMode, HugeSettings, MemoryLevel};
+pub use nodes::{MachineNodes, Nodes, Placement};
 pub use pressure::{
     DomainState, FULL_PAUSE, STORM_BREAKS_MIN, STORM_PAUSE_MAX, STORM_SHARE, Shortage,
 };

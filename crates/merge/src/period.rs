@@ -159,7 +159,7 @@ fn end_period(domain: &mut Domain) {
     let shortage = locked_mut(&mut domain.shortage).take();
     let is_short = matches!(shortage, Some(Shortage::Memory | Shortage::Descriptors));
     if !is_short && domain.troubles.is_over(domain.writes()) {
-        tracing::info!(domain = domain.grant.name(), "merging goes on");
+        tracing::info!(domain = %domain.id, "merging goes on");
     }
     domain.finish_segments();
     domain.pressure.end_period(broken, merged, shortage);
@@ -204,8 +204,8 @@ fn compact_all(domains: &mut Domains, workers: &Workers) {
 }
 
 fn run_round(domains: &mut Domains, round: &[Portion], workers: &Workers) {
-    for (name, domain) in domains.iter_mut() {
-        let portions = round.iter().filter(|portion| portion.domain == *name);
+    for (id, domain) in domains.iter_mut() {
+        let portions = round.iter().filter(|portion| portion.domain == *id);
         let pages: usize = portions.map(Portion::len).sum();
         domain.classes = Classes::of_round(pages);
         // Half of what is new is a guess: what proves too wide is narrowed after the period.

@@ -46,6 +46,8 @@ pub struct MergeSettings {
     pub rest: Duration,
     /// Treatment of huge pages.
     pub huge_pages: HugeSettings,
+    /// True if pages of guests on different NUMA nodes are merged: KSM's `merge_across_nodes`.
+    pub across_nodes: bool,
     /// Whether pages that break are left alone for longer, and storms slow merging down. Off only
     /// where breaking as much as possible is the point.
     pub backs_off: bool,
@@ -63,6 +65,7 @@ impl Default for MergeSettings {
             pages_to_scan: None,
             rest: REST,
             huge_pages: HugeSettings::default(),
+            across_nodes: true,
             backs_off: true,
         }
     }

@@ -81,7 +81,7 @@ fn repeats(domain: &mut Domain) -> BTreeMap<Slot, u32> {
 /// Fills a row with `copies` of what is in `head`, if there is room for it.
 fn fill_row(domain: &mut Domain, head: Slot, copies: u32) -> Option<SlotRange> {
     let row = domain.slots.allocate_run(copies)?;
-    match domain.grant.store.copy(head, row) {
+    match domain.store.copy(head, row) {
         Ok(()) => Some(row),
         Err(error) => {
             tracing::debug!(%error, "a content that fills stretches of memory gets no copies");

@@ -110,6 +110,9 @@ pub struct GuestStatus {
     pub name: String,
     /// Its domain.
     pub domain: String,
+    /// NUMA node that it shares pages within, where merging stays within nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
     /// Its process.
     pub pid: i32,
     /// The user that its process acts as.
@@ -136,6 +139,10 @@ pub struct GuestStatus {
 pub struct DomainStatus {
     /// Its name.
     pub name: String,
+    /// NUMA node of its guests and its store, where merging stays within nodes: each node of a domain is listed
+    /// for itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
     /// What it does.
     pub state: DomainState,
     /// Canonical pages: slots of the store in use.
@@ -202,6 +209,6 @@ pub struct EngineStatus {
     pub advisor: AdvisorStatus,
     /// Figures of the phases of its periods.
     pub phases: Vec<PhaseStatus>,
-    /// Its domains, by name.
+    /// Its domains, by name and node.
     pub domains: Vec<DomainStatus>,
 }

@@ -21,7 +21,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bindery_sys::memfd;
@@ -30,6 +30,7 @@ use bindery_sys::tmpfs::PrivateTmpfs;
 use bindery_units::{PAGE_BYTES, Slot, SlotRange};
 
 use crate::lock::locked;
+use crate::nodes::StoreNode;
 use crate::pressure::Shortage;
 
 /// What shows in `/proc/PID/maps`.
@@ -83,6 +84,10 @@ impl StoreError {
 pub(crate) struct Store {
     /// Where files come from; memfds if nowhere.
     tmpfs: Option<PrivateTmpfs>,
+    /// Where its memory is to come from; from anywhere if `None`.
+    node: Option<StoreNode>,
+    /// Set once memory of the node could not be asked for.
+    is_unbound: AtomicBool,
     slots: u32,
     segment_slots: u32,
     segments: Mutex<Segments>,
@@ -117,18 +122,18 @@ struct SegmentState {
 }
 
 /// Number of slots of each segment of a store of `slots`.
-fn segment_slots(slots: u32) -> u32 {
+pub(crate) fn segment_slots(slots: u32) -> u32 {
     // In tests of the engine guests have few pages.
     let most = if cfg!(test) { SEGMENT_SLOTS_MIN } else { SEGMENT_SLOTS_MAX };
     (slots / SEGMENTS_MIN).clamp(SEGMENT_SLOTS_MIN, most)
 }
 
 impl Store {
-    /// A store with room for `slots` pages, without any segment.
-    pub(crate) fn create(slots: u32) -> Self {
+    /// Makes a store with room for `slots` pages, without any segment.
+    pub(crate) fn create(slots: u32, node: Option<StoreNode>) -> Self {
         let segment_slots = segment_slots(slots);
         if cfg!(test) {
-            return Self::of(None, slots, segment_slots);
+            return Self { node, ..Self::of(None, slots, segment_slots) };
         }
         let mounted = PrivateTmpfs::mount(Slot(segment_slots).offset_bytes());
         let tmpfs = mounted.inspect_err(|error| {
@@ -138,12 +143,14 @@ impl Store {
                  large folios take Linux 6.14 and CAP_SYS_ADMIN"
             );
         });
-        Self::of(tmpfs.ok(), slots, segment_slots)
+        Self { node, ..Self::of(tmpfs.ok(), slots, segment_slots) }
     }
 
     fn of(tmpfs: Option<PrivateTmpfs>, slots: u32, segment_slots: u32) -> Self {
         Self {
             tmpfs,
+            node: None,
+            is_unbound: AtomicBool::new(false),
             slots,
             segment_slots,
             segments: Mutex::default(),
@@ -290,7 +297,24 @@ impl Store {
             return Err(StoreError::Descriptors);
         }
         memfd::forbid_reopening_for_write(&file)?;
+        self.bind(&file);
         Ok(file)
+    }
+
+    /// Has a segment's memory come from the store's node. Where that cannot be had, the kernel chooses: guests save as
+    /// much, and read a little slower.
+    fn bind(&self, file: &File) {
+        let Some(StoreNode { node, nodes }) = &self.node else { return };
+        if let Err(error) = nodes.prefer(file, Slot(self.segment_slots).offset_bytes(), *node)
+            // Relaxed: one line too many does no harm.
+            && !self.is_unbound.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                %error,
+                "canonical pages of {node} lie where the kernel puts them: the daemon may use no memory of that \
+                 node (cpuset.mems of its cgroup, AllowedMemoryNodes= in its unit)"
+            );
+        }
     }
 
     #[cfg_attr(

@@ -1,8 +1,18 @@
-//! Memory policies: from which nodes the pages of a mapping come. See mbind(2) and numa(7).
+//! Nodes of memory: from which of them the pages of a mapping or a file come, which there are, and on which a
+//! process's memory lies. See mbind(2) and numa(7).
+
+mod machine;
+mod process;
 
 use std::io;
+use std::os::fd::BorrowedFd;
 
-use bindery_units::HostAddress;
+use bindery_units::{HostAddress, NumaNode};
+
+use crate::mapping::Mapping;
+
+pub use self::machine::{cpus_of, nodes_with_memory};
+pub use self::process::{Allowed, anonymous_bytes};
 
 /// Nodes that a policy may name: as many as any kernel has.
 const NODES_MAX: usize = 1024;
@@ -29,6 +39,19 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// Returns the policy of memory that comes from `node` while that has any, and from others otherwise
+    /// (`MPOL_PREFERRED`).
+    ///
+    /// # Errors
+    /// `InvalidInput` for a number that no kernel has.
+    pub fn preferring(node: NumaNode) -> io::Result<Self> {
+        let (at, bit) = (node.0 / libc::c_ulong::BITS, node.0 % libc::c_ulong::BITS);
+        let mut policy = Self { mode: libc::MPOL_PREFERRED, ..Self::default() };
+        let word = policy.nodes.get_mut(at as usize).ok_or(io::ErrorKind::InvalidInput)?;
+        *word = 1 << bit;
+        Ok(policy)
+    }
+
     /// Reads the policy of the mapping that `address` lies in. The default one where the kernel knows no nodes.
     ///
     /// # Errors
@@ -65,16 +88,31 @@ impl Policy {
     }
 }
 
+/// Has the memory that the first `bytes` of a file of memory get from now on come from `node` while that has any,
+/// whoever writes or touches it. The kernel keeps the policy with the file. Takes three system calls.
+///
+/// # Errors
+/// As mmap(2) and mbind(2): `EINVAL` where there is no such node, or this process may use no memory of it.
+pub fn prefer(file: BorrowedFd<'_>, bytes: usize, node: NumaNode) -> io::Result<()> {
+    let policy = Policy::preferring(node)?;
+    let view = Mapping::hidden(file, bytes)?;
+    // SAFETY: needs memory of the caller's own: the mapping was just made, and nobody else knows of it.
+    unsafe { policy.set(view.address(), bytes) }
+}
+
 fn answer(result: libc::c_long) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::FileExt as _;
+
     use bindery_units::PAGE_BYTES;
 
     use super::*;
-    use crate::mapping::Mapping;
+    use crate::memfd;
 
     #[test]
     fn a_policy_that_was_set_is_read_again_where_it_was_set() {
@@ -95,5 +133,27 @@ mod tests {
         assert_eq!(Policy::of(first).expect("a policy"), Policy::default());
         let nowhere = Policy::of(HostAddress(0)).expect_err("nothing is mapped there");
         assert_eq!(nowhere.raw_os_error(), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn a_file_keeps_the_node_that_it_prefers() {
+        const BYTES: usize = 16 * PAGE_BYTES;
+        let file = memfd::create("test", 2 * BYTES as u64).expect("a memfd");
+        prefer(file.as_fd(), BYTES, NumaNode(0)).expect("the first node");
+        file.write_all_at(&[7; PAGE_BYTES], 0).expect("memory");
+        // Any mapping of the file shows the policy, in this process or in another.
+        let view = Mapping::shared(file.as_fd(), 2 * BYTES, false).expect("a view");
+        let preferred = Policy::preferring(NumaNode(0)).expect("a policy");
+        assert_eq!(Policy::of(view.address()).expect("a policy"), preferred);
+        let behind = Policy::of(view.address().plus(BYTES)).expect("a policy");
+        assert_eq!(behind, Policy::default());
+    }
+
+    #[test]
+    fn nodes_that_there_are_not_are_refused() {
+        let file = memfd::create("test", PAGE_BYTES as u64).expect("a memfd");
+        for node in [NODES_MAX as u32 - 1, NODES_MAX as u32, u32::MAX] {
+            assert!(prefer(file.as_fd(), PAGE_BYTES, NumaNode(node)).is_err(), "{node}");
+        }
     }
 }

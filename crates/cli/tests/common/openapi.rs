@@ -23,6 +23,7 @@ pub(crate) fn check(description: &Value, schema: &Value, value: &Value, place: &
         "string" => value.is_string(),
         "array" => value.is_array(),
         "object" => value.is_object(),
+        "boolean" => value.is_boolean(),
         "null" => value.is_null(),
         name => panic!("{place}: type {name} is not used"),
     };

@@ -40,15 +40,23 @@ pub fn allowed_numbers(name: &str) -> Option<RangeInclusive<u64>> {
     })
 }
 
-/// The words that a setting may be; none if it is a number, or there is no such setting.
+/// The words that a setting may be, those of a truth value among them; none if it is a number, or there is no such
+/// setting.
 #[must_use]
 pub fn allowed_words(name: &str) -> Vec<&'static str> {
     match name {
         "advisor_mode" => Mode::ALL.map(Mode::name).to_vec(),
         "run_when" => RunWhen::ALL.map(RunWhen::name).to_vec(),
         "huge_pages" => HugeMode::ALL.map(HugeMode::name).to_vec(),
+        _ if is_truth_value(name) => vec!["true", "false"],
         _ => Vec::new(),
     }
+}
+
+/// Returns true if a setting is `true` or `false`, which are no words in JSON and TOML.
+#[must_use]
+pub fn is_truth_value(name: &str) -> bool {
+    matches!(name, "spare_cpu" | "across_nodes")
 }
 
 /// What a setting may be, in words: `1 to 256`; `always or pressure`. `None`: there is no such setting.
@@ -64,6 +72,8 @@ pub fn allowed(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
     use crate::daemon_settings::DaemonSettings;
 
@@ -72,20 +82,27 @@ mod tests {
         let settings = serde_json::to_value(DaemonSettings::with_workers(2)).unwrap();
         for (name, value) in settings.as_object().unwrap() {
             let may_be = allowed(name).unwrap_or_else(|| panic!("{name}"));
-            match value.as_u64() {
-                Some(number) => assert!(allowed_numbers(name).unwrap().contains(&number), "{name}"),
-                None => assert!(may_be.contains(value.as_str().unwrap()), "{name}: {may_be}"),
+            match value {
+                Value::Number(number) => {
+                    let numbers = allowed_numbers(name).unwrap();
+                    assert!(numbers.contains(&number.as_u64().unwrap()), "{name}");
+                }
+                Value::String(word) => assert!(may_be.contains(word), "{name}: {may_be}"),
+                Value::Bool(is_so) => assert!(may_be.contains(&is_so.to_string()), "{name}"),
+                _ => panic!("{name} is {value}"),
             }
         }
         assert_eq!(allowed("advisor_mode").unwrap(), "none, scan-time or steady");
+        assert_eq!(allowed("across_nodes").unwrap(), "true or false");
         assert_eq!(allowed("worker"), None);
     }
 
     #[test]
     fn words_are_what_is_taken() {
-        for name in ["advisor_mode", "run_when"] {
+        for name in ["advisor_mode", "run_when", "huge_pages", "spare_cpu", "across_nodes"] {
             for word in allowed_words(name) {
-                let change = format!(r#"{{"{name}":"{word}"}}"#);
+                let quote = if is_truth_value(name) { "" } else { "\"" };
+                let change = format!(r#"{{"{name}":{quote}{word}{quote}}}"#);
                 serde_json::from_str::<crate::daemon_settings::Change>(&change).unwrap();
             }
         }

@@ -251,7 +251,9 @@ struct Page {
 impl Page {
     fn domains(&mut self, domains: &[DomainStatus]) {
         let labels = |domain: &DomainStatus| {
-            vec![("domain", domain.name.clone()), ("user", domain.uid.to_string())]
+            let name = vec![("domain", domain.name.clone()), ("user", domain.uid.to_string())];
+            let node = domain.node.map(|node| ("node", node.to_string()));
+            name.into_iter().chain(node).collect::<Labels>()
         };
         let of = || domains.iter().map(|domain| (labels(domain), domain));
         self.figures("", DOMAIN, &of().collect::<Vec<_>>());

@@ -253,6 +253,7 @@ impl Guest {
             id: identity.id,
             name: identity.name,
             domain: identity.domain,
+            node: None,
             pid: identity.pid,
             uid: identity.uid,
             command: identity.command,

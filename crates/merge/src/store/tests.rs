@@ -1,8 +1,14 @@
 //! Segments: what they hold, who may change them, and that nobody who has one loses it.
 
 use std::io::{PipeReader, Read as _};
+use std::os::fd::AsFd as _;
+
+use bindery_sys::mapping::Mapping;
+use bindery_sys::numa::Policy;
+use bindery_units::NumaNode;
 
 use super::*;
+use crate::nodes::MachineNodes;
 use crate::slots::Slots;
 
 const SLOTS: u32 = 1 << 20;
@@ -73,7 +79,7 @@ fn a_store_holds_what_was_written_and_nothing_else() {
 fn the_size_of_segments_follows_that_of_the_store() {
     // As far as that can be told in tests, where segments are small.
     assert_eq!([1, 16, 1 << 20].map(segment_slots), [16; 3]);
-    assert_eq!(Store::create(100).segment_slots(), 16);
+    assert_eq!(Store::create(100, None).segment_slots(), 16);
 }
 
 #[test]
@@ -173,4 +179,28 @@ fn errors_of_the_kernel_tell_what_is_short() {
         [Shortage::Descriptors, Shortage::Descriptors, Shortage::Memory]
     );
     assert!(error(24).to_string().contains("LimitNOFILE"));
+}
+
+#[test]
+fn a_store_of_a_node_takes_its_memory_there() {
+    let policy_of = |store: &Store, slot: u32| {
+        store.write(Slot(slot), &page(7)).unwrap();
+        let shared = store.share(store.segment_of(Slot(slot))).unwrap();
+        let view = Mapping::shared(shared.as_fd(), PAGE_BYTES, false).unwrap();
+        Policy::of(view.address()).unwrap()
+    };
+    for store in all() {
+        assert_eq!(policy_of(&store, 1), Policy::default());
+        let node = Some(StoreNode { node: NumaNode(0), nodes: Arc::new(MachineNodes) });
+        let store = Store { node, ..store };
+        let preferred = Policy::preferring(NumaNode(0)).unwrap();
+        assert_eq!(policy_of(&store, 3 * 512), preferred, "of each segment made since");
+        assert_eq!(policy_of(&store, 9 * 512), preferred);
+        assert!(!store.is_unbound.load(Ordering::Relaxed));
+        // A node that no machine has: canonical pages are stored all the same.
+        let node = Some(StoreNode { node: NumaNode(5000), nodes: Arc::new(MachineNodes) });
+        let store = Store { node, ..store };
+        assert_eq!(policy_of(&store, 20 * 512), Policy::default());
+        assert!(store.is_unbound.load(Ordering::Relaxed));
+    }
 }

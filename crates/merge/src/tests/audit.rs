@@ -71,7 +71,7 @@ fn audit_references(domain: &Domain) {
     }
     let said = domain.slots.used() as usize;
     assert_eq!(said, used.len(), "slots in use are those referenced, rows, and heads of rows");
-    let stored = domain.grant.store.allocated_bytes() as usize / 4096;
+    let stored = domain.store.allocated_bytes() as usize / 4096;
     let held = said..=said + domain.slots.vacant() as usize;
     assert!(
         held.contains(&stored),
@@ -79,7 +79,7 @@ fn audit_references(domain: &Domain) {
     );
     let segments: BTreeSet<Slot> =
         used.iter().map(|slot| domain.slots.segment_of(*slot).first).collect();
-    let most = segments.len() * domain.grant.store.segment_slots() as usize;
+    let most = segments.len() * domain.store.segment_slots() as usize;
     assert!(*held.end() <= most, "what is vacant is in segments that are in use: {held:?}, {most}");
 }
 

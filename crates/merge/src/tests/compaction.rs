@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::audit::assert_converged;
 use super::model::ModelGuest;
 use super::process::Line;
-use super::scenes::Scene;
+use super::scenes::{Scene, id};
 use crate::MergeSettings;
 use crate::pressure::DomainState;
 
@@ -29,7 +29,7 @@ fn sparse() -> (Scene, [Arc<ModelGuest>; 2]) {
 /// Slots in use, and vacant ones.
 fn slots(scene: &Scene) -> (u32, u32) {
     let count = |domain: &crate::domain::Domain| (domain.slots.used(), domain.slots.vacant());
-    scene.engine.with_domains(|domains| count(&domains["a"]))
+    scene.engine.with_domains(|domains| count(&domains[&id("a")]))
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod audit;
 mod compaction;
 mod huge;
 mod model;
+mod nodes;
 mod numbers;
 mod process;
 mod random;

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use super::audit::assert_converged;
-use super::scenes::Scene;
+use super::scenes::{Scene, id};
 use crate::MergeSettings;
 use crate::index_entry::GUESTS_MAX;
 
 fn number_from(scene: &Scene, next: u32) {
-    scene.engine.with_domains(|domains| domains.get_mut("a").unwrap().next_guest = next);
+    scene.engine.with_domains(|domains| domains.get_mut(&id("a")).unwrap().next_guest = next);
 }
 
 fn numbers(scene: &Scene) -> Vec<u32> {
-    scene.engine.with_domains(|domains| domains["a"].guests.keys().copied().collect())
+    scene.engine.with_domains(|domains| domains[&id("a")].guests.keys().copied().collect())
 }
 
 #[test]

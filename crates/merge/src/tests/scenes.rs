@@ -10,13 +10,20 @@ use bindery_units::PAGE_BYTES;
 use super::audit::{assert_converged, audit};
 use super::model::ModelGuest;
 use super::process::{Line, Page};
+use crate::domain::DomainId;
 use crate::grant::Grant;
 use crate::guest::Health;
 use crate::pressure::{DomainState, FULL_PAUSE, STORM_BREAKS_MIN};
 use crate::settings::{MAPPING_BYTES, MEND_BREAKS, ROUND_PAGES};
 use crate::stable::BACK_OFF_MAX;
 use crate::status::{DomainStatus, GuestState, GuestStatus};
+use crate::store::Store;
 use crate::{Engine, MergeSettings};
+
+/// The key of a domain that merges across nodes.
+pub(super) fn id(name: &str) -> DomainId {
+    DomainId { name: name.to_owned(), node: None }
+}
 
 pub(super) struct Scene {
     pub(super) engine: Engine,
@@ -54,6 +61,11 @@ impl Scene {
     pub(super) fn domain(&self, name: &str) -> DomainStatus {
         let status = self.engine.status();
         status.domains.iter().find(|domain| domain.name == name).unwrap().clone()
+    }
+
+    /// Store of a domain that merges across nodes.
+    pub(super) fn store(&self, name: &str) -> Arc<Store> {
+        self.engine.with_domains(|domains| Arc::clone(&domains[&id(name)].store))
     }
 
     pub(super) fn status_of(&self, guest: &ModelGuest) -> GuestStatus {
@@ -400,16 +412,17 @@ fn a_content_that_fills_more_memory_gets_more_copies() {
 fn copies_stay_few_beside_what_is_merged() {
     let mut scene = Scene::new(MergeSettings::default());
     // One content after the other fills the guest's memory, and leaves one page behind.
-    let (one, grant) = scene.guest("a", 4096, |_| 7);
+    let (one, _) = scene.guest("a", 4096, |_| 7);
     for content in 8..40 {
         scene.periods(3);
         (content..4096).for_each(|page| one.process().discard(page));
         (content..4096).for_each(|page| one.process().write(page, u64::from(content)));
     }
     scene.periods(3);
+    let store = scene.store("a");
     let most = 4096 * MAPPING_BYTES / 2 / 4096;
     assert!(scene.domain("a").pages_shared <= most + 40, "{:?}", scene.domain("a").pages_shared);
-    assert!(grant.store.allocated_bytes() <= (most + 40) * 4096);
+    assert!(store.allocated_bytes() <= (most + 40) * 4096);
 }
 
 #[test]
@@ -428,7 +441,7 @@ fn domains_share_nothing() {
     assert_ne!(a.digest_key(), b.digest_key());
     scene.periods(6);
     assert!(one.merged().is_empty() && two.merged().is_empty());
-    assert_eq!(a.store.allocated_bytes() + b.store.allocated_bytes(), 0);
+    assert_eq!(["a", "b"].map(|name| scene.store(name).allocated_bytes()), [0, 0]);
 }
 
 #[test]
@@ -458,7 +471,7 @@ fn a_failure_does_not_hide_that_an_answer_is_owed() {
     let owed = GuestError::Stalled { request: "a merge", patience: ANSWER_PATIENCE };
     let failed = || GuestError::Daemon { doing: "a test", error: std::io::Error::other("a test") };
     scene.engine.with_domains(|domains| {
-        let guest = domains["a"].guests.values().next().expect("it is there");
+        let guest = domains[&id("a")].guests.values().next().expect("it is there");
         for (error, health) in [
             (failed(), Health::Failing),
             (owed, Health::Stalled),
@@ -506,26 +519,28 @@ fn an_answer_to_a_merge_that_never_came_is_asked_for() {
 #[test]
 fn what_a_lost_guest_maps_stays_until_its_process_ends() {
     let mut scene = Scene::new(MergeSettings::default());
-    let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
+    let (lost, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     let (other, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     scene.periods(3);
+    let store = scene.store("a");
     lost.set_line(Line::Closed);
     (0..100).for_each(|page| other.process().write(page, 1000 + u64::from(page)));
     // `audit` reads every page of the lost guest through its store.
     scene.periods(8);
     assert_eq!(scene.status_of(&lost).state, GuestState::Disconnected);
-    assert_eq!(grant.store.allocated_bytes(), 100 * 4096);
+    assert_eq!(store.allocated_bytes(), 100 * 4096);
     lost.process().end();
     scene.periods(1);
-    assert_eq!(grant.store.allocated_bytes(), 0);
+    assert_eq!(store.allocated_bytes(), 0);
 }
 
 #[test]
 fn what_a_child_sees_stays_though_nobody_knows_of_it() {
     let mut scene = Scene::new(MergeSettings { backs_off: false, ..MergeSettings::default() });
-    let (one, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
+    let (one, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     let (other, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     scene.periods(3);
+    let store = scene.store("a");
     one.process().fork();
     // Its parent and everybody else get other contents, over and over, in slots of the same numbers.
     for round in 1..10 {
@@ -540,18 +555,19 @@ fn what_a_child_sees_stays_though_nobody_knows_of_it() {
     }
     [&one, &other].into_iter().for_each(|guest| guest.process().end());
     scene.periods(2);
-    assert_eq!(grant.store.allocated_bytes(), 0);
+    assert_eq!(store.allocated_bytes(), 0);
     one.process().check();
 }
 
 #[test]
 fn without_descriptors_merging_pauses_and_goes_on_once_there_are_some() {
     let mut scene = Scene::new(MergeSettings::default());
-    let (one, grant) = scene.guest("a", 40, |page| u64::from(page + 1));
+    let (one, _) = scene.guest("a", 40, |page| u64::from(page + 1));
     scene.guest("a", 40, |page| u64::from(page + 1));
     scene.periods(3);
+    let store = scene.store("a");
     assert_eq!(one.merged().len(), 40);
-    let short = &grant.store.has_no_descriptors;
+    let short = &store.has_no_descriptors;
     short.store(true, Ordering::Relaxed);
     // Eight slots are left of the last segment.
     scene.guest("a", 100, |page| 500 + u64::from(page));
@@ -571,6 +587,7 @@ fn nobody_but_the_process_itself_can_come_back_for_it() {
     let (lost, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
     scene.guest("a", 100, |page| u64::from(page + 1));
     scene.periods(3);
+    let store = scene.store("a");
     lost.set_line(Line::Closed);
     scene.periods(1);
     // Says the same of itself, but the kernel says that it is another process.
@@ -582,7 +599,7 @@ fn nobody_but_the_process_itself_can_come_back_for_it() {
     scene.guests.push(thief);
     scene.guests[1].process().end();
     scene.periods(3);
-    assert_eq!(grant.store.allocated_bytes(), 100 * 4096);
+    assert_eq!(store.allocated_bytes(), 100 * 4096);
     let back = ModelGuest::connect(11, &grant, &lost.process);
     scene.engine.add_guest(&grant, back.clone());
     scene.guests.push(Arc::clone(&back));
@@ -590,10 +607,10 @@ fn nobody_but_the_process_itself_can_come_back_for_it() {
     assert_eq!(scene.status_of(&back).counts.pages_foreign, 0);
     assert!(scene.domain("a").guests.iter().all(|guest| guest.state != GuestState::Disconnected));
     // Its pages are merged with the slots that were kept for it, under the new connection.
-    assert_eq!((back.merged().len(), grant.store.allocated_bytes()), (100, 100 * 4096));
+    assert_eq!((back.merged().len(), store.allocated_bytes()), (100, 100 * 4096));
     back.process().end();
     scene.periods(1);
-    assert_eq!(grant.store.allocated_bytes(), 0);
+    assert_eq!(store.allocated_bytes(), 0);
 }
 
 #[test]
@@ -669,11 +686,12 @@ fn a_storm_of_breaks_slows_merging_down() {
 #[test]
 fn a_full_store_is_said_and_goes_on_when_there_is_room() {
     let mut scene = Scene::new(MergeSettings { store_slots: 50, ..MergeSettings::default() });
-    let (one, grant) = scene.guest("a", 100, |page| u64::from(page + 1));
+    let (one, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     let (two, _) = scene.guest("a", 100, |page| u64::from(page + 1));
     scene.periods(3);
+    let store = scene.store("a");
     assert_eq!(scene.domain("a").state, DomainState::StoreFull);
-    assert_eq!(grant.store.allocated_bytes(), 50 * 4096);
+    assert_eq!(store.allocated_bytes(), 50 * 4096);
     // What was merged becomes unique, so that there is room for the others.
     let merged: Vec<u32> = one.merged().into_keys().collect();
     for page in merged {
@@ -688,10 +706,11 @@ fn a_full_store_is_said_and_goes_on_when_there_is_room() {
 #[test]
 fn a_guest_that_lies_about_digests_gains_and_spoils_nothing() {
     let mut scene = Scene::new(MergeSettings::default());
-    let (liar, grant) = scene.guest("a", 20, |page| 500 + u64::from(page));
+    let (liar, _) = scene.guest("a", 20, |page| 500 + u64::from(page));
     liar.process().lies = Some(7);
     scene.periods(3);
-    assert_eq!(grant.store.allocated_bytes(), 0, "its pages were fetched and found out");
+    let store = scene.store("a");
+    assert_eq!(store.allocated_bytes(), 0, "its pages were fetched and found out");
     scene.guest("a", 20, |_| 7);
     scene.guest("a", 20, |_| 7);
     scene.periods(12);
@@ -728,12 +747,13 @@ fn regions_that_go_take_their_references_with_them() {
     let (one, grant) = scene.guest("a", 600, |page| u64::from(page + 1));
     let (two, _) = scene.guest("a", 600, |page| u64::from(page + 1));
     scene.periods(3);
+    let store = scene.store("a");
     one.remove_region(100, 500);
     two.remove_region(200, 400);
     scene.periods(2);
     assert_eq!((one.merged().len(), two.merged().len()), (100, 200));
-    let whole_segments = 200_u64.next_multiple_of(u64::from(grant.store.segment_slots()));
-    assert_eq!(grant.store.allocated_bytes(), whole_segments * 4096);
+    let whole_segments = 200_u64.next_multiple_of(u64::from(grant.segment_slots()));
+    assert_eq!(store.allocated_bytes(), whole_segments * 4096);
 }
 
 #[test]

@@ -60,7 +60,7 @@ function showHost(status) {
   status.domains.forEach((domain, at) => {
     const row = rows.rows[at] ?? rows.insertRow();
     const values = [
-      `${domain.name} of user ${domain.uid}`, null, formatCount(domain.guests), formatBytes(domain.general_profit),
+      nameOf(domain), null, formatCount(domain.guests), formatBytes(domain.general_profit),
       formatPages(domain.pages_sharing), formatPages(domain.pages_shared), formatPages(domain.zero_pages),
       formatPages(domain.pages_unshared), formatPages(domain.pages_volatile),
       formatBytes(domain.metadata_bytes + domain.mappings_bytes),
@@ -76,11 +76,16 @@ function showHost(status) {
   byId("domains").hidden = status.domains.length === 0;
 }
 
+function nameOf(domain) {
+  const node = domain.node === undefined ? "" : `, node ${domain.node}`;
+  return `${domain.name} of user ${domain.uid}${node}`;
+}
+
 function showAdvice(status, guests) {
   const lines = [];
   if (status.state.advice) lines.push(["The daemon", status.state]);
   for (const domain of status.domains) {
-    if (domain.state.advice) lines.push([`Domain ${domain.name} of user ${domain.uid}`, domain.state]);
+    if (domain.state.advice) lines.push([`Domain ${nameOf(domain)}`, domain.state]);
   }
   // The same advice for many guests is told once.
   const ill = Map.groupBy(guests.filter((guest) => guest.state.advice), (guest) => guest.state.name);
