@@ -2,8 +2,9 @@
 //!
 //! So many guests are started, batch by batch, and merged. Then none of them writes, and for some time all that
 //! merging uses is counted: CPU time of the daemon and of the shims in the guests' processes, memory, threads and
-//! descriptors. At last one more guest comes, and is timed until its pages are looked at. KSM looks at all memory
-//! with `smart_scan`, at full speed: its figure is the CPU time of a scan, as if there was one each period.
+//! descriptors. At last one more guest comes, and is timed until its pages are watched, and until one of them is read,
+//! which takes two periods in which it was not written. KSM looks at all memory with `smart_scan`, at full speed:
+//! its figure is the CPU time of a scan, as if there was one each period.
 
 use std::{
     fmt, fs, io,
@@ -22,7 +23,6 @@ use crate::{
     harness::{Bar, Measured, SampleSet, Table, take_turns},
     interrupt,
     merge::dataset::{Content, Dataset},
-    steady::settle_scans,
 };
 
 /// What to measure.
@@ -67,7 +67,8 @@ const THREADS: &str = "threads, daemon";
 const DESCRIPTORS: &str = "descriptors, daemon";
 const SHIM_THREADS: &str = "threads of a guest";
 const SHIM_DESCRIPTORS: &str = "descriptors of a guest";
-const NEWCOMER: &str = "new guest looked at after";
+const WATCHED: &str = "new guest watched after";
+const READ: &str = "and read after";
 
 /// Most that a thousand idle guests may cost: percent of a CPU, KiB a guest, periods.
 const CPU_PERCENT: f64 = 2.0;
@@ -82,6 +83,10 @@ const MERGED_PERCENT: u64 = 95;
 
 /// Time between two looks, which cost the daemon time as well.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Scans before anything is measured, and the time that they have.
+const SETTLING_SCANS: u64 = 48;
+const SETTLING: Duration = Duration::from_secs(90);
 
 /// Merging that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -113,12 +118,13 @@ fn measure(engine: &Engine, guests: u32, options: &Options) -> Result<Measured> 
     let (pages, processes) = (options.guest_mib << 8, guests + 1);
     let dataset = Dataset { content: Content::Easy, pages, extent_pages: 64, processes };
     let mut crowd = start(&merger, &dataset, guests)?;
-    settle_scans(&merger)?;
+    settle(&merger)?;
     let used = watch(&merger, &crowd, options)?;
     let memory = memory_of(&merger)?.0.saturating_sub(alone.0) / u64::from(guests);
     let daemon = merger.pid()?.map(Usage::of).transpose()?.unwrap_or_default();
     let guest = Usage::of(crowd.pids().next().expect("there is a guest"))?;
-    let newcomer = time_newcomer(&merger, &mut crowd, &dataset)?;
+    let newcomer = Newcomer::time(&merger, &mut crowd, &dataset)?;
+    let periods = |time: Duration| time.as_secs_f64() / options.period.as_secs_f64();
     merger.pause()?;
     crowd.verify()?;
     drop(crowd);
@@ -130,7 +136,8 @@ fn measure(engine: &Engine, guests: u32, options: &Options) -> Result<Measured> 
         .and(DESCRIPTORS, "", daemon.descriptors as f64)
         .and(SHIM_THREADS, "", guest.threads as f64)
         .and(SHIM_DESCRIPTORS, "", guest.descriptors as f64)
-        .and(NEWCOMER, "periods", newcomer.as_secs_f64() / options.period.as_secs_f64()))
+        .and(WATCHED, "periods", periods(newcomer.watched))
+        .and(READ, "periods", periods(newcomer.read)))
 }
 
 /// Starts guests batch by batch, each merged before the next one needs memory.
@@ -157,6 +164,16 @@ fn wait_until_saved(merger: &Merger, duplicates: u64) -> Result<()> {
     }
 }
 
+/// Waits until whoever merges passes over as much as it ever will, or for long: a scan of much memory takes KSM
+/// seconds.
+fn settle(merger: &Merger) -> Result<()> {
+    let (started, until) = (Instant::now(), merger.full_scans()? + SETTLING_SCANS);
+    while merger.full_scans()? < until && started.elapsed() < SETTLING {
+        interrupt::rest(LOOK_EVERY)?;
+    }
+    Ok(())
+}
+
 /// CPU time in percent of one CPU, as if there was one scan each period.
 struct Used {
     own_percent: f64,
@@ -168,32 +185,52 @@ fn watch(merger: &Merger, crowd: &Crowd, options: &Options) -> Result<Used> {
         let guests = merger.guests_cpu_time(crowd.pids())?;
         Ok((merger.full_scans()?, merger.own_cpu_time()?, guests))
     };
-    let before = look()?;
-    interrupt::rest(options.time)?;
+    let (started, before) = (Instant::now(), look()?);
+    while started.elapsed() < options.time || merger.full_scans()? == before.0 {
+        ensure!(started.elapsed() < PATIENCE, "no scan was completed in {PATIENCE:?}");
+        interrupt::rest(Duration::from_secs(1))?;
+    }
     let after = look()?;
-    let periods = (after.0 - before.0).max(1) as f64;
+    let periods = (after.0 - before.0) as f64;
     let percent =
         |used: Duration| 100.0 * used.as_secs_f64() / (periods * options.period.as_secs_f64());
     let (own, guests) = (after.1.saturating_sub(before.1), after.2.saturating_sub(before.2));
     Ok(Used { own_percent: percent(own), guests_percent: percent(guests) })
 }
 
-/// Starts one more guest, and times how long it takes from when its memory is given up until a page of it is read.
-/// KSM does not tell.
-fn time_newcomer(merger: &Merger, crowd: &mut Crowd, dataset: &Dataset) -> Result<Duration> {
-    let last = dataset.processes - 1;
-    crowd.add(merger, dataset, last..dataset.processes)?;
-    let read_before = merger.pages_read()?;
-    crowd.ask_one(last as usize, "merge")?;
-    let given_up = Instant::now();
-    while merger.pages_read()? == read_before {
+/// Times from when a new guest's memory is given up. KSM does not tell.
+#[derive(Clone, Copy, Debug, Default)]
+struct Newcomer {
+    watched: Duration,
+    read: Duration,
+}
+
+impl Newcomer {
+    /// Starts one more guest and times it.
+    fn time(merger: &Merger, crowd: &mut Crowd, dataset: &Dataset) -> Result<Self> {
+        let last = dataset.processes - 1;
+        crowd.add(merger, dataset, last..dataset.processes)?;
+        let all = u64::from(dataset.processes) * u64::from(dataset.pages);
+        let read_before = merger.pages_read()?;
+        crowd.ask_one(last as usize, "merge")?;
         if merger.pid()?.is_none() {
-            return Ok(Duration::ZERO);
+            return Ok(Self::default());
         }
-        ensure!(given_up.elapsed() < PATIENCE, "a new guest was not looked at in {PATIENCE:?}");
-        interrupt::rest(LOOK_EVERY)?;
+        let given_up = Instant::now();
+        let wait_until = |is_so: &dyn Fn() -> Result<bool>| -> Result<Duration> {
+            while !is_so()? {
+                ensure!(
+                    given_up.elapsed() < PATIENCE,
+                    "a new guest was not looked at in {PATIENCE:?}"
+                );
+                interrupt::rest(LOOK_EVERY)?;
+            }
+            Ok(given_up.elapsed())
+        };
+        let watched = wait_until(&|| merger.has_taken_all(all))?;
+        let read = wait_until(&|| Ok(merger.pages_read()? > read_before))?;
+        Ok(Self { watched, read })
     }
-    Ok(given_up.elapsed())
 }
 
 /// Memory of the daemon that is its own.
@@ -221,7 +258,7 @@ impl Usage {
 fn bars(crowd: &Figures) -> Vec<Bar> {
     let Some(bindery) = crowd.samples.last() else { return Vec::new() };
     let name = |figure: &str| format!("{} idle guests: {figure}", crowd.guests);
-    let most = [(CPU, CPU_PERCENT), (MEMORY, GUEST_KIB), (NEWCOMER, NEWCOMER_PERIODS)];
+    let most = [(CPU, CPU_PERCENT), (MEMORY, GUEST_KIB), (WATCHED, NEWCOMER_PERIODS)];
     let bar = |(figure, most): (&str, f64)| {
         Some(Bar::at_most(name(figure), bindery.figure(figure)?.median, most))
     };
