@@ -119,8 +119,8 @@ Examples:
   bindery-bench idle --guests 100
   bindery-bench idle --guests 1,100,1000 --guest-mib 16 --json
 
-A thousand guests of 16 MiB take 10 GiB of memory, four minutes with Bindery, and a quarter of an hour with KSM. Sets and restores KSM's settings:
-run it as root, on a machine where KSM does nothing else.")]
+A thousand guests of 16 MiB take 10 GiB of memory, four minutes with Bindery, and a quarter of an hour with
+KSM. Sets and restores KSM's settings: run it as root, on a machine where KSM does nothing else.")]
     Idle(IdleArgs),
     /// Merge real guests, beside kernel KSM
     #[command(after_help = "\
