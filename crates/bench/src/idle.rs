@@ -187,7 +187,8 @@ fn watch(merger: &Merger, crowd: &Crowd, options: &Options) -> Result<Used> {
     };
     let (started, before) = (Instant::now(), look()?);
     while started.elapsed() < options.time || merger.full_scans()? == before.0 {
-        ensure!(started.elapsed() < PATIENCE, "no scan was completed in {PATIENCE:?}");
+        let most = options.time + PATIENCE;
+        ensure!(started.elapsed() < most, "no scan was completed in {most:?}");
         interrupt::rest(Duration::from_secs(1))?;
     }
     let after = look()?;

@@ -73,6 +73,12 @@ impl Guest {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ends the connection, whatever is to be answered still: the daemon ends.
+    pub fn hang_up(&self) {
+        // It fails if the guest has closed its own end: then there is nobody to be told.
+        let _ = shutdown(&self.watch);
+    }
+
     /// Waits until the guest says something on its control connection, closes it or ends, for at most
     /// `patience`, and takes in what it said. False if nothing came. Regions that come and go show in
     /// [`Connection::regions`], the answer to [`Guest::release`] in [`Connection::has_released`].
@@ -210,8 +216,7 @@ impl Connection for Guest {
         if self.asked_to_release.load(Ordering::Relaxed) && !self.has_released() {
             return;
         }
-        // It fails if the guest has closed its own end: then there is nobody to be told.
-        let _ = shutdown(&self.watch);
+        self.hang_up();
     }
 
     fn has_released(&self) -> bool {

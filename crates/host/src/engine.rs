@@ -210,7 +210,7 @@ impl HostEngine {
     /// Closes the connections of all guests, which then look for another daemon.
     pub(crate) fn close_guests(&self) {
         let connected = self.lock().connected.clone();
-        connected.values().for_each(|guest| guest.close());
+        connected.values().for_each(|guest| guest.hang_up());
     }
 
     /// Makes all pages of a guest private; returns how many were not.

@@ -155,7 +155,10 @@ impl Arrivals {
         troubles: &Troubles,
     ) -> Option<NumaNode> {
         let regions = arrival.connection.regions();
-        let enough_bytes = if is_awaited { 0 } else { enough_bytes(&regions, arrival.looks) };
+        // Pages that are merged with the store of a daemon that ended lie on no node of the guest's own, and others
+        // wait for it to have them looked at.
+        let waits = !is_awaited && !arrival.connection.holds_other_stores();
+        let enough_bytes = if waits { enough_bytes(&regions, arrival.looks) } else { 0 };
         match self.nodes.placement(arrival.connection.identity().pid, &regions, there) {
             Ok(placement) => home_of(&placement, enough_bytes),
             Err(error) => {

@@ -222,7 +222,7 @@ impl Engine {
     }
 
     /// Has merging wait, or go on. What is merged stays merged meanwhile, guests come and go, and
-    /// they are asked ten times less often what they wrote.
+    /// they are asked what they wrote in every tenth of the periods in which they would be.
     pub fn set_idle(&self, is_idle: bool) {
         // Relaxed: a flag; the lock orders it before the bell.
         self.is_idle.store(is_idle, Ordering::Relaxed);
@@ -404,7 +404,7 @@ impl Engine {
         let settings = self.settings();
         let status = EngineStatus {
             full_scans: periods,
-            workers: settings.workers as u64,
+            workers: self.workers.wanted() as u64,
             period_ms: settings.period.as_millis() as u64,
             period_time_us: elapsed.as_micros() as u64,
             cpu_time_us: self.meter.threads_us(),

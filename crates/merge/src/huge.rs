@@ -61,7 +61,8 @@ pub struct HugeSettings {
     pub hot_pages: u32,
     /// Pages merged, at least, of a block that is split and stays so.
     pub thin_pages: u32,
-    /// Periods in a row for which a split block is thin or hot before it is made whole.
+    /// Periods in a row for which a split block is thin, or by which it was more often hot than not, before it is made
+    /// whole.
     pub patience: u8,
 }
 

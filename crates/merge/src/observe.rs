@@ -37,6 +37,10 @@ pub(crate) fn observe(domain: &Domain, guest: &Guest, workers: &Workers, scratch
         if scratch.samples.due.is_empty() && is_at_rest(guest, &state) {
             state.tracking.begin_period();
             state.counts.pages_volatile = state.tracking.end_period();
+            state.breaks.note_rest();
+            if state.tracking.ready() == 0 {
+                state.foreign.end_lap();
+            }
             return;
         }
     }
@@ -50,6 +54,9 @@ pub(crate) fn observe(domain: &Domain, guest: &Guest, workers: &Workers, scratch
     if let Err(error) = observed {
         guest.note(&error);
     }
+    drop(visit);
+    let breaks = state.counts.breaks;
+    state.breaks.note_asked(breaks);
 }
 
 /// Starts the next period of a guest's blocks. Returns the first pages of those that are to be sampled in it.

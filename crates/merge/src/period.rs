@@ -155,7 +155,8 @@ fn end_period(domain: &mut Domain) {
     }
     let breaks = domain.counts().breaks;
     let merged = domain.merged() + (breaks - domain.breaks_seen);
-    let broken = if domain.backs_off { breaks - domain.breaks_seen } else { 0 };
+    let lately: u64 = domain.guests.values().map(|guest| guest.state().breaks.take()).sum();
+    let broken = if domain.backs_off { lately } else { 0 };
     let shortage = locked_mut(&mut domain.shortage).take();
     let is_short = matches!(shortage, Some(Shortage::Memory | Shortage::Descriptors));
     if !is_short && domain.troubles.is_over(domain.writes()) {

@@ -15,8 +15,11 @@ use crate::links::Link;
 use crate::plan::{Class, Join};
 use crate::runs::{Merge, cut, fit, mappings};
 
-/// Stands for the slot of a page that is merged already. No content of a round has it.
+/// Stands for the slot of a page that is merged already, and lies beside no other.
 const ELSEWHERE: Slot = Slot(u32::MAX);
+
+/// Stands for the slot of the first content of a round: above all that a store has.
+const FIRST: u32 = 1 << 30;
 
 /// Takes the classes that guests have no room for out of `classes`, which are in order of their homes, and returns
 /// them. Guests that had to leave some out are short of mappings.
@@ -47,8 +50,12 @@ fn choose(domain: &mut Domain, classes: &[Class], joins: &[Join]) -> BTreeSet<(u
     let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
     joins.iter().for_each(|join| *counts.entry(join.guest).or_default() += 1);
     let is_tight = |(guest, pages): (&u32, &u32)| {
-        let room = domain.guests.get(guest)?.state().usage.mappings_left();
-        (*pages > room / 2).then_some((*guest, Vec::new()))
+        let state = domain.guests.get(guest)?.state();
+        // What the store has already needs mappings as well.
+        let merges = state.round.merges();
+        let pages = *pages as usize + merges.len();
+        let is_tight = pages > state.usage.mappings_left() as usize / 2;
+        is_tight.then(|| (*guest, merges.to_vec()))
     };
     let mut merges: BTreeMap<u32, Vec<Merge>> = counts.iter().filter_map(is_tight).collect();
     if merges.is_empty() {
@@ -57,7 +64,7 @@ fn choose(domain: &mut Domain, classes: &[Class], joins: &[Join]) -> BTreeSet<(u
     for (at, class) in classes.iter().enumerate() {
         for join in class.joins(joins) {
             if let Some(merges) = merges.get_mut(&join.guest) {
-                merges.push(Merge { page: join.page, slot: Slot(at as u32) });
+                merges.push(Merge { page: join.page, slot: Slot(FIRST + at as u32) });
             }
         }
     }
@@ -69,7 +76,7 @@ fn choose(domain: &mut Domain, classes: &[Class], joins: &[Join]) -> BTreeSet<(u
     unmapped
 }
 
-/// Returns the pages of `merges`, of one guest, that it has no room for.
+/// Returns the pages of `merges`, which are of one guest, that it has no room for.
 fn pages_without_room(domain: &mut Domain, number: u32, mut merges: Vec<Merge>) -> Vec<PageIndex> {
     merges.sort_unstable();
     let mut runs = cut(&merges);

@@ -20,7 +20,7 @@ pub struct HugePages {
     pub huge_pages_hot: u64,
     /// A huge page is made again when fewer of its pages than this are merged.
     pub huge_pages_thin: u64,
-    /// For how many periods in a row it has to be so, or hot, before it is.
+    /// For how many periods in a row it has to be so, or by how many more it has to be hot than not, before it is.
     pub huge_pages_patience: u64,
 }
 

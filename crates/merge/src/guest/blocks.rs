@@ -418,7 +418,7 @@ impl Blocks {
         alone: impl Fn(PageRange) -> u32,
     ) -> Vec<(u32, Cause)> {
         let mut wanted = Vec::new();
-        // In between the guest was at rest, and nothing of it changed.
+        // In between the guest was at rest.
         let periods = self.period.wrapping_sub(self.judged_in);
         self.judged_in = self.period;
         for number in managed.iter().flat_map(|range| numbers(*range)) {
@@ -452,7 +452,8 @@ impl Blocks {
         block.look_next(period);
     }
 
-    /// Takes in that a split block cannot be made whole now: the next try is after twice as long.
+    /// Takes in that a split block cannot be made whole now: the next try is after twice as long, and after two more
+    /// counts if nobody else has its pages.
     pub(crate) fn note_stuck(&mut self, first: PageIndex) {
         let number = number_of(first);
         let stuck = self.get(number).stuck;
@@ -525,8 +526,10 @@ impl Block {
         let add = |count: u8, more: u32, is_so| {
             if is_so { count.saturating_add(more.min(255) as u8) } else { 0 }
         };
+        // What it was in the periods in which nobody looked is known if it was so before.
+        let thin_periods = if self.thin > 0 { periods } else { 1 };
         self.hot = if is_hot { self.hot.saturating_add(1) } else { self.hot.saturating_sub(1) };
-        self.thin = add(self.thin, periods, policy.is_thin(all));
+        self.thin = add(self.thin, thin_periods, policy.is_thin(all));
         if let Some(alone) = alone {
             self.alone = add(self.alone, 1, policy.is_thin(all - alone));
         }
@@ -534,7 +537,9 @@ impl Block {
         if self.hot >= patience {
             return Some(Cause::Hot);
         }
-        (self.thin >= patience || self.alone >= ALONE_COUNTS).then_some(Cause::Thin)
+        // A count holds for the period that it is made in: others may come to have the pages.
+        let is_alone = alone.is_some() && self.alone >= ALONE_COUNTS;
+        (self.thin >= patience || is_alone).then_some(Cause::Thin)
     }
 
     /// Schedules the next sample after a rest, and makes the rest after that twice as long, up to a limit.

@@ -6,6 +6,7 @@
 //! skipped by every worker that has not begun with it.
 
 mod blocks;
+mod breaks;
 mod doubt;
 mod foreign;
 mod mending;

@@ -3,6 +3,7 @@
 use bindery_units::PageRange;
 
 use crate::guest::blocks::Blocks;
+use crate::guest::breaks::Breaks;
 use crate::guest::doubt::Doubt;
 use crate::guest::foreign::Foreign;
 use crate::guest::mending::Mending;
@@ -23,6 +24,7 @@ pub(crate) struct State {
     pub(crate) doubt: Doubt,
     pub(crate) foreign: Foreign,
     pub(crate) mending: Mending,
+    pub(crate) breaks: Breaks,
     pub(crate) usage: Usage,
     pub(crate) counts: Counts,
     /// Unmerged by an operator: left alone until `merge` is called.
@@ -41,6 +43,7 @@ impl State {
             doubt: Doubt::new(has_past),
             foreign: Foreign::default(),
             mending: Mending::default(),
+            breaks: Breaks::default(),
             usage: Usage::default(),
             counts: Counts::default(),
             is_unmerged: false,
