@@ -333,7 +333,7 @@ impl Merger {
         Ok(Duration::from_micros(longest.unwrap_or(0)))
     }
 
-    /// Has merging look at nothing more until [`Self::begin`], but for a period of a daemon that is under way.
+    /// Keeps merging from looking at anything more until [`Self::begin`], but for a period of a daemon that is under way.
     pub(crate) fn suspend(&self) -> Result<()> {
         let Self::Bindery(daemon) = self else { return self.pause() };
         let period_ms = Some(PERIODS.end().as_millis() as u64);

@@ -25,7 +25,7 @@ use crate::{
     merge::dataset::{Content, Dataset},
 };
 
-/// What to measure.
+/// Guests to watch, and for how long.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Interleaved rounds.
@@ -42,7 +42,7 @@ pub struct Options {
     pub program: PathBuf,
 }
 
-/// What was measured.
+/// Figures of all numbers of guests.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// One for each number of guests.

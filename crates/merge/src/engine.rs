@@ -165,7 +165,7 @@ impl Engine {
         self.bell.notify_all();
     }
 
-    /// Has work take what all CPUs of the machine have left, with a worker for each of them at least, or has the
+    /// Lets work take what all CPUs of the machine have left, with a worker for each of them at least, or has the
     /// ceiling hold again. At once, but for the rate, which changes with the next period.
     pub fn set_spare_cpu(&self, spare_cpu: bool) {
         let mut settings = guard(&self.settings);

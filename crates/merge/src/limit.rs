@@ -68,7 +68,7 @@ impl Limit {
         self.ceiling.as_mut().map_or(0, |ceiling| ceiling.rest_us(now_us, own_us))
     }
 
-    /// Has the ceiling follow what CPUs have left, now and then. While that cannot be read it stays.
+    /// Makes the ceiling follow what CPUs have left, now and then. While that cannot be read it stays.
     fn follow(&mut self, own_us: u64) {
         let now_us = self.now_us();
         let Some((clock, spare)) = self.spare.as_ref().filter(|(_, spare)| spare.is_due(now_us))

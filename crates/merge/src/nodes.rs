@@ -37,7 +37,7 @@ pub trait Nodes: fmt::Debug + Send + Sync {
     /// The kernel's: the process has ended, or this one may not look at it.
     fn placement(&self, pid: i32, regions: &[Region], there: &[NumaNode]) -> io::Result<Placement>;
 
-    /// Has the memory that the first `bytes` of a store's file get come from `node`.
+    /// Makes the memory that the first `bytes` of a store's file get come from `node`.
     ///
     /// # Errors
     /// The kernel's: this process may use no memory of that node.

@@ -209,6 +209,6 @@ pub struct EngineStatus {
     pub advisor: AdvisorStatus,
     /// Figures of the phases of its periods.
     pub phases: Vec<PhaseStatus>,
-    /// Its domains, by name and node.
+    /// Domains by name and node.
     pub domains: Vec<DomainStatus>,
 }

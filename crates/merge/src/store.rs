@@ -301,7 +301,7 @@ impl Store {
         Ok(file)
     }
 
-    /// Has a segment's memory come from the store's node. Where that cannot be had, the kernel chooses: guests save as
+    /// Makes a segment's memory come from the store's node. Where that cannot be had, the kernel chooses: guests save as
     /// much, and read a little slower.
     fn bind(&self, file: &File) {
         let Some(StoreNode { node, nodes }) = &self.node else { return };

@@ -88,7 +88,7 @@ impl Policy {
     }
 }
 
-/// Has the memory that the first `bytes` of a file of memory get from now on come from `node` while that has any,
+/// Makes the memory that the first `bytes` of a file of memory get from now on come from `node` while that has any,
 /// whoever writes or touches it. The kernel keeps the policy with the file. Takes three system calls.
 ///
 /// # Errors

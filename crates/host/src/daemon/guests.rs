@@ -13,7 +13,7 @@ use bindery_sys::socket::Peer;
 use super::{SHORTAGE_PAUSE, Shared};
 use crate::engine::EngineError;
 
-/// How often a guest's thread wakes up though nothing came. The daemon's end closes the connection.
+/// Time after which a guest's thread wakes up though nothing came. The daemon's end closes the connection.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// How a guest's connection ended.

@@ -48,7 +48,7 @@ impl MadeUp {
         })
     }
 
-    /// Has so much memory of a guest be on a node, and none on others.
+    /// Puts so much memory of a guest on a node, and none on others.
     fn put(&self, guest: &ModelGuest, node: u32, bytes: u64) {
         let memory = BTreeMap::from([(NumaNode(node), bytes)]);
         self.memory.lock().unwrap().insert(guest.identity().pid, memory);
@@ -93,12 +93,12 @@ fn machine(settings: MergeSettings, count: u32) -> (Scene, Arc<MadeUp>) {
     (Scene { engine, guests: Vec::new() }, nodes)
 }
 
-/// Has a guest come whose pages hold what those of all others do.
+/// Lets a guest come whose pages hold what those of all others do.
 fn guest(scene: &mut Scene) -> Arc<ModelGuest> {
     scene.guest("a", PAGES, |page| u64::from(page + 1)).0
 }
 
-/// Has guests come, each with all of its memory on a node.
+/// Lets guests come, each with all of its memory on a node.
 fn guests(scene: &mut Scene, nodes: &MadeUp, numbers: &[u32]) -> Vec<Arc<ModelGuest>> {
     let come = |number: &u32| {
         let guest = guest(scene);
