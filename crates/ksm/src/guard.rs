@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bindery_sys::ksm::{ADVISOR_MODE, KsmFile, PAGES_TO_SCAN, RUN, SLEEP_MILLISECS};
 use bindery_sys::watch::{Access, WriteWatch};
@@ -19,6 +19,10 @@ use crate::{Event, PilotError, Suspect};
 
 /// Names of processes that opened a setting: many of them end right after they wrote it.
 const NAMES_MAX: usize = 256;
+
+/// Looks for the writer of a value that was found, and the time between two of them.
+const WRITER_LOOKS: u32 = 5;
+const WRITER_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// How often more is asked of the kernel at once: it tells of 64 writes at most each time, and there may
 /// be thousands to tell of.
@@ -261,9 +265,7 @@ impl Guard {
         report: &mut dyn FnMut(&Event),
     ) {
         self.foreign_writes += 1;
-        // The writer may not have been told of yet.
-        self.listen_or_log();
-        let suspect = self.writers.remove(SETTINGS[place]);
+        let suspect = self.await_writer(SETTINGS[place]);
         let foreign = Foreign { found, restored, suspect, count: 1 };
         if self.quarrel.is_on() {
             self.untold[place] = Some(foreign.after(self.untold[place].take()));
@@ -271,6 +273,21 @@ impl Guard {
             report(&foreign.event(SETTINGS[place]));
         }
         self.quarrel.note();
+    }
+
+    /// Returns who wrote a setting that was found changed, if that is told soon: the kernel reports a write only
+    /// when it is done, and the value is there before. Blocks for some milliseconds at most.
+    fn await_writer(&mut self, setting: &str) -> Option<Suspect> {
+        for look in 0..WRITER_LOOKS {
+            if look > 0 {
+                std::thread::sleep(WRITER_LOOK_EVERY);
+            }
+            self.listen_or_log();
+            if self.watch.is_none() || self.writers.contains_key(setting) {
+                break;
+            }
+        }
+        self.writers.remove(setting)
     }
 
     /// Tells what a quarrel has kept back.
