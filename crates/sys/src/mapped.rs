@@ -49,6 +49,21 @@ impl MappedFile {
         unsafe { mapping::advise(start, bytes, libc::MADV_DONTNEED) }
     }
 
+    /// Takes whole pages of many ranges out of the page tables, as [`forget`](Self::forget), at once: see
+    /// [`mapping::advise_all`]. A range is its offset and its length, in bytes.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    ///
+    /// # Panics
+    /// If a range leaves the mapping.
+    pub fn forget_all(&self, ranges: &[(usize, usize)]) -> io::Result<()> {
+        let range = |&(offset_bytes, bytes): &(usize, usize)| (self.range(offset_bytes, bytes), bytes);
+        let ranges: Vec<_> = ranges.iter().map(range).collect();
+        // SAFETY: as in `forget`.
+        unsafe { mapping::advise_all(&ranges, libc::MADV_DONTNEED) }
+    }
+
     /// Has pages read and put into the page tables, and waits for it.
     ///
     /// # Errors
@@ -155,6 +170,9 @@ pub fn runs_mapped(
     Ok(())
 }
 
+/// Pages that mincore(2) is asked about at once.
+const PAGES_PER_LOOK: usize = 4096;
+
 /// Readable bytes that this program may not write, while others may: the kernel, when it evicts pages
 /// and reads them again, and other processes. Nothing is claimed of them but that they can be read.
 #[derive(Clone, Copy)]
@@ -260,6 +278,40 @@ impl<'a> View<'a> {
         self.bytes == 0
     }
 
+    /// Calls `found` with each run of its pages that is in memory, in the page tables or not: the first,
+    /// counted from its beginning, and how many. Neighbours may come one by one. Costs some nanoseconds a page
+    /// (mincore(2)).
+    ///
+    /// Of a file that this process may not write and does not own, the kernel says that all pages are in
+    /// memory.
+    ///
+    /// # Errors
+    /// `EINVAL` if it begins in the middle of a page.
+    pub fn runs_cached(self, found: &mut dyn FnMut(usize, usize)) -> io::Result<()> {
+        let mut states = [0_u8; PAGES_PER_LOOK];
+        let pages = self.bytes.div_ceil(PAGE_BYTES);
+        for first in (0..pages).step_by(PAGES_PER_LOOK) {
+            let states = &mut states[..PAGES_PER_LOOK.min(pages - first)];
+            let start = self.start.wrapping_add(first * PAGE_BYTES);
+            let bytes = states.len() * PAGE_BYTES;
+            // SAFETY: `states` is writable for a byte a page of the range, which is mapped for 'a.
+            let looked = unsafe {
+                crate::syscall!(libc::SYS_mincore, start, bytes, states.as_mut_ptr())
+            };
+            if looked < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let mut at = 0;
+            for run in states.chunk_by(|a, b| a & 1 == b & 1) {
+                if run[0] & 1 != 0 {
+                    found(first + at, run.len());
+                }
+                at += run.len();
+            }
+        }
+        Ok(())
+    }
+
     /// Touches a byte of each of its pages.
     pub fn touch(self) {
         (0..self.bytes).step_by(PAGE_BYTES).for_each(|at| _ = self.byte(at));
@@ -325,6 +377,46 @@ mod tests {
         // The file may grow into the mapping.
         file.write_all_at(&[9], 3 << 20).unwrap();
         assert_eq!(mapped.view(3 << 20, 1).byte(0), 9);
+    }
+
+    #[test]
+    fn many_ranges_are_forgotten_and_their_pages_stay_in_memory() {
+        const PAGES: usize = 4_100;
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        // Page by page, so that no huge page is forgotten as a whole.
+        let write = |page: usize| file.write_all_at(&[5; PAGE_BYTES], (page * PAGE_BYTES) as u64);
+        (0..PAGES).for_each(|page| write(page).unwrap());
+        let mapped = MappedFile::map(file.as_fd(), PAGES * PAGE_BYTES).unwrap();
+        let pagemap = Pagemap::of_self().unwrap();
+        mapped.populate(0, PAGES * PAGE_BYTES).unwrap();
+        // More than the kernel takes at once, and some of two pages.
+        let range = |page: usize| (page * PAGE_BYTES, PAGE_BYTES * (1 + page % 2));
+        let forgotten: Vec<_> = (0..PAGES).step_by(3).map(range).collect();
+        mapped.forget_all(&forgotten).unwrap();
+        let mut left = vec![false; PAGES];
+        let mut keep = |first: u64, pages: u64| left[first as usize..][..pages as usize].fill(true);
+        mapped.runs_mapped(&pagemap, 0, PAGES * PAGE_BYTES, &mut keep).unwrap();
+        let is_forgotten = |page: usize| page % 3 == 0 || (page % 3 == 1 && page % 2 == 0);
+        assert!((0..PAGES).all(|page| left[page] != is_forgotten(page)));
+        let mut cached = 0;
+        let view = mapped.view(0, PAGES * PAGE_BYTES);
+        view.runs_cached(&mut |_, pages| cached += pages).unwrap();
+        assert_eq!(cached, PAGES);
+        mapped.forget_all(&[]).unwrap();
+    }
+
+    #[test]
+    fn runs_in_memory_are_told_wherever_they_begin() {
+        let memory = memfd::create("runs", 10_000 * PAGE_BYTES as u64).unwrap();
+        for page in [0, 1, 5, 4_095, 4_096, 9_999] {
+            memory.write_all_at(&[1], page * PAGE_BYTES as u64).unwrap();
+        }
+        let mapping = Mapping::shared(memory.as_fd(), 10_000 * PAGE_BYTES, false).unwrap();
+        let mut found = Vec::new();
+        let view = View::of(&mapping, 0, 10_000 * PAGE_BYTES);
+        view.runs_cached(&mut |first, pages| found.extend(first..first + pages)).unwrap();
+        assert_eq!(found, [0, 1, 5, 4_095, 4_096, 9_999]);
+        assert!(View::of(&mapping, 1, 5).runs_cached(&mut |_, _| ()).is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! one, a descriptor never changes what it means.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::socket::{wait_any_readable, wait_readable};
@@ -56,6 +56,11 @@ impl PeerProcess {
         // SAFETY: the kernel has just made this descriptor for us (close-on-exec), nobody else
         // knows it.
         Ok(Self { descriptor: Some(unsafe { OwnedFd::from_raw_fd(descriptor as i32) }) })
+    }
+
+    /// Returns the descriptor, unless the process had ended when it was asked for.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(AsFd::as_fd)
     }
 
     /// Whether all threads of the process have ended: none of its mappings exist any more, but for

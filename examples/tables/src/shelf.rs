@@ -40,7 +40,9 @@ impl Mapper for Maps {
         objects: &[Arc<dyn Object>],
         temperature: Temperature,
     ) -> Result<Box<dyn Mapped>, StoreError> {
-        Ok(Box::new(Self::map(self, objects, temperature, &MapOptions::default())?))
+        // Blocks are copied when they are found.
+        let options = MapOptions { accesses_are_told: true, ..MapOptions::default() };
+        Ok(Box::new(Self::map(self, objects, temperature, &options)?))
     }
 }
 

@@ -2,16 +2,19 @@
 
 mod device;
 mod faults;
+mod replay;
 mod transfers;
 mod vma;
 mod ycsb;
 
 use anyhow::Result;
 use bindery_bench::pool::faults::run as fault;
+use bindery_bench::pool::replay::run as replay;
 use bindery_bench::pool::vma::run as map_objects;
 use clap::Subcommand;
 
 use self::faults::PoolFaultsArgs;
+use self::replay::PoolReplayArgs;
 use self::transfers::{PoolReadArgs, PoolWriteArgs};
 use self::vma::PoolVmaArgs;
 use self::ycsb::{StoreProcessArgs, YcsbArgs};
@@ -67,6 +70,14 @@ requests pass in bursts, and then makes whoever comes wait for up to 100 ms.
 
 Takes root, for control groups, and three times the data in free space.")]
     Ycsb(YcsbArgs),
+    /// Replay accesses to pages against the reaper's choice, beside other choices and the optimum
+    #[command(after_help = "\
+Examples:
+  bindery-bench pool replay
+  bindery-bench pool replay --traces scan,moving --choices fifo,reaper,optimum --json
+
+Takes no device and no memory to speak of: pages are numbers here.")]
+    Replay(PoolReplayArgs),
     /// A store under a workload, for the benchmark
     #[command(hide = true)]
     StoreProcess(StoreProcessArgs),
@@ -81,6 +92,7 @@ impl PoolCommand {
             Self::Faults(arguments) => Outcome::of(&fault(&arguments.options())?),
             Self::Vma(arguments) => Outcome::of(&map_objects(&arguments.options())?),
             Self::Ycsb(arguments) => Outcome::of(&arguments.run()?),
+            Self::Replay(arguments) => Outcome::of(&replay(&arguments.options())?),
             Self::StoreProcess(arguments) => return arguments.run().map(|()| None),
         }
         .map(Some)

@@ -4,6 +4,7 @@ mod cpu;
 pub mod faults;
 pub mod medium;
 mod one_file;
+pub mod replay;
 pub mod transfers;
 pub mod vma;
 pub mod ycsb;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -40,6 +41,9 @@ pub(crate) struct MemoryIdentity {
     pub(crate) offset_bytes: u64,
 }
 
+/// Start and length of a part of a holder's memory, in bytes.
+pub(crate) type MemoryRange = (u64, u64);
+
 /// A back end of a map. Numbers of objects are positions in the map's list; ranges are within the
 /// object, pages beyond its end excepted.
 pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
@@ -70,13 +74,24 @@ pub(crate) trait BackEnd: Send + Sync + fmt::Debug {
     }
     /// From now on a fault maps the page that was touched and no others, as far as the kernel can do
     /// that for this memory.
-    fn fault_singly(&self) {}
+    fn fault_singly(&self);
     /// Takes pages out of this process's page tables; they stay in memory.
     fn forget(&self, run: PageRun) -> Result<(), EvictError>;
     /// Gives the memory of objects back, as far as the kernel takes it.
     fn evict(&self, objects: &[usize]) -> Result<(), EvictError>;
-    /// Gives the memory of these pages back, as far as the kernel takes it.
-    fn evict_pages(&self, run: PageRun) -> Result<(), EvictError>;
+    /// Reports each run of an object's pages that are in memory, in page tables or not: the first, and how
+    /// many.
+    fn cached_runs(
+        &self,
+        object: usize,
+        found: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), EvictError>;
+    /// Takes whole pages out of this process's page tables; they stay in memory. They are ranges of
+    /// the holder's memory ([`MemoryIdentity`]), of whatever map.
+    fn forget_ranges(&self, ranges: &[MemoryRange]) -> io::Result<()>;
+    /// Gives the memory of whole pages back, as far as the kernel takes it: ranges of the holder's memory.
+    /// Returns the positions of those of which something is left, and how many pages.
+    fn evict_ranges(&self, ranges: &[MemoryRange]) -> io::Result<Vec<(usize, u64)>>;
     /// Returns true if pages of an object were fetched since the last call, as far as the back end knows.
     fn take_fetched(&self, object: usize) -> bool;
     /// Returns the limits that the reaper imposes.

@@ -1,6 +1,7 @@
 //! The back end whose objects are in one device's file: the file's shared mapping, and arithmetic.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use bindery_sys::mapped::View;
 use bindery_sys::pagemap::Pagemap;
 use bindery_units::PAGE_BYTES;
 
-use super::back_end::{BackEnd, Duty, MemoryIdentity, PageRun};
+use super::back_end::{BackEnd, Duty, MemoryIdentity, MemoryRange, PageRun};
 use super::content::verify_units;
 use super::error::{EvictError, MapError};
 use super::map_options::{BackEndKind, MapOptions};
@@ -85,7 +86,7 @@ impl FileMap {
     }
 
     /// Evicts a range of the file that no mapping of this process shows any more.
-    fn evict_range(&self, start: u64, end: u64) -> std::io::Result<()> {
+    fn evict_range(&self, start: u64, end: u64) -> io::Result<()> {
         for window in self.window.device().windows() {
             let end = end.min(window.mapped().bytes() as u64);
             if start < end {
@@ -95,7 +96,7 @@ impl FileMap {
         cache::evict(self.window.device().file(), start, end - start)
     }
 
-    fn resident_in(&self, start: u64, end: u64) -> std::io::Result<u64> {
+    fn resident_in(&self, start: u64, end: u64) -> io::Result<u64> {
         Ok(cache::cached(self.window.device().file(), start, end - start)?.resident_pages)
     }
 }
@@ -228,10 +229,38 @@ impl BackEnd for FileMap {
         Ok(())
     }
 
-    fn evict_pages(&self, run: PageRun) -> Result<(), EvictError> {
-        let (start, bytes) = self.place(run);
-        let evicted = self.evict_range(start, start + bytes);
-        evicted.map_err(self.failed("evict pages", run.object))
+    fn cached_runs(
+        &self,
+        object: usize,
+        found: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), EvictError> {
+        let (start, bytes) = self.place(self.whole(object));
+        let view = self.window.mapped().view(start as usize, bytes as usize);
+        view.runs_cached(found).map_err(self.failed("find the pages in memory", object))
+    }
+
+    fn forget_ranges(&self, ranges: &[MemoryRange]) -> io::Result<()> {
+        for window in self.window.device().windows() {
+            let end = window.mapped().bytes() as u64;
+            let is_inside = |(start, bytes): &&MemoryRange| start + bytes <= end;
+            let inside = ranges.iter().filter(is_inside);
+            let inside: Vec<_> = inside.map(|&(start, bytes)| (start as usize, bytes as usize)).collect();
+            window.mapped().forget_all(&inside)?;
+        }
+        Ok(())
+    }
+
+    fn evict_ranges(&self, ranges: &[MemoryRange]) -> io::Result<Vec<(usize, u64)>> {
+        self.forget_ranges(ranges)?;
+        let mut left = Vec::new();
+        for (at, &(start, bytes)) in ranges.iter().enumerate() {
+            cache::evict(self.window.device().file(), start, bytes)?;
+            let pages = self.resident_in(start, start + bytes)?;
+            if pages > 0 {
+                left.push((at, pages));
+            }
+        }
+        Ok(left)
     }
 
     fn take_fetched(&self, _object: usize) -> bool {
@@ -252,7 +281,7 @@ impl FileMap {
         &self,
         what: &'static str,
         object: usize,
-    ) -> impl FnOnce(std::io::Error) -> EvictError {
+    ) -> impl FnOnce(io::Error) -> EvictError {
         let object = self.objects[object].id();
         move |source| EvictError { what, object, source }
     }

@@ -2,7 +2,6 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
 
 use super::Map;
 use super::back_end::BackEnd;
@@ -37,8 +36,8 @@ impl Maps {
                 Box::new(FileMap::new(self.next_id(), objects, file, self.files(), options)?)
             }
         };
-        let temperature = AtomicU8::new(temperature.number());
-        let mapped = Arc::new(Mapped { objects: objects.to_vec(), back_end, temperature });
+        let mapped = Mapped::new(objects, back_end, temperature, options.accesses_are_told);
+        let mapped = Arc::new(mapped);
         self.insert(&mapped);
         Ok(Map::new(mapped, self.clone()))
     }

@@ -1,6 +1,7 @@
 //! The back end whose objects are anywhere: memory that is filled when it is touched.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use bindery_sys::memfd;
 use bindery_sys::pagemap::Pagemap;
 use bindery_units::PAGE_BYTES;
 
-use super::back_end::{BackEnd, Duty, MemoryIdentity, PageRun};
+use super::back_end::{BackEnd, Duty, MemoryIdentity, MemoryRange, PageRun};
 use super::content::{Content, MappedObject, verify_units};
 use super::error::{EvictError, MapError};
 use super::layout::Layout;
@@ -128,7 +129,7 @@ impl MemoryMap {
         &self,
         what: &'static str,
         object: usize,
-    ) -> impl FnOnce(std::io::Error) -> EvictError {
+    ) -> impl FnOnce(io::Error) -> EvictError {
         let object = self.object(object).id();
         move |source| EvictError { what, object, source }
     }
@@ -254,10 +255,26 @@ impl BackEnd for MemoryMap {
         Ok(())
     }
 
-    fn evict_pages(&self, run: PageRun) -> Result<(), EvictError> {
-        let first = self.content.layout.first_page(run.object) + run.first_page as usize;
-        let evicted = self.demand.evict(first * PAGE_BYTES, run.pages as usize * PAGE_BYTES);
-        evicted.map_err(self.failed("evict pages", run.object))
+    fn cached_runs(
+        &self,
+        object: usize,
+        found: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), EvictError> {
+        let (start, bytes) = (self.content.layout.base_bytes(object), self.bytes_of(object));
+        let cached = self.demand.view(start, bytes).runs_cached(found);
+        cached.map_err(self.failed("find the pages in memory", object))
+    }
+
+    fn forget_ranges(&self, ranges: &[MemoryRange]) -> io::Result<()> {
+        let forget = |&(start, bytes)| self.demand.forget(start as usize, bytes as usize);
+        ranges.iter().try_for_each(forget)
+    }
+
+    fn evict_ranges(&self, ranges: &[MemoryRange]) -> io::Result<Vec<(usize, u64)>> {
+        let evict = |&(start, bytes)| self.demand.evict(start as usize, bytes as usize);
+        ranges.iter().try_for_each(evict)?;
+        // A hole is made of whatever there was.
+        Ok(Vec::new())
     }
 
     fn take_fetched(&self, object: usize) -> bool {

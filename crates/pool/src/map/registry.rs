@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use bindery_sys::process::Origin;
 
 use super::mapped::Mapped;
+use super::watch::Watch;
 use super::window::DeviceFiles;
 use crate::process::{self, OtherProcess};
 
@@ -18,6 +19,7 @@ pub struct Maps(Arc<Shared>);
 struct Shared {
     origin: Origin,
     files: DeviceFiles,
+    watch: Arc<Watch>,
     maps: Mutex<BTreeMap<usize, Weak<Mapped>>>,
     made: AtomicU64,
     /// Rises whenever a map comes or goes.
@@ -27,8 +29,8 @@ struct Shared {
 impl Default for Shared {
     fn default() -> Self {
         let (made, version) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (files, maps) = (DeviceFiles::default(), Mutex::default());
-        Self { origin: Origin::here(), files, maps, made, version }
+        let (files, watch, maps) = (DeviceFiles::default(), Arc::default(), Mutex::default());
+        Self { origin: Origin::here(), files, watch, maps, made, version }
     }
 }
 
@@ -47,6 +49,11 @@ impl Maps {
     /// Returns a number that no other map of this registry has.
     pub(super) fn next_id(&self) -> u64 {
         self.0.made.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Returns the counts of the pages of all maps.
+    pub(crate) fn watch(&self) -> &Arc<Watch> {
+        &self.0.watch
     }
 
     /// Mappings of devices' files, which all maps share.

@@ -5,88 +5,45 @@
 //! of the page tables, not out of memory. When they are back, somebody has touched them; that costs him one
 //! fault without a read. A probe is as long as what a fault maps at once, and lies elsewhere each time.
 
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bindery_sys::pagemap::Pagemap;
 
-use super::heat::{Heat, LEVELS};
-use super::reaper_settings::ReaperSettings;
-use crate::map::{BackEndKind, EvictError, Mapped, MemoryIdentity, PageRun, Temperature};
-use crate::pace::Pace;
+use super::owners::Owners;
+use crate::map::{EvictError, MemoryIdentity, PageRun};
 
 /// Pages that the kernel maps around a page that is touched (`fault_around_bytes` is 64 KiB by default), and so
 /// the length of a probe, in pages.
 const PROBE_PAGES: u64 = 16;
 
-/// Location of an object's memory: a map, and the object's number in it.
-type Owner = (Weak<Mapped>, usize);
-
 #[derive(Debug)]
 pub(super) struct Cell {
     pub(super) identity: MemoryIdentity,
-    /// All maps that show this memory.
-    owners: Vec<Owner>,
+    pub(super) owners: Owners,
     /// When it was last known to be accessed; when it was first seen, if never.
     accessed: Duration,
     /// Number of the object's pages that were in the page tables when the probe had been laid.
     probe: Option<u64>,
     resident_pages: u64,
-    /// State of single pages, if pages are evicted.
-    pages: Option<Pages>,
-}
-
-/// State of an object's pages.
-#[derive(Debug)]
-struct Pages {
-    heat: Heat,
-    /// When they were taken out of the page tables, so that accesses show.
-    forgotten: Option<Duration>,
-    cooled: Duration,
-}
-
-/// Pages that the kernel was asked to let go of.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Asked {
-    pub(super) pages: u64,
-    /// Of them, those that were just as warm as what may stay.
-    pub(super) equal_pages: u64,
 }
 
 impl Cell {
     pub(super) fn new(identity: MemoryIdentity, now: Duration) -> Self {
         Self {
             identity,
-            owners: Vec::new(),
+            owners: Owners::default(),
             accessed: now,
             probe: None,
             resident_pages: 0,
-            pages: None,
         }
-    }
-
-    pub(super) fn add(&mut self, map: &Arc<Mapped>, object: usize) {
-        self.owners.push((Arc::downgrade(map), object));
     }
 
     /// Takes over the state of the same memory, if it is the same: an address may be used again.
-    pub(super) fn inherit(&mut self, old: &mut Self) {
-        if old.owner().is_some() {
+    pub(super) fn inherit(&mut self, old: &Self) {
+        if old.owners.any().is_some() {
             (self.accessed, self.probe) = (old.accessed, old.probe);
             self.resident_pages = old.resident_pages;
-            self.pages = old.pages.take();
         }
-    }
-
-    /// Returns a map that shows the object, while there is one.
-    pub(super) fn owner(&self) -> Option<(Arc<Mapped>, usize)> {
-        self.owners.iter().find_map(|(map, object)| Some((map.upgrade()?, *object)))
-    }
-
-    /// The warmest of the maps that show it.
-    pub(super) fn temperature(&self) -> Temperature {
-        let maps = self.owners.iter().filter_map(|(map, _)| map.upgrade());
-        maps.map(|map| map.temperature()).max().unwrap_or(Temperature::Cold)
     }
 
     /// Of it in memory when it was last looked at, in pages.
@@ -104,10 +61,6 @@ impl Cell {
         self.accessed = now;
     }
 
-    pub(super) fn kind(&self) -> Option<BackEndKind> {
-        Some(self.owner()?.0.back_end.kind())
-    }
-
     /// Sees what is in memory and whether it was touched since the last time, and lays the next probe
     /// near the page `place` (any number).
     pub(super) fn visit(
@@ -116,7 +69,7 @@ impl Cell {
         now: Duration,
         place: u64,
     ) -> Result<(), EvictError> {
-        let Some((map, object)) = self.owner() else { return Ok(()) };
+        let Some((map, object)) = self.owners.any() else { return Ok(()) };
         let resident = map.back_end.resident_pages(object)?;
         let mapped = map.back_end.mapped_pages(pagemap, object)?;
         let touched = self.probe.is_some_and(|before| mapped != before);
@@ -134,79 +87,9 @@ impl Cell {
         Ok(())
     }
 
-    /// Sees what is in memory, and which pages were accessed. Every now and then all are taken out of the
-    /// page tables, so that the next accesses show.
-    pub(super) fn visit_pages(
-        &mut self,
-        pagemap: &Pagemap,
-        now: Duration,
-        settings: &ReaperSettings,
-    ) -> Result<(), EvictError> {
-        let Some((map, object)) = self.owner() else { return Ok(()) };
-        let of_object = map.pages_of(object);
-        let new = || Pages { heat: Heat::new(of_object), forgotten: None, cooled: now };
-        let pages = self.pages.get_or_insert_with(new);
-        self.resident_pages = map.back_end.resident_pages(object)?;
-        let is_due =
-            pages.forgotten.is_none_or(|at| now.saturating_sub(at) >= settings.page_interval);
-        // What is there though it was forgotten was accessed since.
-        let shows = is_due && pages.forgotten.is_some();
-        let mut mapped = 0;
-        map.back_end.mapped_runs(pagemap, object, &mut |first, count| {
-            mapped += count;
-            pages.heat.see(first, count);
-            if shows {
-                pages.heat.warm(first, count);
-            }
-        })?;
-        if mapped > 0 {
-            self.accessed = now;
-        }
-        if is_due {
-            pages.forgotten = Some(now);
-            map.back_end.forget(PageRun { object, first_page: 0, pages: of_object })?;
-        }
-        if now.saturating_sub(pages.cooled) >= settings.page_cooling {
-            pages.heat.cool();
-            pages.cooled = now;
-        }
-        Ok(())
-    }
-
-    /// Counts its pages in memory by their warmth, if it was visited for them.
-    pub(super) fn count_pages(&self, counts: &mut [u64; LEVELS]) {
-        if let Some(pages) = &self.pages {
-            pages.heat.count(counts);
-        }
-    }
-
-    /// Evicts its pages below a warmth, and up to `more` of just that warmth, and counts again what is in
-    /// memory.
-    pub(super) fn evict_pages(
-        &mut self,
-        below: usize,
-        more: u64,
-        pace: &mut Pace,
-    ) -> Result<Asked, EvictError> {
-        let (Some((map, object)), Some(pages)) = (self.owner(), &mut self.pages) else {
-            return Ok(Asked::default());
-        };
-        let runs = pages.heat.take(below, u64::MAX);
-        let equal = pages.heat.take(below + 1, more);
-        for &(first_page, pages) in runs.iter().chain(&equal) {
-            map.back_end.evict_pages(PageRun { object, first_page, pages })?;
-            pace.step();
-        }
-        if !(runs.is_empty() && equal.is_empty()) {
-            self.recount()?;
-        }
-        let pages = |runs: &[(u64, u64)]| runs.iter().map(|(_, pages)| pages).sum::<u64>();
-        Ok(Asked { pages: pages(&runs) + pages(&equal), equal_pages: pages(&equal) })
-    }
-
     /// Counts again what is in memory.
     pub(super) fn recount(&mut self) -> Result<(), EvictError> {
-        if let Some((map, object)) = self.owner() {
+        if let Some((map, object)) = self.owners.any() {
             self.resident_pages = map.back_end.resident_pages(object)?;
         }
         Ok(())

@@ -1,18 +1,20 @@
-//! Choice of the pages that go: pure arithmetic over the numbers of pages of each temperature and warmth.
+//! Choice of the pages that go: pure arithmetic over the numbers of pages of each temperature and frequency.
 
-use super::heat::LEVELS;
 use super::law::Law;
-use crate::map::Temperature;
+use crate::map::{FREQUENCIES, Temperature};
 
-/// Pages in memory, by temperature and warmth.
-pub(super) type Counts = [[u64; LEVELS]; Temperature::ALL.len()];
+/// Pages in memory, by temperature and frequency.
+pub(super) type Counts = [[u64; FREQUENCIES]; Temperature::ALL.len()];
 
-/// Up to which warmth pages go.
+/// No page of any temperature.
+pub(super) const NO_PAGES: Counts = [[0; FREQUENCIES]; Temperature::ALL.len()];
+
+/// Frequency up to which pages go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// Warmth below which all pages go, for each temperature.
+    /// Frequency below which all pages go, for each temperature.
     below: [usize; Temperature::ALL.len()],
-    /// The temperature of which, at that very warmth, some go; and how many.
+    /// The temperature of which, at that very frequency, some go; and how many.
     partial: Option<(Temperature, u64)>,
 }
 
@@ -26,7 +28,7 @@ impl Cut {
             (Temperature::Hot, law.hot_factor),
         ];
         let ranks = |(temperature, factor): (Temperature, u32)| {
-            (0..LEVELS)
+            (0..FREQUENCIES)
                 .map(move |level| ((level as u64 + 1) * u64::from(factor), temperature, level))
         };
         let mut ranks: Vec<_> = factors.into_iter().flat_map(ranks).collect();
@@ -44,12 +46,12 @@ impl Cut {
         cut
     }
 
-    /// All pages of a temperature that are less warm than this go.
+    /// Returns the frequency below which all pages of a temperature go.
     pub(super) const fn below(&self, temperature: Temperature) -> usize {
         self.below[temperature as usize]
     }
 
-    /// Returns the number of pages of a temperature and warmth that go.
+    /// Returns the number of pages of a temperature that go at the frequency [`below`](Self::below).
     pub(super) fn at(&self, temperature: Temperature) -> u64 {
         self.partial.filter(|(of, _)| *of == temperature).map_or(0, |(_, pages)| pages)
     }
@@ -63,11 +65,11 @@ mod tests {
     proptest! {
         #[test]
         fn as_many_go_as_are_missing_and_none_is_colder_than_one_that_stays(
-            pages in prop::collection::vec((0..4usize, 0..LEVELS), 0..200),
+            pages in prop::collection::vec((0..4usize, 0..FREQUENCIES), 0..200),
             missing in 0..250u64,
         ) {
             let law = Law::default();
-            let mut counts: Counts = [[0; LEVELS]; 4];
+            let mut counts: Counts = [[0; FREQUENCIES]; 4];
             pages.iter().for_each(|(temperature, level)| counts[*temperature][*level] += 1);
             let cut = Cut::of(&counts, &law, missing);
             let mut ranks: Vec<u64> = Vec::new();

@@ -13,11 +13,19 @@
 
 mod cell;
 mod cut;
-mod heat;
+mod gain;
+mod hand;
 mod law;
+mod objects;
+mod owners;
+mod paged_object;
+mod pages;
 mod reaper_settings;
+mod replay;
 mod room;
+mod suspects;
 mod sweep;
+mod work;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +35,10 @@ use std::time::{Duration, Instant};
 
 pub use self::law::{Law, Marks, Pressure, WHOLE, memory_percent_of};
 pub use self::reaper_settings::{Grain, ReaperSettings};
+pub use self::replay::Replay;
 pub use self::room::{Limit, Memory};
-pub use self::sweep::{ReaperStatistics, Sweep, Ticked};
+pub use self::sweep::{Sweep, Ticked};
+pub use self::work::ReaperStatistics;
 use bindery_sys::process::Origin;
 
 use crate::map::Maps;

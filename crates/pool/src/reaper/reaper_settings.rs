@@ -7,15 +7,16 @@ use super::law::Law;
 /// Unit of eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Grain {
-    /// Whole objects that were idle for longer than the law lets them, as mpool does.
+    /// Whole objects that were idle for longer than the law lets them, as mpool does: for objects that go cold as
+    /// a whole, and where nothing is known of single pages.
     #[default]
     Object,
-    /// The pages that are accessed least, of whatever object, until enough is free; whole objects where
-    /// that is not enough. For objects whose popular parts lie all over them, such as the leaves of a
-    /// key-value store. Takes two bytes a page, and while memory is short, 2 to 4 ms of CPU for each GiB of
-    /// maps and [`interval`](ReaperSettings::interval) ÷ 10, and a fault that does not read for each page in use
-    /// and [`page_interval`](ReaperSettings::page_interval). Pages of the memfd back end are told apart by
-    /// sixteens only.
+    /// The pages that are accessed least, of whatever object, until enough is free: for objects whose popular
+    /// parts lie all over them, such as the tables of a key-value store, and best where maps
+    /// [tell of accesses](crate::map::MapOptions::accesses_are_told). Takes a byte a page, and some 3 µs of CPU a
+    /// page that goes. Where maps do not tell: also 5 ns a page and [`page_interval`](ReaperSettings::page_interval),
+    /// and a fault that does not read for a page that was about to go and is accessed. Pages of the memfd back end are
+    /// told apart by sixteens only then.
     Page,
 }
 
@@ -40,11 +41,9 @@ pub struct ReaperSettings {
     pub visits: usize,
     /// Unit of eviction.
     pub grain: Grain,
-    /// Time for which accesses are collected before the accessed pages get warmer, where pages are
-    /// evicted.
+    /// Time for which a page that is about to go is watched, where pages are evicted and maps do not tell of
+    /// accesses.
     pub page_interval: Duration,
-    /// Interval in which pages lose a quarter of their warmth.
-    pub page_cooling: Duration,
     /// The most objects that are evicted before it looks again.
     pub evictions: usize,
     /// The constants of the law.
@@ -61,8 +60,7 @@ impl Default for ReaperSettings {
             interval: Duration::from_millis(333),
             visits: 1_024,
             grain: Grain::default(),
-            page_interval: Duration::from_secs(1),
-            page_cooling: Duration::from_secs(4),
+            page_interval: Duration::from_millis(250),
             evictions: 512,
             law: Law::default(),
         }

@@ -2,6 +2,7 @@
 
 use bindery_sys::cgroup;
 use bindery_sys::memory::{self, MachineMemory};
+use bindery_units::PAGE_BYTES;
 
 use super::law::{Marks, WHOLE, memory_percent_of};
 use super::reaper_settings::ReaperSettings;
@@ -38,6 +39,14 @@ pub(super) struct Held {
     pub(super) bytes: u64,
     /// Of these, in caches of files, which the machine counts as available.
     pub(super) cached_bytes: u64,
+}
+
+impl Held {
+    /// Returns what caches of files and other memory are together.
+    pub(super) const fn of(cached_pages: u64, allocated_bytes: u64) -> Self {
+        let cached_bytes = cached_pages * PAGE_BYTES as u64;
+        Self { bytes: allocated_bytes + cached_bytes, cached_bytes }
+    }
 }
 
 /// Limits of the memory of maps.
@@ -100,6 +109,12 @@ impl Room {
         let free =
             if stalled { self.free.min(self.marks.low.saturating_sub(1)) } else { self.free };
         Self { free, ..self }
+    }
+
+    /// Returns the bytes that are kept free below the limit.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        let kept = u128::from(self.whole_bytes) * u128::from(self.marks.low);
+        (kept / u128::from(WHOLE)) as u64
     }
 
     /// Returns the bytes that must go until the high mark is reached.

@@ -60,8 +60,8 @@ impl OnPool {
     }
 }
 
-/// What maps may use of the memory allowed, in percent: mpool's figure for a machine that has some.
-const MEMORY_PERCENT: u32 = 90;
+/// What maps may use of the memory allowed, in percent.
+const MEMORY_PERCENT: u32 = 98;
 
 fn settings(grain: Grain) -> ReaperSettings {
     ReaperSettings { grain, memory_percent: Some(MEMORY_PERCENT), ..ReaperSettings::default() }

@@ -1,0 +1,133 @@
+//! Accesses to the pages of one object, as those tell who read it: a byte a page.
+//!
+//! ```text
+//! bit 7      in memory, as far as is known
+//! bit 6      a sampled page that is not in the queue of a cache without the reaper (see `watch`)
+//! bits 0..6  frequency: accesses, halved now and then, up to 63
+//! ```
+//!
+//! Bytes are read and written without locked instructions. Of two threads that change one byte at once, one may
+//! undo what the other did. So an access may go uncounted, and a page may be known as in memory that is not;
+//! whoever evicts looks again now and then ([`Accesses::correct`]).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use super::watch::Watch;
+
+const RESIDENT: u8 = 1 << 7;
+const UNQUEUED: u8 = 1 << 6;
+const FREQUENCY: u8 = UNQUEUED - 1;
+
+/// Number of frequencies that are told apart.
+pub(crate) const FREQUENCIES: usize = FREQUENCY as usize + 1;
+
+/// The byte of a page that is in memory and as frequent as can be told. Nothing is written for its accesses, so
+/// that threads which share hot pages do not take the byte from each other.
+const HOTTEST: u8 = RESIDENT | FREQUENCY;
+
+/// State of the pages of an object, shared by all maps that show the same memory.
+#[derive(Debug)]
+pub(crate) struct Accesses {
+    pages: Box<[AtomicU8]>,
+    /// Tells objects apart, so that other pages of each are sampled.
+    number: u64,
+    watch: Arc<Watch>,
+}
+
+impl Accesses {
+    /// Makes the state of so many pages of the object of a number, none of them in memory.
+    pub(crate) fn new(pages: u64, number: u64, watch: &Arc<Watch>) -> Self {
+        let state = |page| if Watch::samples(number.wrapping_add(page)) { UNQUEUED } else { 0 };
+        let pages = (0..pages).map(|page| AtomicU8::new(state(page))).collect();
+        Self { pages, number, watch: Arc::clone(watch) }
+    }
+
+    /// Returns the number of pages.
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Notes that a page is accessed, in a nanosecond or two where it is in memory. A page beyond the last is
+    /// nobody's.
+    #[inline]
+    pub(crate) fn touch(self: &Arc<Self>, page: usize) {
+        let Some(state) = self.pages.get(page) else { return };
+        let seen = state.load(Ordering::Relaxed);
+        if seen == HOTTEST {
+            return;
+        }
+        state.store(warmer(seen), Ordering::Relaxed);
+        if seen & (RESIDENT | UNQUEUED) != RESIDENT {
+            self.arrive(page, seen);
+        }
+    }
+
+    /// Counts a page that was not in memory, or would not be without the reaper.
+    #[cold]
+    fn arrive(self: &Arc<Self>, page: usize, seen: u8) {
+        if seen & RESIDENT == 0 {
+            self.watch.count_miss(Watch::samples(self.number.wrapping_add(page as u64)));
+        }
+        if seen & UNQUEUED != 0 {
+            self.watch.queue(self, page);
+        }
+    }
+
+    /// Notes that a sampled page has left the queue of a cache without the reaper.
+    pub(super) fn leave_queue(&self, page: usize) {
+        self.pages[page].fetch_or(UNQUEUED, Ordering::Relaxed);
+    }
+
+    /// Returns the frequency of a page that is in memory.
+    pub(crate) fn resident_frequency(&self, page: usize) -> Option<usize> {
+        let seen = self.pages[page].load(Ordering::Relaxed);
+        (seen & RESIDENT != 0).then_some((seen & FREQUENCY).into())
+    }
+
+    /// Halves the frequency of a page.
+    pub(crate) fn halve(&self, page: usize) {
+        let state = &self.pages[page];
+        let seen = state.load(Ordering::Relaxed);
+        if seen & FREQUENCY != 0 {
+            state.store(seen & !FREQUENCY | (seen & FREQUENCY) / 2, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a page goes. Its frequency stays, so that it is known when it comes back.
+    pub(crate) fn evict(&self, page: usize) {
+        if self.pages[page].fetch_and(!RESIDENT, Ordering::Relaxed) & RESIDENT != 0 {
+            self.watch.add_resident(-1);
+        }
+    }
+
+    /// Notes what is found of a page: whether it is in memory. Returns true if that was not known.
+    pub(crate) fn correct(&self, page: usize, is_resident: bool) -> bool {
+        let state = &self.pages[page];
+        let was_resident = state.load(Ordering::Relaxed) & RESIDENT != 0;
+        match (was_resident, is_resident) {
+            (false, true) => {
+                state.fetch_or(RESIDENT, Ordering::Relaxed);
+                self.watch.add_resident(1);
+            }
+            (true, false) => self.evict(page),
+            _ => {}
+        }
+        was_resident != is_resident
+    }
+}
+
+impl Drop for Accesses {
+    fn drop(&mut self) {
+        let is_resident = |state: &&AtomicU8| state.load(Ordering::Relaxed) & RESIDENT != 0;
+        let resident = self.pages.iter().filter(is_resident).count();
+        self.watch.add_resident(-(resident as i64));
+    }
+}
+
+/// Returns a page's byte after an access.
+const fn warmer(seen: u8) -> u8 {
+    let frequency = seen & FREQUENCY;
+    let more = if frequency == FREQUENCY { 0 } else { 1 };
+    (seen | RESIDENT) & !UNQUEUED | (frequency + more)
+}

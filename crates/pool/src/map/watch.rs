@@ -1,0 +1,102 @@
+//! Counts of all pages that are watched, and a sample of what would happen without the reaper.
+//!
+//! The kernel evicts pages of a mapping that is read here and there in the order in which they came
+//! (`vma_has_recency`). One page in [`SAMPLED`] is also kept in a queue of that order, as long as such a cache of the
+//! same size would be. Sampled pages that are accessed and are not in the queue are misses without the reaper; those
+//! that are accessed and are not in memory are misses with it. The difference is the reaper's gain.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::accesses::Accesses;
+
+/// Number of pages of which one is sampled.
+pub(crate) const SAMPLED: u64 = 16;
+
+/// Misses of the sampled pages since the watch began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Misses {
+    /// Pages that were accessed and not in memory.
+    pub(crate) with: u64,
+    /// Pages that were accessed and would not have been in memory without the reaper.
+    pub(crate) without: u64,
+}
+
+/// Counts of the pages of all maps of a program.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    resident: AtomicI64,
+    misses: AtomicU64,
+    sampled_with: AtomicU64,
+    sampled_without: AtomicU64,
+    queue: Mutex<VecDeque<(Weak<Accesses>, usize)>>,
+    queue_pages_max: AtomicUsize,
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        let (resident, misses) = (AtomicI64::new(0), AtomicU64::new(0));
+        let (sampled_with, sampled_without) = (AtomicU64::new(0), AtomicU64::new(0));
+        // Until somebody says how much memory there is, there is enough.
+        let (queue, queue_pages_max) = (Mutex::default(), AtomicUsize::new(usize::MAX));
+        Self { resident, misses, sampled_with, sampled_without, queue, queue_pages_max }
+    }
+}
+
+impl Watch {
+    /// Returns true for one in [`SAMPLED`] numbers, by a hash of it.
+    pub(super) const fn samples(number: u64) -> bool {
+        number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SAMPLED.ilog2()) == 0
+    }
+
+    /// Returns the number of watched pages in memory, as far as is known.
+    pub(crate) fn resident_pages(&self) -> u64 {
+        u64::try_from(self.resident.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    /// Returns the number of accesses to pages that were not in memory.
+    pub(crate) fn misses(&self) -> u64 {
+        self.misses.load(Ordering::Relaxed)
+    }
+
+    /// Returns the misses of the sampled pages.
+    pub(crate) fn sampled_misses(&self) -> Misses {
+        Misses {
+            with: self.sampled_with.load(Ordering::Relaxed),
+            without: self.sampled_without.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sets the size of a cache without the reaper, in pages.
+    pub(crate) fn set_cache_pages(&self, pages: u64) {
+        let sampled = usize::try_from(pages / SAMPLED).unwrap_or(usize::MAX);
+        self.queue_pages_max.store(sampled, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_resident(&self, pages: i64) {
+        self.resident.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_miss(&self, is_sampled: bool) {
+        self.add_resident(1);
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        self.sampled_with.fetch_add(is_sampled.into(), Ordering::Relaxed);
+    }
+
+    /// Puts a sampled page behind the queue; whatever the queue has no room for leaves it at the front.
+    pub(super) fn queue(&self, accesses: &Arc<Accesses>, page: usize) {
+        self.sampled_without.fetch_add(1, Ordering::Relaxed);
+        let pages_max = self.queue_pages_max.load(Ordering::Relaxed);
+        // A queue is whole between any two statements.
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.push_back((Arc::downgrade(accesses), page));
+        while queue.len() > pages_max {
+            if let Some((accesses, page)) = queue.pop_front()
+                && let Some(accesses) = accesses.upgrade()
+            {
+                accesses.leave_queue(page);
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Eviction of single pages: those that are accessed least, whoever's they are.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bindery_units::PAGE_BYTES;
+
+use super::gain::Gain;
+use super::hand::{Hand, Victims, Watched};
+use super::owners::Owners;
+use super::paged_object::{self, PagedObject, Run};
+use super::reaper_settings::ReaperSettings;
+use super::room::{Held, Limit, Room};
+use super::suspects::Suspects;
+use super::work::Work;
+use crate::map::{Accesses, BackEndKind, Maps, MemoryIdentity, SAMPLED, Watch};
+
+/// How many times longer objects wait to be looked at where maps tell of each access: only what the kernel took by
+/// itself is found then.
+const TOLD_PARTS: u32 = 16;
+
+/// Ranges that leave memory at once: many, since processors are interrupted once for all; few enough to take no longer
+/// than a piece of work may.
+const RANGES_AT_ONCE: usize = 64;
+
+/// Pages that the hand goes over at once.
+const PAGES_AT_ONCE: u64 = 1 << 17;
+
+/// Turns of the hand after which nothing more can go. The first may only count.
+const TURNS_MAX: u64 = 3;
+
+/// Shortest time between two looks.
+const LOOK_MIN: Duration = Duration::from_millis(2);
+
+/// Part of the usual interval after which memory that was short is looked at again at the latest.
+const PRESSED_PARTS: u32 = 10;
+
+/// Time after a shortage of memory in which it is looked at as often as during it.
+const ALERT: Duration = Duration::from_secs(10);
+
+/// All pages of all maps.
+#[derive(Debug)]
+pub(super) struct Pages {
+    watch: Arc<Watch>,
+    objects: Vec<Arc<PagedObject>>,
+    /// Objects of which it is not known what is in memory.
+    unknown: Vec<Arc<PagedObject>>,
+    total_pages: u64,
+    are_told: bool,
+    are_cached: bool,
+    hand: Hand,
+    suspects: Suspects,
+    gain: Gain,
+    /// The next object to be looked at, and what part of one is due besides.
+    next: usize,
+    due: f64,
+    looked: Option<Duration>,
+    /// Misses when it last looked, and since then a second.
+    misses: u64,
+    misses_per_s: f64,
+    /// When memory was short last.
+    pressed: Option<Duration>,
+}
+
+impl Pages {
+    pub(super) fn new(watch: &Arc<Watch>) -> Self {
+        Self {
+            watch: Arc::clone(watch),
+            objects: Vec::new(),
+            unknown: Vec::new(),
+            total_pages: 0,
+            are_told: true,
+            are_cached: true,
+            hand: Hand::default(),
+            suspects: Suspects::default(),
+            gain: Gain::default(),
+            next: 0,
+            due: 0.0,
+            looked: None,
+            misses: watch.misses(),
+            misses_per_s: 0.0,
+            pressed: None,
+        }
+    }
+
+    pub(super) fn learn(&mut self, maps: &Maps) {
+        let mut owners: HashMap<MemoryIdentity, Owners> = HashMap::new();
+        for map in maps.all() {
+            if !map.is_told {
+                map.back_end.fault_singly();
+            }
+            for object in 0..map.objects.len() {
+                owners.entry(map.back_end.identity(object)).or_default().add(&map, object);
+            }
+        }
+        self.are_cached = owners.values().all(|owners| owners.kind() != Some(BackEndKind::Memfd));
+        let known = owners.into_iter().filter_map(|(identity, owners)| self.watched(identity, owners));
+        let mut objects: Vec<Arc<PagedObject>> = known.collect();
+        // In the order of their places, so that neighbours are evicted together.
+        objects.sort_unstable_by_key(|object| (object.identity.holder, object.identity.offset_bytes));
+        self.total_pages = objects.iter().map(|object| object.accesses.len() as u64).sum();
+        self.are_told = objects.iter().all(|object| object.is_told);
+        self.unknown = objects.iter().filter(|object| object.is_new).cloned().collect();
+        self.objects = objects;
+    }
+
+    /// Has all maps that show an object note accesses to its pages in the same place.
+    fn watched(&self, identity: MemoryIdentity, owners: Owners) -> Option<Arc<PagedObject>> {
+        let (map, object) = owners.any()?;
+        let noted = owners.all().find_map(|(map, object)| map.accesses(object).cloned());
+        let is_new = noted.is_none();
+        let accesses = noted.unwrap_or_else(|| {
+            let number = (identity.holder as u64) ^ (identity.offset_bytes / PAGE_BYTES as u64);
+            Arc::new(Accesses::new(map.pages_of(object), number, &self.watch))
+        });
+        owners.all().for_each(|(map, object)| _ = map.note_accesses(object, &accesses));
+        let is_told = owners.are_told();
+        Some(Arc::new(PagedObject { identity, owners, accesses, is_told, is_new }))
+    }
+
+    /// Learns of some objects what is in memory, and how fast it fills.
+    pub(super) fn look(&mut self, now: Duration, settings: &ReaperSettings, work: &mut Work) {
+        let elapsed = self.looked.map_or(Duration::ZERO, |looked| now.saturating_sub(looked));
+        self.looked = Some(now);
+        let misses = self.watch.misses();
+        if !elapsed.is_zero() {
+            let per_s = (misses - self.misses) as f64 / elapsed.as_secs_f64();
+            self.misses_per_s = per_s.max((self.misses_per_s + per_s) / 2.0);
+        }
+        self.misses = misses;
+        let interval = settings.page_interval * if self.are_told { TOLD_PARTS } else { 1 };
+        let all = self.objects.len();
+        self.due += all as f64 * elapsed.as_secs_f64() / interval.as_secs_f64().max(1e-9);
+        self.due = self.due.min(all as f64);
+        for _ in 0..settings.visits {
+            let object = match self.unknown.pop() {
+                Some(object) => object,
+                None if self.due >= 1.0 => {
+                    self.due -= 1.0;
+                    self.next = (self.next + 1) % all;
+                    Arc::clone(&self.objects[self.next])
+                }
+                None => break,
+            };
+            work.statistics.visits += 1;
+            let corrected = object.correct();
+            self.suspects.count_as_gone(&object);
+            if object.is_told && let Ok(found) = corrected {
+                work.statistics.pages_stuck += found;
+            }
+            work.note(corrected.map(|_| ()));
+            work.pace.step();
+        }
+    }
+
+    /// Returns the memory that the maps hold.
+    pub(super) fn held(&self, allocated_bytes: u64) -> Held {
+        let pages = self.watch.resident_pages() + self.suspects.pages();
+        Held::of(pages.saturating_sub(allocated_bytes / PAGE_BYTES as u64), allocated_bytes)
+    }
+
+    /// Evicts the pages that are accessed least, as many as are missing, and returns how many went.
+    pub(super) fn evict(
+        &mut self,
+        now: Duration,
+        room: &Room,
+        settings: &ReaperSettings,
+        work: &mut Work,
+    ) -> u64 {
+        self.pressed = Some(now);
+        self.watch.set_cache_pages(room.whole_bytes / PAGE_BYTES as u64);
+        if self.steps_back(now, room, work) {
+            return 0;
+        }
+        let missing_pages = room.missing_bytes().div_ceil(PAGE_BYTES as u64);
+        let mut evicted = self.evict_suspects(now, settings, work);
+        let wanted = missing_pages.saturating_sub(evicted + self.suspects.pages());
+        let (mut taken, mut seen) = (0, 0);
+        while taken < wanted && seen < TURNS_MAX * (self.total_pages + self.objects.len() as u64) {
+            let objects = &self.objects;
+            let watched = |at: usize| Watched {
+                accesses: &objects[at].accesses,
+                temperature: objects[at].owners.temperature(),
+            };
+            let wanted = (wanted - taken).min(RANGES_AT_ONCE as u64);
+            let pass =
+                self.hand.pass(objects.len(), watched, &settings.law, wanted, PAGES_AT_ONCE);
+            taken += pass.taken;
+            seen += pass.seen;
+            evicted += self.evict_victims(now, &pass.victims, work);
+            work.pace.step();
+        }
+        work.statistics.pages_evicted += evicted;
+        evicted
+    }
+
+    /// Returns true if the kernel is to evict for a while, and can.
+    fn steps_back(&mut self, now: Duration, room: &Room, work: &mut Work) -> bool {
+        let sampled = self.watch.sampled_misses();
+        let statistics = &mut work.statistics;
+        statistics.misses = self.watch.misses();
+        statistics.misses_saved =
+            (sampled.without.cast_signed() - sampled.with.cast_signed()) * SAMPLED.cast_signed();
+        let kernel_can = self.are_cached && self.are_told && room.limit != Limit::Budget;
+        statistics.steps_back = kernel_can && self.gain.steps_back(now, sampled, statistics.busy);
+        statistics.steps_back
+    }
+
+    fn evict_victims(&mut self, now: Duration, victims: &[Victims], work: &mut Work) -> u64 {
+        let run = |victims: &Victims| Run {
+            object: Arc::clone(&self.objects[victims.object]),
+            first_page: victims.first_page,
+            pages: victims.pages,
+        };
+        let (told, untold): (Vec<Run>, Vec<Run>) =
+            victims.iter().map(run).partition(|run| run.object.is_told);
+        for of_holder in untold.chunk_by(is_of_one_holder) {
+            work.note(paged_object::forget(of_holder));
+        }
+        untold.into_iter().for_each(|run| self.suspects.add(run, now));
+        evict(&told, work)
+    }
+
+    /// Evicts suspects that nobody has accessed for long enough.
+    fn evict_suspects(&mut self, now: Duration, settings: &ReaperSettings, work: &mut Work) -> u64 {
+        let Some(before) = now.checked_sub(settings.page_interval) else { return 0 };
+        let unaccessed = self.suspects.judge(before, work);
+        evict(&unaccessed, work)
+    }
+
+    /// Returns the time after which it wants to look again, if memory is or was short: before half of what
+    /// is kept free has been filled.
+    pub(super) fn again_in(
+        &self,
+        now: Duration,
+        room: Option<&Room>,
+        settings: &ReaperSettings,
+    ) -> Option<Duration> {
+        let pressed = self.pressed?;
+        if now.saturating_sub(pressed) >= ALERT {
+            return None;
+        }
+        let longest = settings.interval / PRESSED_PARTS;
+        let kept_pages = room.map_or(0, Room::kept_bytes) / PAGE_BYTES as u64;
+        let seconds = kept_pages as f64 / 2.0 / self.misses_per_s.max(1.0);
+        let fills = Duration::try_from_secs_f64(seconds).unwrap_or(longest);
+        Some(fills.clamp(LOOK_MIN.min(longest), longest))
+    }
+}
+
+fn is_of_one_holder(a: &Run, b: &Run) -> bool {
+    a.object.identity.holder == b.object.identity.holder
+}
+
+/// Evicts pages, and returns how many went.
+fn evict(runs: &[Run], work: &mut Work) -> u64 {
+    let mut evicted = 0;
+    for of_holder in runs.chunk_by(is_of_one_holder) {
+        for runs in of_holder.chunks(RANGES_AT_ONCE) {
+            let pages = runs.iter().map(|run| run.pages as u64).sum::<u64>();
+            match paged_object::evict(runs) {
+                Ok(left) => {
+                    work.statistics.pages_stuck += left;
+                    evicted += pages.saturating_sub(left);
+                }
+                Err(error) => work.note(Err(error)),
+            }
+            work.pace.step();
+        }
+    }
+    evicted
+}
