@@ -19,7 +19,7 @@ pub(crate) fn pages_to_spare() -> usize {
 /// `None` if the machine does not say; limits of cgroups that cannot be read do not count.
 pub(crate) fn headroom_bytes(pid: i32) -> Option<u64> {
     let machine = MachineMemory::read().ok()?.available_bytes;
-    Some(cgroup::memory_left_bytes(pid).map_or(machine, |left| left.min(machine)))
+    Some(cgroup::memory_left(pid).map_or(machine, |left| left.bytes.min(machine)))
 }
 
 #[cfg(test)]

@@ -32,15 +32,23 @@ const HIERARCHIES: [Hierarchy; 2] = [
     },
 ];
 
-/// What the limits of a process's cgroups leave it: the least of its own and of all above. Caches of
-/// files count as left, for they make room by themselves. `None` if there is no limit, or none that can
-/// be read.
+/// Memory that a limit leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemoryLeft {
+    /// Caches of files included, in bytes: they make room by themselves, while whoever wants it waits.
+    pub bytes: u64,
+    /// Of it, what nothing is in, in bytes.
+    pub unused_bytes: u64,
+}
+
+/// Returns the memory that the limits of a process's cgroups leave it: the least of its own and of all above.
+/// `None` if there is no limit, or none that can be read.
 #[must_use]
-pub fn memory_left_bytes(pid: i32) -> Option<u64> {
+pub fn memory_left(pid: i32) -> Option<MemoryLeft> {
     let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let limits = HIERARCHIES.iter().filter_map(|hierarchy| {
         let path = hierarchy.path_of(&cgroups)?;
-        hierarchy.left_bytes(Path::new(hierarchy.root), path)
+        hierarchy.left(Path::new(hierarchy.root), path)
     });
     limits.min()
 }
@@ -55,13 +63,13 @@ impl Hierarchy {
     }
 
     /// The least of what the limits leave, of the cgroup and all those above it.
-    fn left_bytes(&self, root: &Path, path: &str) -> Option<u64> {
+    fn left(&self, root: &Path, path: &str) -> Option<MemoryLeft> {
         let own = root.join(path.trim_start_matches('/'));
         let above = own.ancestors().take_while(|directory| directory.starts_with(root));
         above.filter_map(|directory| self.left_in(directory.to_owned())).min()
     }
 
-    fn left_in(&self, directory: PathBuf) -> Option<u64> {
+    fn left_in(&self, directory: PathBuf) -> Option<MemoryLeft> {
         let number = |text: &str| text.trim().parse::<u64>().ok();
         let read = |name| number(&fs::read_to_string(directory.join(name)).ok()?);
         // "max" is no number: no limit.
@@ -69,7 +77,11 @@ impl Hierarchy {
         let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
         let cache = |name: &&str| stat.lines().find_map(|line| number(line.strip_prefix(*name)?));
         let caches: u64 = self.caches.iter().filter_map(cache).sum();
-        Some(limit.saturating_sub(read(self.used)?.saturating_sub(caches)))
+        let used = read(self.used)?;
+        Some(MemoryLeft {
+            bytes: limit.saturating_sub(used.saturating_sub(caches)),
+            unused_bytes: limit.saturating_sub(used),
+        })
     }
 }
 
@@ -90,14 +102,15 @@ mod tests {
             put("vms", "1000\n", "900\n");
             put("vms/web", "max\n", "50\n");
             put("vms/db", "70\n", "90\n");
-            let left = |path| hierarchy.left_bytes(root.path(), path);
-            assert_eq!(left("/vms/web"), Some(100));
-            assert_eq!(left("/vms/db"), Some(0));
+            let left = |path| hierarchy.left(root.path(), path);
+            let both = |bytes, unused_bytes| Some(MemoryLeft { bytes, unused_bytes });
+            assert_eq!(left("/vms/web"), both(100, 100));
+            assert_eq!(left("/vms/db"), both(0, 0));
             assert_eq!(left("/"), None);
             let [inactive, active] = hierarchy.caches;
             let stat = format!("anon 1\n{inactive}300\n{active}20\nshmem 400\n");
             fs::write(root.path().join("vms/memory.stat"), stat).unwrap();
-            assert_eq!(left("/vms/web"), Some(420));
+            assert_eq!(left("/vms/web"), both(420, 100));
         }
     }
 

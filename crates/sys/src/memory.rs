@@ -74,6 +74,13 @@ pub fn stall() -> Option<u64> {
     parse_stall(&fs::read_to_string("/proc/pressure/memory").ok()?)
 }
 
+/// Returns the part of the last ten seconds in which tasks waited for processors, in hundredths of a percent, as
+/// [`stall`] does for memory.
+#[must_use]
+pub fn processor_stall() -> Option<u64> {
+    parse_stall(&fs::read_to_string("/proc/pressure/cpu").ok()?)
+}
+
 fn parse_stall(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let average = line.split_ascii_whitespace().find_map(|field| field.strip_prefix("avg10="))?;
@@ -93,7 +100,7 @@ mod tests {
         assert!(memory.available_bytes <= memory.total_bytes);
         assert!(memory.available_percent() <= 100);
         assert!(lost_bytes().unwrap() <= memory.total_bytes);
-        assert!(stall().is_none_or(|stall| stall <= 10_000));
+        assert!([stall(), processor_stall()].into_iter().flatten().all(|stall| stall <= 10_000));
     }
 
     #[test]

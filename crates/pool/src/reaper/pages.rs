@@ -11,7 +11,7 @@ use super::hand::{Hand, Victims, Watched};
 use super::owners::Owners;
 use super::paged_object::{self, PagedObject, Run};
 use super::reaper_settings::ReaperSettings;
-use super::room::{Held, Limit, Room};
+use super::room::{Held, Limit, Memory, Room};
 use super::suspects::Suspects;
 use super::work::Work;
 use crate::map::{Accesses, BackEndKind, Maps, MemoryIdentity, SAMPLED, Watch};
@@ -165,14 +165,16 @@ impl Pages {
         &mut self,
         now: Duration,
         room: &Room,
+        memory: &Memory,
         settings: &ReaperSettings,
         work: &mut Work,
     ) -> u64 {
-        self.pressed = Some(now);
         self.watch.set_cache_pages(room.whole_bytes / PAGE_BYTES as u64);
-        if self.steps_back(now, room, work) {
+        if self.steps_back(now, room, memory, work) {
+            self.pressed = None;
             return 0;
         }
+        self.pressed = Some(now);
         let missing_pages = room.missing_bytes().div_ceil(PAGE_BYTES as u64);
         let mut evicted = self.evict_suspects(now, settings, work);
         let wanted = missing_pages.saturating_sub(evicted + self.suspects.pages());
@@ -196,14 +198,21 @@ impl Pages {
     }
 
     /// Returns true if the kernel is to evict for a while, and can.
-    fn steps_back(&mut self, now: Duration, room: &Room, work: &mut Work) -> bool {
+    fn steps_back(
+        &mut self,
+        now: Duration,
+        room: &Room,
+        memory: &Memory,
+        work: &mut Work,
+    ) -> bool {
         let sampled = self.watch.sampled_misses();
         let statistics = &mut work.statistics;
         statistics.misses = self.watch.misses();
         statistics.misses_saved =
             (sampled.without.cast_signed() - sampled.with.cast_signed()) * SAMPLED.cast_signed();
         let kernel_can = self.are_cached && self.are_told && room.limit != Limit::Budget;
-        statistics.steps_back = kernel_can && self.gain.steps_back(now, sampled, statistics.busy);
+        let (busy, stall) = (statistics.busy, memory.processor_stall);
+        statistics.steps_back = kernel_can && self.gain.steps_back(now, sampled, busy, stall);
         statistics.steps_back
     }
 

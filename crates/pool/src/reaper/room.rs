@@ -15,22 +15,34 @@ pub struct Memory {
     pub available_bytes: Option<u64>,
     /// Bytes that the limits of our cgroups leave, caches of files counted as left. None without a limit.
     pub group_left_bytes: Option<u64>,
+    /// Of these, bytes that nothing is in. None where that is not known.
+    pub group_unused_bytes: Option<u64>,
     /// Part of the last ten seconds in which some task waited for memory, in hundredths of a percent.
     pub stall: u32,
+    /// The same for processors.
+    pub processor_stall: u32,
 }
 
 impl Memory {
     /// Asks. Costs some 100 µs.
     #[must_use]
     pub fn read() -> Self {
-        let pid = std::process::id().cast_signed();
+        let part = |part: Option<u64>| part.map_or(0, |part| u32::try_from(part).unwrap_or(WHOLE));
+        let group = cgroup::memory_left(std::process::id().cast_signed());
         Self {
             available_bytes: MachineMemory::read().ok().map(|memory| memory.available_bytes),
-            group_left_bytes: cgroup::memory_left_bytes(pid),
-            stall: memory::stall().map_or(0, |stall| u32::try_from(stall).unwrap_or(WHOLE)),
+            group_left_bytes: group.map(|left| left.bytes),
+            group_unused_bytes: group.map(|left| left.unused_bytes),
+            stall: part(memory::stall()),
+            processor_stall: part(memory::processor_stall()),
         }
     }
 }
+
+/// Part of a group's memory up to which caches of others count as used: programs, and files that are read besides. They
+/// would make room, but whoever wants it would have to wait. Beyond, somebody reads much more than he needs to keep, and
+/// maps do not yield to him.
+const OTHERS_PARTS: u64 = 8;
 
 /// Memory that the maps hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,15 +102,17 @@ impl Room {
             let excess_bytes = held.bytes.saturating_sub(budget);
             Self { excess_bytes, ..Self::new(Limit::Budget, free, budget, marks) }
         });
-        let shared = |limit, left: Option<u64>| {
+        let shared = |limit, left: Option<u64>, unused: Option<u64>| {
             let left = left?;
-            let free = left.saturating_sub(held.cached_bytes);
+            let others = left.saturating_sub(held.cached_bytes + unused.unwrap_or(left));
+            let others = others.min(left / OTHERS_PARTS);
+            let free = left.saturating_sub(held.cached_bytes + others);
             let whole = free + held.bytes;
             let percent = settings.memory_percent.unwrap_or_else(|| memory_percent_of(whole));
             Some(Self::new(limit, free, whole, law.marks(percent)))
         };
-        let group = shared(Limit::Group, memory.group_left_bytes);
-        let machine = shared(Limit::Machine, memory.available_bytes)
+        let group = shared(Limit::Group, memory.group_left_bytes, memory.group_unused_bytes);
+        let machine = shared(Limit::Machine, memory.available_bytes, None)
             .map(|room| room.warned(memory.stall >= settings.stall_mark));
         let rooms = [budget, group, machine].into_iter().flatten();
         rooms.min_by_key(|room| u64::from(room.free) * 10_000 / u64::from(room.marks.high.max(1)))
@@ -151,6 +165,21 @@ mod tests {
         assert_eq!(room(&settings, memory, own), Some((Limit::Group, 5555)));
         let settings = ReaperSettings { budget_bytes: Some(4 * GIB), ..settings };
         assert_eq!(room(&settings, memory, held), Some((Limit::Budget, 0)));
+    }
+
+    #[test]
+    fn caches_of_others_count_as_used_up_to_a_part() {
+        let held = Held { bytes: 4 * GIB, cached_bytes: 4 * GIB };
+        let settings = ReaperSettings { memory_percent: Some(50), ..ReaperSettings::default() };
+        let free = |unused, left| {
+            let (group_unused_bytes, group_left_bytes) = (Some(unused), Some(left));
+            let memory = Memory { group_left_bytes, group_unused_bytes, ..Memory::default() };
+            Room::of(&settings, &memory, held).unwrap().free
+        };
+        // All caches are the maps' own, then half a GiB is others', then two.
+        assert_eq!(free(4 * GIB, 8 * GIB), 5_000);
+        assert_eq!(free(4 * GIB - GIB / 2, 8 * GIB), 3_500 * 10_000 / 7_500);
+        assert_eq!(free(2 * GIB, 8 * GIB), 3 * 10_000 / 7);
     }
 
     #[test]

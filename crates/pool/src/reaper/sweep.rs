@@ -86,7 +86,7 @@ impl Sweep {
         self.active = pressure.is_some();
         self.impose(room, pressure);
         let pages_evicted = match room.zip(pressure) {
-            Some((room, pressure)) => self.evict(now, &room, pressure),
+            Some((room, pressure)) => self.evict(now, &room, pressure, memory),
             None => 0,
         };
         self.work.statistics.busy += thread::cpu_time().saturating_sub(began);
@@ -94,7 +94,9 @@ impl Sweep {
             Evicted::Objects(_) => None,
             Evicted::Pages(pages) => pages.again_in(now, room.as_ref(), &self.settings),
         };
-        Ticked { pressed: self.active, pages_evicted, again_in }
+        // Who steps back is in no hurry.
+        let pressed = self.active && !self.work.statistics.steps_back;
+        Ticked { pressed, pages_evicted, again_in }
     }
 
     /// Ends what it imposed on the maps.
@@ -132,14 +134,20 @@ impl Sweep {
         }
     }
 
-    fn evict(&mut self, now: Duration, room: &Room, pressure: Pressure) -> u64 {
+    fn evict(
+        &mut self,
+        now: Duration,
+        room: &Room,
+        pressure: Pressure,
+        memory: &Memory,
+    ) -> u64 {
         let (settings, work) = (&self.settings, &mut self.work);
         match &mut self.evicted {
             Evicted::Objects(objects) => {
                 let missing_pages = room.missing_bytes().div_ceil(PAGE_BYTES as u64);
                 objects.evict(now, pressure, missing_pages, settings, work)
             }
-            Evicted::Pages(pages) => pages.evict(now, room, settings, work),
+            Evicted::Pages(pages) => pages.evict(now, room, memory, settings, work),
         }
     }
 

@@ -145,6 +145,22 @@ impl ControlGroup {
         fs::write(self.memory.join(self.limit_file()), bytes.to_string())
     }
 
+    /// Returns how often memory was at its limit when more was wanted, so that whoever wanted it had to make room.
+    ///
+    /// # Errors
+    /// The kernel's, or if it does not say.
+    pub fn limit_hits(&self) -> io::Result<u64> {
+        let number = |text: &str| text.trim().parse().ok();
+        let hits = match self.version {
+            Version::One => number(&fs::read_to_string(self.memory.join("memory.failcnt"))?),
+            Version::Two => {
+                let events = fs::read_to_string(self.memory.join("memory.events"))?;
+                events.lines().find_map(|line| number(line.strip_prefix("max ")?))
+            }
+        };
+        hits.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
     /// Holds a device to a rate, for this group.
     ///
     /// # Errors

@@ -134,8 +134,8 @@ fn check_machine() -> Result<()> {
 /// What is written to the disk stays in memory, and may be all of it.
 fn check_memory(bytes: u64) -> Result<()> {
     let available = MachineMemory::read().context("reading /proc/meminfo")?.available_bytes;
-    let own = cgroup::memory_left_bytes(rustix::process::getpid().as_raw_nonzero().get());
-    let left = available.min(own.unwrap_or(u64::MAX));
+    let own = cgroup::memory_left(rustix::process::getpid().as_raw_nonzero().get());
+    let left = own.map_or(available, |left| left.bytes.min(available));
     ensure!(
         bytes <= left,
         "a played device of {} MiB is kept in memory, and {} MiB are left of the machine's and of this \

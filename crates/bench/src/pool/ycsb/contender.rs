@@ -5,11 +5,11 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bindery_testkit::machine::{BlockDevice, ControlGroup, SettingGuard, drop_caches};
-use bindery_ycsb::{Report as Figures, Task, Workload};
+use bindery_ycsb::{Task, Workload};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::{Course, Options};
+use super::{Answered, Course, Options};
 use crate::choice;
 use crate::pool::medium::Medium;
 
@@ -100,12 +100,14 @@ impl<'a> Stage<'a> {
             group.set_device_rate(rate).context("holding the device to a rate")?;
         }
         medium.iter().for_each(|medium| medium.hold(true));
-        let figures = self
+        let hits_before = group.limit_hits()?;
+        let Answered { figures, reaper } = self
             .perform(Some(workload), Some(&group))
             .with_context(|| format!("workload {workload:?} on {engine}"))?
             .context("a workload gives figures")?;
         medium.iter().for_each(|medium| medium.hold(false));
-        Ok(Course { engine, workload, round, figures })
+        let limit_hits = group.limit_hits()? - hits_before;
+        Ok(Course { engine, workload, round, figures, reaper, limit_hits })
     }
 
     fn task(&self, workload: Option<Workload>, round_seed: u64) -> Task {
@@ -129,7 +131,7 @@ impl<'a> Stage<'a> {
         &self,
         workload: Option<Workload>,
         group: Option<&ControlGroup>,
-    ) -> Result<Option<Figures>> {
+    ) -> Result<Option<Answered>> {
         let task = serde_json::to_string(&self.task(workload, 1))?;
         let mut command = self.engine.command(self.options)?;
         command.arg(task).stdin(Stdio::piped()).stdout(Stdio::piped());

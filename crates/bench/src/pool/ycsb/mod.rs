@@ -32,7 +32,7 @@ use bindery_ycsb::{KEY_BYTES, VALUE_BYTES, Workload};
 pub use self::contender::Engine;
 use self::contender::Stage;
 pub use self::report::{Course, Report};
-pub use self::store::perform;
+pub use self::store::{Answered, Reaped, perform};
 use super::medium::{Medium, Rates};
 use crate::harness::ledger;
 use crate::interrupt;

@@ -5,7 +5,7 @@ use std::fmt;
 use bindery_ycsb::{Latency, Report as Figures, Workload};
 use serde::Serialize;
 
-use super::{Engine, Options};
+use super::{Engine, Options, Reaped};
 use crate::harness::{median, significant};
 
 /// One contender under one workload in one round.
@@ -19,6 +19,10 @@ pub struct Course {
     pub round: usize,
     /// How it did.
     pub figures: Figures,
+    /// What its reaper did, if it has one.
+    pub reaper: Option<Reaped>,
+    /// How often memory was at its limit when more was wanted, so that whoever read had to make room.
+    pub limit_hits: u64,
 }
 
 /// The medians of one contender under one workload.

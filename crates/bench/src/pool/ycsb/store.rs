@@ -8,33 +8,74 @@ use bindery_example_tables::{Mapped, Mapper, Options, StoreError, Tables};
 use bindery_pool::device::{DeviceAccess, DeviceOptions, FileDevice};
 use bindery_pool::map::{Maps, Temperature};
 use bindery_pool::object::Object;
-use bindery_pool::reaper::{Grain, Reaper, ReaperSettings};
+use bindery_pool::reaper::{Grain, Reaper, ReaperSettings, ReaperStatistics};
 use bindery_pool::{AttachedDevice, CreateOptions, MediaClass, NewDevice, Pool};
 use bindery_sys::mapped::View;
 use bindery_sys::mapping::{self, Mapping};
 use bindery_units::PAGE_BYTES;
 use bindery_ycsb::{BoxError, KEY_BYTES, Report as Figures, Store, Task, VALUE_BYTES};
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 use super::Engine;
 
 /// The file, sparse, in terms of the data: shelves are written anew beside the old ones.
 const FILE_TO_DATA: u64 = 4;
 
+/// Figures of a store, and of its reaper if it has one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Answered {
+    /// How it did.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// What its reaper did.
+    #[serde(default)]
+    pub reaper: Option<Reaped>,
+}
+
+/// Work of a reaper, the warm-up included.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Reaped {
+    /// CPU time that it took, in seconds.
+    pub busy_s: f64,
+    /// Pages that it evicted, and those that did not go.
+    pub pages_evicted: u64,
+    /// Pages that it evicted and that did not go.
+    pub pages_stuck: u64,
+    /// Accesses to pages that were not in memory.
+    pub misses: u64,
+    /// How many more there would have been without it, by its own sample.
+    pub misses_saved: i64,
+}
+
+impl Reaped {
+    fn of(statistics: &ReaperStatistics) -> Self {
+        Self {
+            busy_s: statistics.busy.as_secs_f64(),
+            pages_evicted: statistics.pages_evicted,
+            pages_stuck: statistics.pages_stuck,
+            misses: statistics.misses,
+            misses_saved: statistics.misses_saved,
+        }
+    }
+}
+
 /// Does a task, and gives figures if anything was measured.
 ///
 /// # Errors
 /// If the pool cannot be made or opened, or what [`Task::perform`] fails with.
-pub fn perform(task: &Task) -> Result<Option<Figures>> {
+pub fn perform(task: &Task) -> Result<Option<Answered>> {
     let store = OnPool::open(task)?;
-    Ok(task.perform(&store)?)
+    let figures = task.perform(&store)?;
+    let reaper = store.reaper.as_ref().map(|reaper| Reaped::of(&reaper.statistics()));
+    Ok(figures.map(|figures| Answered { figures, reaper }))
 }
 
 /// A store on a pool of one file.
 struct OnPool {
     tables: Tables,
     /// Evicts until the store is gone.
-    _reaper: Option<Reaper>,
+    reaper: Option<Reaper>,
 }
 
 impl OnPool {
@@ -56,7 +97,7 @@ impl OnPool {
             _ => Arc::new(maps),
         };
         let tables = Tables::open(pool, mapper, Options::default())?;
-        Ok(Self { tables, _reaper: reaper })
+        Ok(Self { tables, reaper })
     }
 }
 
