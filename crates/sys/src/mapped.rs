@@ -58,7 +58,8 @@ impl MappedFile {
     /// # Panics
     /// If a range leaves the mapping.
     pub fn forget_all(&self, ranges: &[(usize, usize)]) -> io::Result<()> {
-        let range = |&(offset_bytes, bytes): &(usize, usize)| (self.range(offset_bytes, bytes), bytes);
+        let range =
+            |&(offset_bytes, bytes): &(usize, usize)| (self.range(offset_bytes, bytes), bytes);
         let ranges: Vec<_> = ranges.iter().map(range).collect();
         // SAFETY: as in `forget`.
         unsafe { mapping::advise_all(&ranges, libc::MADV_DONTNEED) }
@@ -295,9 +296,8 @@ impl<'a> View<'a> {
             let start = self.start.wrapping_add(first * PAGE_BYTES);
             let bytes = states.len() * PAGE_BYTES;
             // SAFETY: `states` is writable for a byte a page of the range, which is mapped for 'a.
-            let looked = unsafe {
-                crate::syscall!(libc::SYS_mincore, start, bytes, states.as_mut_ptr())
-            };
+            let looked =
+                unsafe { crate::syscall!(libc::SYS_mincore, start, bytes, states.as_mut_ptr()) };
             if looked < 0 {
                 return Err(io::Error::last_os_error());
             }

@@ -492,9 +492,8 @@ unsafe fn advise_at_once(ranges: &[(HostAddress, usize)], advice: i32) -> io::Re
     let vector: Vec<libc::iovec> = vector.collect();
     let call = libc::SYS_process_madvise;
     // SAFETY: the vector is readable for its length; else the caller's contract.
-    let advised = unsafe {
-        crate::syscall!(call, own.as_raw_fd(), vector.as_ptr(), vector.len(), advice, 0)
-    };
+    let advised =
+        unsafe { crate::syscall!(call, own.as_raw_fd(), vector.as_ptr(), vector.len(), advice, 0) };
     let Ok(advised) = usize::try_from(advised) else { return Ok(0) };
     // A range that was advised in part is advised again.
     let mut left = advised;

@@ -30,6 +30,8 @@ pub struct Run {
     /// Whether an update writes all fields of a record at once (YCSB: `writeallfields`). Otherwise it is one
     /// field, for which the record is read first.
     pub write_all_fields: bool,
+    /// Whether one more thread reads all records in the order of their keys, again and again, untimed.
+    pub scan: bool,
     /// Equal seeds ask for the same, thread by thread.
     pub seed: u64,
 }
@@ -74,11 +76,14 @@ pub fn run(store: &dyn Store, run: Run) -> Result<Report, RunError> {
         let asking: Vec<_> = (0..run.threads)
             .map(|thread| scope.spawn(move || Asker::new(store, run, thread).ask(begin, end)))
             .collect();
+        let scanning = run.scan.then(|| scope.spawn(move || scan(store, run.records, end)));
         thread::sleep(begin.saturating_duration_since(Instant::now()));
         read_before = device_read_bytes();
         let ended = asking.into_iter().map(|thread| thread.join().expect("no asker panics"));
-        ended.collect::<Vec<Result<Measured, RunError>>>()
-    });
+        let ended = ended.collect::<Vec<Result<Measured, RunError>>>();
+        let scanned = scanning.map_or(Ok(()), |thread| thread.join().expect("no scan panics"));
+        scanned.map(|()| ended)
+    })?;
     let mut all = Measured::new();
     for thread in threads {
         let thread = thread?;
@@ -96,6 +101,19 @@ pub fn run(store: &dyn Store, run: Run) -> Result<Report, RunError> {
         reads: Latency::of(&all.reads),
         updates: Latency::of(&all.updates),
     })
+}
+
+/// Reads all records in the order of their keys, again and again until `end`.
+fn scan(store: &dyn Store, records: Records, end: Instant) -> Result<(), RunError> {
+    let mut value = Vec::new();
+    for (key, _) in records.sorted().iter().cycle() {
+        if Instant::now() >= end {
+            break;
+        }
+        value.clear();
+        store.read(key, &mut value).map_err(RunError::Store)?;
+    }
+    Ok(())
 }
 
 /// What this process has had read from devices so far, by faults too (proc_pid_io(5)).
@@ -316,6 +334,7 @@ mod tests {
         duration: Duration::from_millis(500),
         target_per_s: None,
         write_all_fields: false,
+        scan: false,
         seed: 1,
     };
 
@@ -334,6 +353,15 @@ mod tests {
         store.entries.write().unwrap().values_mut().for_each(|value| value[500] ^= 1);
         let error = run(&store, Run { workload: Workload::C, ..RUN }).unwrap_err();
         assert!(matches!(error, RunError::Wrong(_)), "{error}");
+    }
+
+    #[test]
+    fn a_scan_reads_beside_and_is_not_counted() {
+        let store = Map::default();
+        load(&store, RUN.records).unwrap();
+        let report = run(&store, Run { target_per_s: Some(100.0), scan: true, ..RUN }).unwrap();
+        assert!(report.reads.requests + report.updates.requests <= 60);
+        assert!(store.reads.into_inner() > 2 * RUN.records.count);
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub struct Task {
     /// Whether updates write all fields of a record, without a look at it.
     #[serde(default)]
     pub write_all_fields: bool,
+    /// Whether one more thread reads all records in the order of their keys, again and again, untimed.
+    #[serde(default)]
+    pub scan: bool,
     /// Equal seeds ask for the same.
     pub seed: u64,
 }
@@ -51,7 +54,7 @@ impl Task {
         let Some(workload) = self.workload else {
             return load(store, records).map(|()| None);
         };
-        let Self { threads, target_per_s, write_all_fields, seed, .. } = *self;
+        let Self { threads, target_per_s, write_all_fields, scan, seed, .. } = *self;
         let warm_up = Duration::from_secs_f64(self.warm_up_s);
         let duration = Duration::from_secs_f64(self.duration_s);
         let run_of = Run {
@@ -62,6 +65,7 @@ impl Task {
             duration,
             target_per_s,
             write_all_fields,
+            scan,
             seed,
         };
         run(store, run_of).map(Some)

@@ -129,5 +129,102 @@ impl Drop for Accesses {
 const fn warmer(seen: u8) -> u8 {
     let frequency = seen & FREQUENCY;
     let more = if frequency == FREQUENCY { 0 } else { 1 };
-    (seen | RESIDENT) & !UNQUEUED | (frequency + more)
+    RESIDENT | (frequency + more)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGES: usize = 40;
+
+    #[derive(Clone, Debug)]
+    enum Event {
+        Touch(usize),
+        Evict(usize),
+        Correct(usize, bool),
+        Halve(usize),
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        let page = 0..PAGES;
+        prop_oneof![
+            4 => page.clone().prop_map(Event::Touch),
+            1 => page.clone().prop_map(Event::Evict),
+            1 => (page.clone(), any::<bool>()).prop_map(|(page, is)| Event::Correct(page, is)),
+            1 => page.prop_map(Event::Halve),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn pages_are_as_frequent_and_as_many_as_an_oracle_says(
+            events in prop::collection::vec(event(), 0..600),
+        ) {
+            let watch = Arc::new(Watch::default());
+            let accesses = Arc::new(Accesses::new(PAGES as u64, 3, &watch));
+            let mut oracle = [(0_u64, false); PAGES];
+            let mut misses = 0;
+            for event in events {
+                match event {
+                    Event::Touch(page) => {
+                        accesses.touch(page);
+                        let (frequency, is_resident) = &mut oracle[page];
+                        misses += u64::from(!std::mem::replace(is_resident, true));
+                        *frequency = (*frequency + 1).min(FREQUENCY.into());
+                    }
+                    Event::Evict(page) => {
+                        accesses.evict(page);
+                        oracle[page].1 = false;
+                    }
+                    Event::Correct(page, is_resident) => {
+                        let before = std::mem::replace(&mut oracle[page].1, is_resident);
+                        prop_assert_eq!(accesses.correct(page, is_resident), before != is_resident);
+                    }
+                    Event::Halve(page) => {
+                        accesses.halve(page);
+                        oracle[page].0 /= 2;
+                    }
+                }
+            }
+            for (page, (frequency, is_resident)) in oracle.into_iter().enumerate() {
+                let expected = is_resident.then_some(frequency as usize);
+                prop_assert_eq!(accesses.resident_frequency(page), expected);
+            }
+            let resident = oracle.iter().filter(|(_, is_resident)| *is_resident).count() as u64;
+            prop_assert_eq!((watch.resident_pages(), watch.misses()), (resident, misses));
+            drop(accesses);
+            prop_assert_eq!(watch.resident_pages(), 0);
+        }
+    }
+
+    #[test]
+    fn accesses_beyond_the_last_page_are_nobodys() {
+        let watch = Arc::new(Watch::default());
+        let accesses = Arc::new(Accesses::new(1, 0, &watch));
+        accesses.touch(1);
+        assert_eq!((watch.misses(), watch.resident_pages()), (0, 0));
+    }
+
+    #[test]
+    fn threads_that_touch_and_evict_at_once_leave_what_can_be_corrected() {
+        let watch = Arc::new(Watch::default());
+        let accesses = Arc::new(Accesses::new(PAGES as u64, 0, &watch));
+        watch.set_cache_pages(PAGES as u64 / 2);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let accesses = &accesses;
+                scope.spawn(move || {
+                    (0..50_000).for_each(|at: usize| accesses.touch(at * (thread + 7) % PAGES));
+                });
+            }
+            scope.spawn(|| (0..50_000).for_each(|at: usize| accesses.evict(at * 11 % PAGES)));
+        });
+        (0..PAGES).for_each(|page| _ = accesses.correct(page, true));
+        assert!((0..PAGES).all(|page| accesses.resident_frequency(page).is_some()));
+        (0..PAGES).for_each(|page| accesses.evict(page));
+        assert_eq!(accesses.resident_frequency(0), None);
+    }
 }

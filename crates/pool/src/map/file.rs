@@ -244,7 +244,8 @@ impl BackEnd for FileMap {
             let end = window.mapped().bytes() as u64;
             let is_inside = |(start, bytes): &&MemoryRange| start + bytes <= end;
             let inside = ranges.iter().filter(is_inside);
-            let inside: Vec<_> = inside.map(|&(start, bytes)| (start as usize, bytes as usize)).collect();
+            let inside: Vec<_> =
+                inside.map(|&(start, bytes)| (start as usize, bytes as usize)).collect();
             window.mapped().forget_all(&inside)?;
         }
         Ok(())
@@ -277,11 +278,7 @@ impl BackEnd for FileMap {
 }
 
 impl FileMap {
-    fn failed(
-        &self,
-        what: &'static str,
-        object: usize,
-    ) -> impl FnOnce(io::Error) -> EvictError {
+    fn failed(&self, what: &'static str, object: usize) -> impl FnOnce(io::Error) -> EvictError {
         let object = self.objects[object].id();
         move |source| EvictError { what, object, source }
     }

@@ -125,11 +125,7 @@ impl MemoryMap {
         pieces.filter(absent).collect()
     }
 
-    fn failed(
-        &self,
-        what: &'static str,
-        object: usize,
-    ) -> impl FnOnce(io::Error) -> EvictError {
+    fn failed(&self, what: &'static str, object: usize) -> impl FnOnce(io::Error) -> EvictError {
         let object = self.object(object).id();
         move |source| EvictError { what, object, source }
     }

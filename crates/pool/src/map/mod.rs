@@ -42,8 +42,8 @@ pub use self::back_end::{PageRun, Prefetched};
 pub use self::error::{EvictError, MapError};
 pub use self::map_options::{BackEndChoice, BackEndKind, Lost, MapAccess, MapOptions, Temperature};
 pub(crate) use self::mapped::Mapped;
-pub(crate) use self::watch::{Misses, SAMPLED, Watch};
 pub use self::registry::Maps;
+pub(crate) use self::watch::{Misses, SAMPLED, Watch};
 
 /// Pages of a range that are in memory, and all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

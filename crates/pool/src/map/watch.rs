@@ -100,3 +100,53 @@ impl Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashSet, VecDeque};
+
+    use super::*;
+
+    const PAGES: u64 = 4_000;
+    const CACHE_PAGES: u64 = 1_000;
+
+    #[test]
+    fn sampled_misses_are_those_of_a_queue_of_the_sampled_pages() {
+        let watch = Arc::new(Watch::default());
+        watch.set_cache_pages(CACHE_PAGES);
+        let accesses = Arc::new(Accesses::new(PAGES, 0, &watch));
+        let (mut queue, mut is_queued) = (VecDeque::new(), HashSet::new());
+        let (mut without, mut state) = (0, 1_u64);
+        for _ in 0..100_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let page = (state >> 33) % PAGES;
+            let page = page * page / PAGES;
+            accesses.touch(page as usize);
+            if Watch::samples(page) && is_queued.insert(page) {
+                without += 1;
+                queue.push_back(page);
+                if queue.len() as u64 > CACHE_PAGES / SAMPLED {
+                    is_queued.remove(&queue.pop_front().unwrap());
+                }
+            }
+        }
+        // Nothing was ever evicted: each page has missed once.
+        let is_touched = |page: &u64| accesses.resident_frequency(*page as usize).is_some();
+        let sampled = (0..PAGES).filter(|page| Watch::samples(*page));
+        let with = sampled.filter(is_touched).count() as u64;
+        assert_eq!(watch.sampled_misses(), Misses { with, without });
+        assert!((150..250).contains(&with), "{with}");
+    }
+
+    #[test]
+    fn objects_that_are_gone_leave_the_queue() {
+        let watch = Arc::new(Watch::default());
+        watch.set_cache_pages(10 * SAMPLED);
+        for number in 0..20 {
+            let accesses = Arc::new(Accesses::new(PAGES, number, &watch));
+            (0..PAGES as usize).for_each(|page| accesses.touch(page));
+        }
+        assert_eq!(watch.resident_pages(), 0);
+        assert!(watch.queue.lock().unwrap().len() <= 10);
+    }
+}

@@ -29,13 +29,7 @@ pub(super) struct Cell {
 
 impl Cell {
     pub(super) fn new(identity: MemoryIdentity, now: Duration) -> Self {
-        Self {
-            identity,
-            owners: Owners::default(),
-            accessed: now,
-            probe: None,
-            resident_pages: 0,
-        }
+        Self { identity, owners: Owners::default(), accessed: now, probe: None, resident_pages: 0 }
     }
 
     /// Takes over the state of the same memory, if it is the same: an address may be used again.

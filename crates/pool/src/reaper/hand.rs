@@ -14,7 +14,7 @@ use crate::map::{Accesses, Temperature};
 const TURN_PARTS: u64 = 16;
 
 /// Average frequency of the pages in memory above which all are halved.
-const FREQUENCY_MEAN_MAX: u64 = 36;
+const FREQUENCY_MEAN_MAX: u64 = 20;
 
 /// Consecutive pages of an object that go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,18 +90,21 @@ impl Hand {
     fn pass_object(&mut self, object: &Watched<'_>, wanted: u64, seen_max: u64, pass: &mut Pass) {
         let &Watched { accesses, temperature } = object;
         let start = self.page;
-        let end = accesses.len().min(start + (seen_max - pass.seen) as usize);
+        let end = accesses.len().min(start.saturating_add((seen_max - pass.seen) as usize));
         while self.page < end && pass.taken < wanted {
             let page = self.page;
             self.page += 1;
+            let frequency = accesses.resident_frequency(page);
             if self.is_halving {
                 accesses.halve(page);
             }
-            let Some(frequency) = accesses.resident_frequency(page) else { continue };
-            self.counts[temperature as usize][frequency] += 1;
+            let Some(frequency) = frequency else { continue };
             if self.takes(temperature, frequency) {
                 accesses.evict(page);
                 pass.take(self.object, page);
+            } else {
+                let left = if self.is_halving { frequency / 2 } else { frequency };
+                self.counts[temperature as usize][left] += 1;
             }
         }
         pass.seen += (self.page - start) as u64;
@@ -124,8 +127,11 @@ impl Hand {
         (self.object, self.page, self.owed) = (0, 0, 0);
         let pages = self.last.iter().flatten().sum::<u64>();
         let of_level = |(level, pages): (usize, &u64)| level as u64 * pages;
-        let frequencies =
-            self.last.iter().flat_map(|counts| counts.iter().enumerate().map(of_level)).sum::<u64>();
+        let frequencies = self
+            .last
+            .iter()
+            .flat_map(|counts| counts.iter().enumerate().map(of_level))
+            .sum::<u64>();
         self.cut = Cut::of(&self.last, law, pages.div_ceil(TURN_PARTS));
         self.is_halving = frequencies > pages * FREQUENCY_MEAN_MAX;
     }
@@ -140,5 +146,107 @@ impl Pass {
             }
             _ => self.victims.push(Victims { object, first_page: page, pages: 1 }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::map::Watch;
+
+    /// Objects of the same temperature whose pages were accessed so often each.
+    fn objects(frequencies: &[Vec<usize>]) -> Vec<Arc<Accesses>> {
+        let watch = Arc::new(Watch::default());
+        let object = |frequencies: &Vec<usize>| {
+            let accesses = Arc::new(Accesses::new(frequencies.len() as u64, 0, &watch));
+            let pages = frequencies.iter().enumerate();
+            pages.for_each(|(page, times)| (0..*times).for_each(|_| accesses.touch(page)));
+            accesses
+        };
+        frequencies.iter().map(object).collect()
+    }
+
+    fn pass(
+        hand: &mut Hand,
+        objects: &[Arc<Accesses>],
+        temperature: Temperature,
+        wanted: u64,
+    ) -> Pass {
+        let watched = |at: usize| Watched { accesses: &objects[at], temperature };
+        hand.pass(objects.len(), watched, &Law::default(), wanted, u64::MAX)
+    }
+
+    fn all_pages(objects: &[Arc<Accesses>]) -> u64 {
+        objects.iter().map(|object| object.len() as u64).sum()
+    }
+
+    proptest! {
+        #[test]
+        fn a_turn_takes_the_least_frequent_sixteenth(
+            frequencies in prop::collection::vec(prop::collection::vec(0..20usize, 0..60), 1..8),
+        ) {
+            let objects = objects(&frequencies);
+            let mut hand = Hand::default();
+            let watched = |at: usize| Watched { accesses: &objects[at], temperature: Temperature::Warm };
+            // The first turn counts, and the second takes: as many looks as there are pages and ends of objects.
+            let turn = all_pages(&objects) + objects.len() as u64;
+            let counted = hand.pass(objects.len(), watched, &Law::default(), 1, turn);
+            prop_assert!(counted.victims.is_empty());
+            let taken = hand.pass(objects.len(), watched, &Law::default(), u64::MAX, turn);
+            let of = |victims: &Victims| {
+                frequencies[victims.object][victims.first_page..][..victims.pages].to_vec()
+            };
+            let mut gone: Vec<usize> = taken.victims.iter().flat_map(of).collect();
+            let mut resident: Vec<usize> =
+                frequencies.iter().flatten().copied().filter(|times| *times > 0).collect();
+            gone.sort_unstable();
+            resident.sort_unstable();
+            prop_assert_eq!(gone.len() as u64, taken.taken);
+            prop_assert_eq!(&gone[..], &resident[..resident.len().div_ceil(TURN_PARTS as usize)]);
+        }
+    }
+
+    #[test]
+    fn as_many_go_as_are_wanted_and_no_page_twice() {
+        let objects = objects(&[vec![1; 100], vec![5; 300]]);
+        let (mut hand, mut gone) = (Hand::default(), 0);
+        while gone < 300 {
+            let taken = pass(&mut hand, &objects, Temperature::Cold, 7);
+            assert_eq!(taken.taken, 7.min(taken.taken.max(1)));
+            gone += taken.taken;
+        }
+        let left = |object: &Arc<Accesses>| {
+            (0..object.len()).filter(|page| object.resident_frequency(*page).is_some()).count()
+                as u64
+        };
+        assert_eq!(left(&objects[0]), 0);
+        assert_eq!(left(&objects[1]), 400 - gone);
+    }
+
+    #[test]
+    fn what_is_pinned_stays_and_a_pass_ends() {
+        let objects = objects(&[vec![1; 50]]);
+        let watched = |_| Watched { accesses: &objects[0], temperature: Temperature::Pinned };
+        let pass = Hand::default().pass(1, watched, &Law::default(), 1, 1_000);
+        assert_eq!((pass.taken, pass.seen), (0, 1_000));
+    }
+
+    #[test]
+    fn what_was_popular_once_is_forgotten_in_proportion_to_accesses() {
+        let objects = objects(&[vec![60; 10], vec![1; 10]]);
+        let mut hand = Hand::default();
+        // All are accessed from now on but the first object, until it is its turn to go.
+        for _ in 0..1_000 {
+            (0..10).for_each(|page| objects[1].touch(page));
+            if pass(&mut hand, &objects, Temperature::Warm, 1).victims[0].object == 0 {
+                return;
+            }
+            (0..10).for_each(|page| _ = objects[1].correct(page, true));
+        }
+        panic!("it stays for ever");
     }
 }

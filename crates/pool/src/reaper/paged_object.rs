@@ -74,7 +74,9 @@ impl Run {
 /// Takes pages of one holder out of the page tables.
 pub(super) fn forget(runs: &[Run]) -> Result<(), EvictError> {
     let ranges: Vec<MemoryRange> = runs.iter().map(Run::memory).collect();
-    let Some((map, number)) = runs.first().and_then(|run| run.object.owners.any()) else { return Ok(()) };
+    let Some((map, number)) = runs.first().and_then(|run| run.object.owners.any()) else {
+        return Ok(());
+    };
     let object = map.objects[number].id();
     let failed = |source| EvictError { what: "unmap pages", object, source };
     map.back_end.forget_ranges(&ranges).map_err(failed)
@@ -83,7 +85,9 @@ pub(super) fn forget(runs: &[Run]) -> Result<(), EvictError> {
 /// Evicts pages of one holder. Returns the number of pages that are left, which count as in memory.
 pub(super) fn evict(runs: &[Run]) -> Result<u64, EvictError> {
     let ranges: Vec<MemoryRange> = runs.iter().map(Run::memory).collect();
-    let Some((map, number)) = runs.first().and_then(|run| run.object.owners.any()) else { return Ok(0) };
+    let Some((map, number)) = runs.first().and_then(|run| run.object.owners.any()) else {
+        return Ok(0);
+    };
     let object = map.objects[number].id();
     let failed = |source| EvictError { what: "evict pages", object, source };
     let left = map.back_end.evict_ranges(&ranges).map_err(failed)?;

@@ -95,10 +95,12 @@ impl Pages {
             }
         }
         self.are_cached = owners.values().all(|owners| owners.kind() != Some(BackEndKind::Memfd));
-        let known = owners.into_iter().filter_map(|(identity, owners)| self.watched(identity, owners));
+        let known =
+            owners.into_iter().filter_map(|(identity, owners)| self.watched(identity, owners));
         let mut objects: Vec<Arc<PagedObject>> = known.collect();
         // In the order of their places, so that neighbours are evicted together.
-        objects.sort_unstable_by_key(|object| (object.identity.holder, object.identity.offset_bytes));
+        objects
+            .sort_unstable_by_key(|object| (object.identity.holder, object.identity.offset_bytes));
         self.total_pages = objects.iter().map(|object| object.accesses.len() as u64).sum();
         self.are_told = objects.iter().all(|object| object.is_told);
         self.unknown = objects.iter().filter(|object| object.is_new).cloned().collect();
@@ -146,7 +148,9 @@ impl Pages {
             work.statistics.visits += 1;
             let corrected = object.correct();
             self.suspects.count_as_gone(&object);
-            if object.is_told && let Ok(found) = corrected {
+            if object.is_told
+                && let Ok(found) = corrected
+            {
                 work.statistics.pages_stuck += found;
             }
             work.note(corrected.map(|_| ()));
@@ -186,8 +190,7 @@ impl Pages {
                 temperature: objects[at].owners.temperature(),
             };
             let wanted = (wanted - taken).min(RANGES_AT_ONCE as u64);
-            let pass =
-                self.hand.pass(objects.len(), watched, &settings.law, wanted, PAGES_AT_ONCE);
+            let pass = self.hand.pass(objects.len(), watched, &settings.law, wanted, PAGES_AT_ONCE);
             taken += pass.taken;
             seen += pass.seen;
             evicted += self.evict_victims(now, &pass.victims, work);
@@ -198,13 +201,7 @@ impl Pages {
     }
 
     /// Returns true if the kernel is to evict for a while, and can.
-    fn steps_back(
-        &mut self,
-        now: Duration,
-        room: &Room,
-        memory: &Memory,
-        work: &mut Work,
-    ) -> bool {
+    fn steps_back(&mut self, now: Duration, room: &Room, memory: &Memory, work: &mut Work) -> bool {
         let sampled = self.watch.sampled_misses();
         let statistics = &mut work.statistics;
         statistics.misses = self.watch.misses();

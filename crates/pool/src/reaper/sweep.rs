@@ -134,13 +134,7 @@ impl Sweep {
         }
     }
 
-    fn evict(
-        &mut self,
-        now: Duration,
-        room: &Room,
-        pressure: Pressure,
-        memory: &Memory,
-    ) -> u64 {
+    fn evict(&mut self, now: Duration, room: &Room, pressure: Pressure, memory: &Memory) -> u64 {
         let (settings, work) = (&self.settings, &mut self.work);
         match &mut self.evicted {
             Evicted::Objects(objects) => {

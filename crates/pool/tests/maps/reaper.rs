@@ -119,6 +119,63 @@ fn pages_that_are_used_stay_though_their_objects_are_used_alike() {
 }
 
 #[test]
+fn told_accesses_keep_pages_and_a_scan_does_not_push_them_out() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, COUNT, OBJECT_BYTES, OBJECT_BYTES);
+    for kind in BOTH {
+        let maps = Maps::default();
+        let options = MapOptions { accesses_are_told: true, ..fixed(kind) };
+        let map = maps.map(&objects, Temperature::Warm, &options).unwrap();
+        purge(&map);
+        let budget_pages = COUNT * 32 / 2;
+        let settings =
+            ReaperSettings { grain: Grain::Page, ..budget(budget_pages * PAGE_BYTES as u64) };
+        let mut sweep = Sweep::new(&maps, settings).unwrap();
+        sweep.tick(Duration::ZERO, &Memory::default());
+        let read = |page: u64| {
+            let (object, page) = ((page / 32) as usize, page % 32);
+            _ = map.get(object, page * PAGE_BYTES as u64, 1).unwrap().byte(0);
+        };
+        // Every eighth page is read all the time, and all of them one after the other.
+        let hot = || (0..COUNT * 32).step_by(8).for_each(read);
+        for at in 0..20 * COUNT {
+            hot();
+            (0..32).for_each(|page| read(at % COUNT * 32 + page));
+            sweep.tick(Duration::from_millis(20 * at), &Memory::default());
+            let resident = map.residency().unwrap().resident_pages;
+            assert!(resident <= budget_pages, "{kind:?}: {resident} pages");
+        }
+        let before = sweep.statistics().misses;
+        hot();
+        sweep.tick(Duration::from_secs(100), &Memory::default());
+        let statistics = sweep.statistics();
+        // Two turns of the scan at the beginning, while nothing was known.
+        assert_eq!(statistics.misses, before, "{kind:?}");
+        assert!(statistics.misses_saved > 0, "{kind:?}: {statistics:?}");
+        assert_eq!(statistics.errors, 0, "{kind:?}: {statistics:?}");
+    }
+}
+
+#[test]
+fn memory_that_others_gave_back_is_noticed() {
+    let bench = Bench::new();
+    let device = bench.device("one");
+    let objects = row(&device, COUNT, OBJECT_BYTES, OBJECT_BYTES);
+    let maps = Maps::default();
+    let options = MapOptions { accesses_are_told: true, ..MapOptions::default() };
+    let map = maps.map(&objects, Temperature::Warm, &options).unwrap();
+    load(&map);
+    let settings = ReaperSettings { grain: Grain::Page, ..budget(4 * COUNT * OBJECT_BYTES) };
+    let mut sweep = Sweep::new(&maps, settings).unwrap();
+    seconds(&mut sweep, 0..2, Memory::default(), || ());
+    assert_eq!(sweep.statistics().resident_pages, map.residency().unwrap().resident_pages);
+    purge(&map);
+    seconds(&mut sweep, 2..20, Memory::default(), || ());
+    assert_eq!(sweep.statistics().resident_pages, 0);
+}
+
+#[test]
 fn the_colder_go_first_and_the_pinned_never() {
     let bench = Bench::new();
     let device = bench.device("one");

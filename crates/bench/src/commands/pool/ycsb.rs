@@ -44,6 +44,12 @@ pub(in crate::commands) struct YcsbArgs {
     /// one
     #[arg(long)]
     write_all_fields: bool,
+    /// One more thread reads all records in the order of their keys, again and again
+    #[arg(long)]
+    scan: bool,
+    /// Size of a table of the example store, in KiB
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(4..=1 << 20))]
+    table_kib: u64,
     #[command(flatten)]
     device: DeviceArgs,
     /// How much the kernel reads around a page that is not in memory, in KiB; put back afterwards
@@ -77,6 +83,8 @@ impl YcsbArgs {
             duration: Duration::from_secs(self.duration),
             target_per_s: self.target_ops.map(|target| target as f64),
             write_all_fields: self.write_all_fields,
+            scan: self.scan,
+            table_bytes: self.table_kib << 10,
             device_rate: self.device.rate(),
             device_latency: self.device.latency(),
             read_ahead_kib: self.read_ahead_kib,
@@ -90,6 +98,9 @@ impl YcsbArgs {
 pub(in crate::commands) struct StoreProcessArgs {
     /// What to do, as JSON
     task: String,
+    /// Size of a table, in KiB
+    #[arg(long)]
+    table_kib: u64,
 }
 
 impl StoreProcessArgs {
@@ -98,7 +109,7 @@ impl StoreProcessArgs {
         // Who measures may put this process into a control group before its input ends.
         std::io::copy(&mut std::io::stdin(), &mut std::io::sink())
             .context("waiting for the start")?;
-        let figures = ycsb::perform(&task)?;
+        let figures = ycsb::perform(&task, self.table_kib << 10)?;
         println!("{}", serde_json::to_string(&figures).context("writing figures")?);
         Ok(())
     }

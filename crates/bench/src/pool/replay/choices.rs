@@ -26,7 +26,13 @@ pub enum Choice {
 
 impl Choice {
     /// Returns how many accesses miss from the position `counted_from` on.
-    pub(super) fn misses(self, trace: &[u32], pages: u64, memory: usize, counted_from: usize) -> u64 {
+    pub(super) fn misses(
+        self,
+        trace: &[u32],
+        pages: u64,
+        memory: usize,
+        counted_from: usize,
+    ) -> u64 {
         let mut missed = self.missed(trace, pages, memory);
         let mut count = 0;
         for (at, page) in trace.iter().enumerate() {
@@ -35,7 +41,12 @@ impl Choice {
         count
     }
 
-    fn missed(self, trace: &[u32], pages: u64, memory: usize) -> Box<dyn FnMut(usize, u32) -> bool> {
+    fn missed(
+        self,
+        trace: &[u32],
+        pages: u64,
+        memory: usize,
+    ) -> Box<dyn FnMut(usize, u32) -> bool> {
         match self {
             Self::Fifo => {
                 let mut cache = Fifo::new(pages, memory);
@@ -256,7 +267,8 @@ mod tests {
         let trace: Vec<u32> = (0..20_000).map(|_| (random() % 100).min(random() % 100)).collect();
         let of = |choice: Choice| choice.misses(&trace, 100, 20, 0);
         let optimum = of(Choice::Optimum);
-        for choice in [Choice::Fifo, Choice::Lru, Choice::S3Fifo, Choice::WTinylfu, Choice::Reaper] {
+        for choice in [Choice::Fifo, Choice::Lru, Choice::S3Fifo, Choice::WTinylfu, Choice::Reaper]
+        {
             assert!(of(choice) > optimum, "{choice:?}");
             assert_eq!(choice.misses(&trace, 100, 100, 0), 100, "{choice:?}");
         }

@@ -45,7 +45,8 @@ impl Engine {
     fn command(self, options: &Options) -> Result<Command> {
         if !self.is_rival() {
             let mut command = Command::new(std::env::current_exe()?);
-            command.args(["pool", "store-process"]);
+            let table_kib = (options.table_bytes >> 10).to_string();
+            command.args(["pool", "store-process", "--table-kib", &table_kib]);
             return Ok(command);
         }
         ensure!(
@@ -123,6 +124,7 @@ impl<'a> Stage<'a> {
             duration_s: options.duration.as_secs_f64(),
             target_per_s: options.target_per_s,
             write_all_fields: options.write_all_fields,
+            scan: options.scan,
             seed: round_seed,
         }
     }

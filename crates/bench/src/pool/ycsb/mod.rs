@@ -61,6 +61,10 @@ pub struct Options {
     pub target_per_s: Option<f64>,
     /// Whether updates write all fields of a record, without reading it first.
     pub write_all_fields: bool,
+    /// Whether one more thread reads all records in the order of their keys.
+    pub scan: bool,
+    /// Bytes of a table of the example store.
+    pub table_bytes: u64,
     /// What the device below gives, if it is to be held to a rate: MiB and requests a second.
     pub device_rate: Option<(u64, u64)>,
     /// Play a device of that rate which answers after this long, instead of holding the one below to it.

@@ -55,6 +55,10 @@ pub struct Report {
     pub target_per_s: Option<f64>,
     /// Whether updates wrote all fields of a record, without reading it first.
     pub write_all_fields: bool,
+    /// Whether one more thread read all records in the order of their keys.
+    pub scan: bool,
+    /// Bytes of a table of the example store.
+    pub table_bytes: u64,
     /// How long it took to answer, in microseconds, if it was played.
     pub device_latency_us: Option<u64>,
     /// Medians over the rounds.
@@ -117,6 +121,8 @@ impl Report {
             device_rate: options.device_rate,
             target_per_s: options.target_per_s,
             write_all_fields: options.write_all_fields,
+            scan: options.scan,
+            table_bytes: options.table_bytes,
             device_latency_us: options.device_latency.map(|latency| latency.as_micros() as u64),
             lines: lines.collect(),
             courses,
@@ -143,6 +149,9 @@ impl fmt::Display for Report {
         }
         if self.write_all_fields {
             write!(formatter, "; updates write all fields")?;
+        }
+        if self.scan {
+            write!(formatter, "; one more thread reads all records")?;
         }
         for workload in [Workload::B, Workload::C] {
             writeln!(formatter, "\n\nworkload {workload:?}, latencies in µs")?;

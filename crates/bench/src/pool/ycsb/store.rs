@@ -64,8 +64,8 @@ impl Reaped {
 ///
 /// # Errors
 /// If the pool cannot be made or opened, or what [`Task::perform`] fails with.
-pub fn perform(task: &Task) -> Result<Option<Answered>> {
-    let store = OnPool::open(task)?;
+pub fn perform(task: &Task, table_bytes: u64) -> Result<Option<Answered>> {
+    let store = OnPool::open(task, table_bytes)?;
     let figures = task.perform(&store)?;
     let reaper = store.reaper.as_ref().map(|reaper| Reaped::of(&reaper.statistics()));
     Ok(figures.map(|figures| Answered { figures, reaper }))
@@ -79,7 +79,7 @@ struct OnPool {
 }
 
 impl OnPool {
-    fn open(task: &Task) -> Result<Self> {
+    fn open(task: &Task, table_bytes: u64) -> Result<Self> {
         let pool = open_pool(task).context("opening the pool")?;
         let maps = Maps::default();
         let engine = Engine::from_str(&task.engine, false).map_err(anyhow::Error::msg)?;
@@ -96,7 +96,7 @@ impl OnPool {
             Engine::Random => by_itself(libc::MADV_RANDOM),
             _ => Arc::new(maps),
         };
-        let tables = Tables::open(pool, mapper, Options::default())?;
+        let tables = Tables::open(pool, mapper, Options { table_bytes, ..Options::default() })?;
         Ok(Self { tables, reaper })
     }
 }
