@@ -1,0 +1,181 @@
+//! What a pause promises, whatever the VMM: a VMM of callbacks that records them, and fails where it is told.
+
+use std::time::{Duration, SystemTime};
+
+use bindery_vmm::{
+    DeviceState, GuestAfter, GuestDescription, Obstacle, Overlay, Pause, Paused, Purpose,
+    SaveMethod, Vmm, VmmError,
+};
+
+/// The calls of a whole pause, in order.
+const WHOLE: [&str; 5] = ["pause", "snapshot", "save", "check", "resume"];
+
+/// Records calls, and fails in those named.
+#[derive(Default)]
+struct Recorder {
+    calls: Vec<&'static str>,
+    fails: Vec<&'static str>,
+    was_paused: bool,
+    is_disturbed: bool,
+}
+
+impl Recorder {
+    fn failing(fails: &[&'static str]) -> Self {
+        Self { fails: fails.to_vec(), ..Self::default() }
+    }
+
+    fn call(&mut self, name: &'static str) -> Result<(), VmmError> {
+        self.calls.push(name);
+        if self.fails.contains(&name) {
+            let (doing, reason) = (name.to_owned(), "it was told to fail".to_owned());
+            return Err(VmmError::Callback { doing, reason });
+        }
+        Ok(())
+    }
+
+    /// A clock that ticks once a call.
+    fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.calls.len() as u64)
+    }
+}
+
+impl Vmm for Recorder {
+    fn describe(&mut self) -> Result<GuestDescription, VmmError> {
+        self.call("describe")?;
+        Ok(GuestDescription {
+            name: None,
+            machine: "recorder".to_owned(),
+            version: "1".to_owned(),
+            vcpus: 1,
+            is_running: !self.was_paused,
+            memory: Vec::new(),
+            disks: Vec::new(),
+            obstacles: Vec::new(),
+        })
+    }
+
+    fn pause(&mut self) -> Result<Pause, VmmError> {
+        self.call("pause")?;
+        Ok(if self.was_paused { Pause::WasPaused } else { Pause::Stopped { at: self.now() } })
+    }
+
+    fn snapshot_disks(&mut self, _overlays: &[Overlay]) -> Result<(), VmmError> {
+        self.call("snapshot")
+    }
+
+    fn save_device_state(&mut self, _purpose: Purpose) -> Result<DeviceState, VmmError> {
+        self.call("save")?;
+        Ok(DeviceState {
+            machine: "recorder".to_owned(),
+            version: "1".to_owned(),
+            method: SaveMethod::Callback,
+            bytes: vec![1, 2, 3],
+        })
+    }
+
+    fn check_paused(&mut self) -> Result<(), VmmError> {
+        self.call("check")?;
+        if self.is_disturbed { Err(VmmError::Disturbed) } else { Ok(()) }
+    }
+
+    fn resume(&mut self) -> Result<SystemTime, VmmError> {
+        self.call("resume")?;
+        Ok(self.now())
+    }
+}
+
+fn overlay() -> Overlay {
+    let node = "disk0".to_owned();
+    Overlay { node, path: "/overlays/disk0.qcow2".into(), overlay_node: "overlay0".to_owned() }
+}
+
+/// Goes through a whole pause.
+fn save(vmm: &mut Recorder) -> Result<Option<Duration>, VmmError> {
+    let mut paused = Paused::begin(vmm)?;
+    paused.save(Purpose::Checkpoint, &[overlay()])?;
+    paused.resume().map(|times| times.outage)
+}
+
+#[test]
+fn disks_come_before_device_state_and_time_is_the_vmms() {
+    let mut vmm = Recorder::default();
+    assert_eq!(save(&mut vmm).unwrap(), Some(Duration::from_millis(4)));
+    assert_eq!(vmm.calls, WHOLE);
+}
+
+#[test]
+fn a_failure_at_any_call_leaves_the_guest_running() {
+    for (at, name) in WHOLE.iter().enumerate().skip(1).take(3) {
+        let mut vmm = Recorder::failing(&[name]);
+        let error = save(&mut vmm).unwrap_err();
+        let VmmError::Interrupted { guest: GuestAfter::RunsOn, overlays, .. } = &error else {
+            panic!("{name}: {error}")
+        };
+        assert_eq!(overlays.is_empty(), *name == "snapshot", "{error}");
+        assert!(error.to_string().contains("the guest runs on"), "{error}");
+        assert_eq!(vmm.calls, [&WHOLE[..=at], &["resume"]].concat());
+    }
+}
+
+#[test]
+fn a_pause_that_fails_touches_nothing() {
+    let mut vmm = Recorder::failing(&["pause"]);
+    assert!(matches!(save(&mut vmm).unwrap_err(), VmmError::Callback { .. }));
+    assert_eq!(vmm.calls, ["pause"]);
+}
+
+#[test]
+fn a_guest_that_cannot_be_resumed_is_said_to_stand() {
+    for fails in [&["save", "resume"][..], &["resume"]] {
+        let error = save(&mut Recorder::failing(fails)).unwrap_err();
+        assert!(
+            matches!(error, VmmError::Interrupted { guest: GuestAfter::Stuck(_), .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("MAY STAND STILL"), "{error}");
+    }
+}
+
+#[test]
+fn a_paused_guest_stays_paused() {
+    let mut vmm = Recorder { was_paused: true, ..Recorder::default() };
+    assert_eq!(save(&mut vmm).unwrap(), None);
+    assert_eq!(vmm.calls, WHOLE[..4]);
+    let mut vmm = Recorder { was_paused: true, ..Recorder::failing(&["save"]) };
+    let error = save(&mut vmm).unwrap_err();
+    assert!(error.to_string().contains("paused, as it was"), "{error}");
+    assert_eq!(vmm.calls, WHOLE[..3]);
+}
+
+#[test]
+fn a_guest_that_others_resumed_is_left_to_them() {
+    let mut vmm = Recorder { is_disturbed: true, ..Recorder::default() };
+    assert!(matches!(save(&mut vmm).unwrap_err(), VmmError::Disturbed));
+    assert_eq!(vmm.calls, WHOLE[..4]);
+}
+
+#[test]
+fn a_pause_ends_when_it_is_dropped_or_abandoned() {
+    let mut vmm = Recorder::default();
+    drop(Paused::begin(&mut vmm).unwrap());
+    assert_eq!(vmm.calls, ["pause", "resume"]);
+
+    let mut vmm = Recorder::default();
+    let mut paused = Paused::begin(&mut vmm).unwrap();
+    paused.save(Purpose::Checkpoint, &[overlay()]).unwrap();
+    let own = VmmError::Obstructed(vec![Obstacle::new("the pool is full", "add a device")]);
+    let error = paused.abandon(own).to_string();
+    for part in ["the pool is full (add a device)", "the guest runs on", "/overlays/disk0.qcow2"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert_eq!(vmm.calls, ["pause", "snapshot", "save", "resume"]);
+}
+
+#[test]
+fn a_guest_that_goes_on_elsewhere_stays_paused() {
+    let mut vmm = Recorder::default();
+    let mut paused = Paused::begin(&mut vmm).unwrap();
+    paused.save(Purpose::HandOver, &[]).unwrap();
+    assert_eq!(paused.leave_paused().unwrap().outage, None);
+    assert_eq!(vmm.calls, ["pause", "save", "check"]);
+}

@@ -1,0 +1,159 @@
+//! Real guests are saved, their memory is copied, and they go on in another QEMU.
+
+use crate::support::{Beat, Bench, Monitored, assert_goes_on, image_info};
+use bindery_testkit::guest::{AioMode, CacheMode, Drive, Qemu as Version};
+use bindery_vmm::{
+    DeviceState, IncomingVmm, Overlay, PauseTimes, Paused, Purpose, QemuSettings, SaveMethod, Vmm,
+    VmmError,
+};
+
+fn says(version: Version, machine: &str, state: &DeviceState, times: PauseTimes) {
+    println!("{version:?} {machine}: {} bytes by {}, {times:?}", state.bytes.len(), state.method);
+}
+
+/// Saves a guest, copies its memory to `name`, and ends it: nobody writes its disks any more.
+fn save_and_end(
+    bench: &Bench,
+    mut source: Monitored,
+    settings: QemuSettings,
+    name: &str,
+) -> (DeviceState, Beat) {
+    let mut qemu = source.connect(settings);
+    let mut paused = Paused::begin(&mut qemu).unwrap_or_else(|error| panic!("{error}"));
+    let state = paused.save(Purpose::HandOver, &[]).unwrap_or_else(|error| panic!("{error}"));
+    let times = paused.leave_paused().unwrap();
+    bench.copy_memory(qemu.qmp(), name);
+    // Nothing runs that could beat once more.
+    let last = source.beat().expect("it has beaten");
+    says(Version::V7, &state.machine, &state, times);
+    drop(qemu);
+    source.guest.shut_down();
+    (state, last)
+}
+
+fn moves(machine: &str, cpus: u32) {
+    let Some(bench) = Bench::new() else { return };
+    for version in Version::ALL {
+        let builder = bench.builder(version, machine).cpus(cpus);
+        let name = format!("{version:?}");
+        let (mut loaded, mut incoming) = bench.start_incoming(builder.clone(), &name);
+        let source = bench.start(builder, &format!("{name}-source"));
+        let (state, last) = save_and_end(&bench, source, QemuSettings::default(), &name);
+        assert_eq!(state.method, SaveMethod::XenSaveDevicesState);
+        let took = incoming.load_device_state(&state).unwrap_or_else(|error| panic!("{error}"));
+        println!("{version:?} {machine}: loaded in {took:?}");
+        assert_goes_on(&mut loaded, &mut incoming, &last);
+        // And once more from there: a loaded guest is one like any other.
+        let mut qemu = incoming.into_qemu().unwrap();
+        let mut paused = Paused::begin(&mut qemu).unwrap();
+        paused.save(Purpose::Checkpoint, &[]).unwrap();
+        paused.resume().unwrap();
+        loaded.wait_beats(3);
+        loaded.guest.shut_down();
+    }
+}
+
+#[test]
+fn pc_guests_go_on_elsewhere() {
+    moves("pc", 2);
+}
+
+#[test]
+fn microvm_guests_go_on_elsewhere() {
+    moves("microvm,pcie=on", 1);
+}
+
+#[test]
+fn q35_guests_go_on_elsewhere() {
+    moves("q35", 1);
+}
+
+#[test]
+fn guests_with_memory_in_a_file_go_on_without_the_xen_command() {
+    let Some(bench) = Bench::new() else { return };
+    for version in Version::ALL {
+        let builder = bench.builder(version, "pc");
+        let name = format!("{version:?}");
+        let (mut loaded, mut incoming) = bench.start_incoming(builder.clone(), &name);
+        let file = bench.path(&format!("{name}-source.memory"));
+        let source = bench.start(builder.memory_file(file), &format!("{name}-source"));
+        let settings =
+            QemuSettings { methods: vec![SaveMethod::IgnoreShared], ..QemuSettings::default() };
+        // The guest may run on after it, and is saved again.
+        let mut qemu = source.connect(settings.clone());
+        let mut paused = Paused::begin(&mut qemu).unwrap_or_else(|error| panic!("{error}"));
+        let first = paused.save(Purpose::Checkpoint, &[]).unwrap_or_else(|e| panic!("{e}"));
+        let times = paused.resume().unwrap_or_else(|error| panic!("{error}"));
+        says(version, "pc", &first, times);
+        drop(qemu);
+        let (state, last) = save_and_end(&bench, source, settings, &name);
+        assert_eq!(state.method, SaveMethod::IgnoreShared);
+        incoming.load_device_state(&state).unwrap_or_else(|error| panic!("{error}"));
+        assert_goes_on(&mut loaded, &mut incoming, &last);
+        loaded.guest.shut_down();
+    }
+}
+
+#[test]
+fn checkpoints_of_a_running_guest_leave_its_disk_below_an_overlay() {
+    let Some(bench) = Bench::new() else { return };
+    for version in Version::ALL {
+        let disk = bench.path(&format!("{version:?}.raw"));
+        std::fs::File::create(&disk).and_then(|file| file.set_len(64 << 20)).unwrap();
+        let drive = Drive {
+            path: disk.clone(),
+            format: "raw",
+            cache: CacheMode::None,
+            aio: AioMode::Threads,
+        };
+        let builder = bench.builder(version, "pc").drive(drive).args(["-name", "alice"]);
+        let mut started = bench.start(builder, &format!("{version:?}"));
+        started.guest.check("mke2fs -q /dev/vda && mount /dev/vda /mnt && sync").unwrap();
+        let writer = "guest_agent writer --dir /mnt/w --direct 1 --rounds 100000 --files 2";
+        started.guest.run_in_background("writer", writer).unwrap();
+
+        let mut qemu = started.connect(QemuSettings::default());
+        let guest = qemu.describe().unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!((guest.name.as_deref(), guest.vcpus), (Some("alice"), 1));
+        assert!(guest.is_running && guest.obstacles.is_empty(), "{guest:?}");
+        let ram = guest.memory.iter().find(|block| block.name == "pc.ram").unwrap();
+        assert_eq!((ram.bytes, ram.host_address.is_some()), (192 << 20, version == Version::V10));
+        let [root] = &guest.disks[..] else { panic!("{:?}", guest.disks) };
+        assert_eq!((&*root.device, &*root.image), ("disk0", disk.to_str().unwrap()));
+
+        let path = bench.path(&format!("{version:?}.qcow2"));
+        let overlay_node = "overlay0".to_owned();
+        let overlay = Overlay { node: root.node.clone(), path: path.clone(), overlay_node };
+        let mut paused = Paused::begin(&mut qemu).unwrap();
+        let state = paused.save(Purpose::Checkpoint, std::slice::from_ref(&overlay)).unwrap();
+        let times = paused.resume().unwrap_or_else(|error| panic!("{error}"));
+        says(version, "pc with disk I/O", &state, times);
+        assert!(times.outage.is_some_and(|outage| outage <= times.total), "{times:?}");
+
+        let below = std::fs::read(&disk).unwrap();
+        started.wait_beats(20);
+        assert!(std::fs::read(&disk).unwrap() == below, "the disk below was written");
+        assert_eq!(qemu.describe().unwrap().disks[0].image, path.to_str().unwrap());
+        assert!(image_info(bench.kit(), &path).contains(disk.to_str().unwrap()));
+        // A second one over nothing that exists, in one transaction with one that could be made: neither is.
+        let (good, bad) = (bench.path("good.qcow2"), bench.path("bad.qcow2"));
+        let overlays = [
+            Overlay {
+                node: "overlay0".to_owned(),
+                path: good.clone(),
+                overlay_node: "a".to_owned(),
+            },
+            Overlay { node: "nothing".to_owned(), path: bad.clone(), overlay_node: "b".to_owned() },
+        ];
+        let mut paused = Paused::begin(&mut qemu).unwrap();
+        let error = paused.save(Purpose::Checkpoint, &overlays).unwrap_err();
+        assert!(matches!(&error, VmmError::Interrupted { overlays, .. } if overlays.is_empty()));
+        assert!(error.to_string().contains("nothing"), "{error}");
+        assert!(!good.exists() && !bad.exists());
+        started.wait_beats(3);
+        assert_eq!(started.guest.kernel_complaints().unwrap(), Vec::<String>::new());
+        let log = started.guest.check("cat /tmp/writer.log").unwrap();
+        assert_eq!(log, "", "the disk's verifier found wrong pages");
+        started.guest.shut_down();
+    }
+}
