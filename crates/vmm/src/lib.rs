@@ -9,11 +9,11 @@
 //! in Rust implements the two traits.
 //!
 //! ```no_run
-//! use bindery_vmm::{Overlay, Paused, Purpose, Qemu, QemuSettings};
+//! use bindery_vmm::{Paused, Purpose, Qemu, QemuSettings};
 //!
 //! let mut qemu = Qemu::connect("/run/guest/qmp.sock".as_ref(), QemuSettings::default())?;
-//! let mut paused = Paused::begin(&mut qemu)?;
-//! let state = paused.save(Purpose::Checkpoint, &[])?;
+//! let mut paused = Paused::begin(&mut qemu, &[])?;
+//! let state = paused.save(Purpose::Checkpoint)?;
 //! // Here the caller copies or protects memory; dropping `paused` resumes the guest, too.
 //! let times = paused.resume()?;
 //! println!("{} bytes, {:?} from STOP to RESUME", state.bytes.len(), times.outage);

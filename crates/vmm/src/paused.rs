@@ -1,6 +1,5 @@
 //! A pause of a guest, which ends whatever happens.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::{DeviceState, GuestAfter, Overlay, Pause, Purpose, Vmm, VmmError};
@@ -13,7 +12,7 @@ pub struct PauseTimes {
     pub outage: Option<Duration>,
     /// Time to pause, the look for obstacles before it included.
     pub stop: Duration,
-    /// Time to put overlays over disks.
+    /// Time to put overlays over disks. Making them is not part of the pause.
     pub disks: Duration,
     /// Time to save device state.
     pub save: Duration,
@@ -34,55 +33,54 @@ pub struct Paused<'vmm> {
     stopped_at: Option<SystemTime>,
     begun: Instant,
     times: PauseTimes,
-    overlays: Vec<PathBuf>,
+    overlays: &'vmm [Overlay],
+    /// True if the overlays are in use.
+    has_overlays: bool,
     is_over: bool,
 }
 
 impl<'vmm> Paused<'vmm> {
-    /// Pauses a guest. One that is paused already stays so to the end.
+    /// Pauses a guest, whose disks are to get `overlays`. One that is paused already stays so to the end.
     ///
     /// # Errors
-    /// Those of [`Vmm::pause`].
-    pub fn begin(vmm: &'vmm mut dyn Vmm) -> Result<Self, VmmError> {
+    /// Those of [`Vmm::prepare_overlays`] and [`Vmm::pause`].
+    pub fn begin(vmm: &'vmm mut dyn Vmm, overlays: &'vmm [Overlay]) -> Result<Self, VmmError> {
+        vmm.prepare_overlays(overlays)?;
         let begun = Instant::now();
-        let stopped_at = match vmm.pause()? {
-            Pause::Stopped { at } => Some(at),
-            Pause::WasPaused => None,
+        let stopped_at = match vmm.pause() {
+            Ok(Pause::Stopped { at }) => Some(at),
+            Ok(Pause::WasPaused) => None,
+            Err(error) => {
+                vmm.discard_overlays(overlays);
+                return Err(error);
+            }
         };
         let times = PauseTimes { stop: begun.elapsed(), ..PauseTimes::default() };
-        Ok(Self { vmm, stopped_at, begun, times, overlays: Vec::new(), is_over: false })
+        Ok(Self { vmm, stopped_at, begun, times, overlays, has_overlays: false, is_over: false })
     }
 
-    /// Puts overlays over disks, then saves device state. At most once a pause: what is saved last is what
-    /// belongs to the memory that is read afterwards.
+    /// Puts the overlays over the disks, then saves device state. At most once a pause: what is saved last is
+    /// what belongs to the memory that is read afterwards.
     ///
     /// # Errors
     /// [`VmmError::Interrupted`]: the pause is over.
     ///
     /// # Panics
     /// If the pause is over because this failed before.
-    pub fn save(
-        &mut self,
-        purpose: Purpose,
-        overlays: &[Overlay],
-    ) -> Result<DeviceState, VmmError> {
+    pub fn save(&mut self, purpose: Purpose) -> Result<DeviceState, VmmError> {
         assert!(!self.is_over, "a pause that failed is over");
-        match self.snapshot_and_save(purpose, overlays) {
+        match self.snapshot_and_save(purpose) {
             Ok(state) => Ok(state),
             Err(error) => Err(self.fail(error)),
         }
     }
 
-    fn snapshot_and_save(
-        &mut self,
-        purpose: Purpose,
-        overlays: &[Overlay],
-    ) -> Result<DeviceState, VmmError> {
-        if !overlays.is_empty() {
+    fn snapshot_and_save(&mut self, purpose: Purpose) -> Result<DeviceState, VmmError> {
+        if !self.overlays.is_empty() && !self.has_overlays {
             let start = Instant::now();
-            self.vmm.snapshot_disks(overlays)?;
+            self.vmm.snapshot_disks(self.overlays)?;
             self.times.disks = start.elapsed();
-            self.overlays.extend(overlays.iter().map(|overlay| overlay.path.clone()));
+            self.has_overlays = true;
         }
         let start = Instant::now();
         let state = self.vmm.save_device_state(purpose)?;
@@ -110,6 +108,7 @@ impl<'vmm> Paused<'vmm> {
         }
         self.times.resume = start.elapsed();
         self.times.total = self.begun.elapsed();
+        self.discard_unused();
         Ok(self.times)
     }
 
@@ -132,6 +131,7 @@ impl<'vmm> Paused<'vmm> {
         self.check()?;
         self.is_over = true;
         self.times.total = self.begun.elapsed();
+        self.discard_unused();
         Ok(self.times)
     }
 
@@ -143,6 +143,7 @@ impl<'vmm> Paused<'vmm> {
             Err(VmmError::Disturbed) => {
                 // Whoever resumed it has it now.
                 self.is_over = true;
+                self.discard_unused();
                 Err(VmmError::Disturbed)
             }
             Err(error) => Err(self.fail(error)),
@@ -163,19 +164,31 @@ impl<'vmm> Paused<'vmm> {
     }
 
     fn interrupted(&mut self, error: VmmError, guest: GuestAfter) -> VmmError {
-        let overlays = std::mem::take(&mut self.overlays);
+        self.discard_unused();
+        let used = if self.has_overlays { self.overlays } else { &[] };
+        let overlays = used.iter().map(|overlay| overlay.path.clone()).collect();
         VmmError::Interrupted { error: Box::new(error), guest, overlays }
+    }
+
+    /// Removes overlays that no disk got.
+    fn discard_unused(&mut self) {
+        if !self.has_overlays && !self.overlays.is_empty() {
+            self.vmm.discard_overlays(self.overlays);
+        }
     }
 }
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        if self.is_over || self.stopped_at.is_none() {
+        if self.is_over {
             return;
         }
-        if let Err(error) = self.vmm.resume() {
+        if self.stopped_at.is_some()
+            && let Err(error) = self.vmm.resume()
+        {
             tracing::error!("a guest could not be resumed and may stand still: {error}");
         }
+        self.discard_unused();
     }
 }
 

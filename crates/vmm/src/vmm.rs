@@ -36,6 +36,18 @@ pub trait Vmm {
     /// [`VmmError`] if the VMM cannot be asked.
     fn describe(&mut self) -> Result<GuestDescription, VmmError>;
 
+    /// Makes overlays while the guest runs, so that putting them over disks takes a shorter pause. A VMM that
+    /// makes them in the pause has nothing to do here.
+    ///
+    /// # Errors
+    /// [`VmmError`] if one cannot be made; none is left then.
+    fn prepare_overlays(&mut self, _overlays: &[Overlay]) -> Result<(), VmmError> {
+        Ok(())
+    }
+
+    /// Removes overlays that were prepared and are not in use. Failures are logged.
+    fn discard_overlays(&mut self, _overlays: &[Overlay]) {}
+
     /// Looks for what forbids saving the guest, and stops it if there is nothing: no virtual CPU runs and
     /// no device writes memory once this returns.
     ///
@@ -44,7 +56,8 @@ pub trait Vmm {
     /// that is [`VmmError::Interrupted`], which says how it is.
     fn pause(&mut self) -> Result<Pause, VmmError>;
 
-    /// Puts overlays over disks of the paused guest: all of them, or none.
+    /// Puts overlays over disks of the paused guest: all of them, or none. Those that were not prepared are
+    /// made now.
     ///
     /// # Errors
     /// [`VmmError`] if none was made.

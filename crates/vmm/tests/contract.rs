@@ -8,7 +8,7 @@ use bindery_vmm::{
 };
 
 /// The calls of a whole pause, in order.
-const WHOLE: [&str; 5] = ["pause", "snapshot", "save", "check", "resume"];
+const WHOLE: [&str; 6] = ["prepare", "pause", "snapshot", "save", "check", "resume"];
 
 /// Records calls, and fails in those named.
 #[derive(Default)]
@@ -54,6 +54,14 @@ impl Vmm for Recorder {
         })
     }
 
+    fn prepare_overlays(&mut self, _overlays: &[Overlay]) -> Result<(), VmmError> {
+        self.call("prepare")
+    }
+
+    fn discard_overlays(&mut self, _overlays: &[Overlay]) {
+        self.calls.push("discard");
+    }
+
     fn pause(&mut self) -> Result<Pause, VmmError> {
         self.call("pause")?;
         Ok(if self.was_paused { Pause::WasPaused } else { Pause::Stopped { at: self.now() } })
@@ -91,8 +99,9 @@ fn overlay() -> Overlay {
 
 /// Goes through a whole pause.
 fn save(vmm: &mut Recorder) -> Result<Option<Duration>, VmmError> {
-    let mut paused = Paused::begin(vmm)?;
-    paused.save(Purpose::Checkpoint, &[overlay()])?;
+    let overlays = [overlay()];
+    let mut paused = Paused::begin(vmm, &overlays)?;
+    paused.save(Purpose::Checkpoint)?;
     paused.resume().map(|times| times.outage)
 }
 
@@ -105,7 +114,7 @@ fn disks_come_before_device_state_and_time_is_the_vmms() {
 
 #[test]
 fn a_failure_at_any_call_leaves_the_guest_running() {
-    for (at, name) in WHOLE.iter().enumerate().skip(1).take(3) {
+    for (at, name) in WHOLE.iter().enumerate().skip(2).take(3) {
         let mut vmm = Recorder::failing(&[name]);
         let error = save(&mut vmm).unwrap_err();
         let VmmError::Interrupted { guest: GuestAfter::RunsOn, overlays, .. } = &error else {
@@ -113,7 +122,8 @@ fn a_failure_at_any_call_leaves_the_guest_running() {
         };
         assert_eq!(overlays.is_empty(), *name == "snapshot", "{error}");
         assert!(error.to_string().contains("the guest runs on"), "{error}");
-        assert_eq!(vmm.calls, [&WHOLE[..=at], &["resume"]].concat());
+        let after = if *name == "snapshot" { &["resume", "discard"][..] } else { &["resume"] };
+        assert_eq!(vmm.calls, [&WHOLE[..=at], after].concat());
     }
 }
 
@@ -121,7 +131,10 @@ fn a_failure_at_any_call_leaves_the_guest_running() {
 fn a_pause_that_fails_touches_nothing() {
     let mut vmm = Recorder::failing(&["pause"]);
     assert!(matches!(save(&mut vmm).unwrap_err(), VmmError::Callback { .. }));
-    assert_eq!(vmm.calls, ["pause"]);
+    assert_eq!(vmm.calls, ["prepare", "pause", "discard"]);
+    let mut vmm = Recorder::failing(&["prepare"]);
+    assert!(matches!(save(&mut vmm).unwrap_err(), VmmError::Callback { .. }));
+    assert_eq!(vmm.calls, ["prepare"]);
 }
 
 #[test]
@@ -140,42 +153,43 @@ fn a_guest_that_cannot_be_resumed_is_said_to_stand() {
 fn a_paused_guest_stays_paused() {
     let mut vmm = Recorder { was_paused: true, ..Recorder::default() };
     assert_eq!(save(&mut vmm).unwrap(), None);
-    assert_eq!(vmm.calls, WHOLE[..4]);
+    assert_eq!(vmm.calls, WHOLE[..5]);
     let mut vmm = Recorder { was_paused: true, ..Recorder::failing(&["save"]) };
     let error = save(&mut vmm).unwrap_err();
     assert!(error.to_string().contains("paused, as it was"), "{error}");
-    assert_eq!(vmm.calls, WHOLE[..3]);
+    assert_eq!(vmm.calls, WHOLE[..4]);
 }
 
 #[test]
 fn a_guest_that_others_resumed_is_left_to_them() {
     let mut vmm = Recorder { is_disturbed: true, ..Recorder::default() };
     assert!(matches!(save(&mut vmm).unwrap_err(), VmmError::Disturbed));
-    assert_eq!(vmm.calls, WHOLE[..4]);
+    assert_eq!(vmm.calls, WHOLE[..5]);
 }
 
 #[test]
 fn a_pause_ends_when_it_is_dropped_or_abandoned() {
     let mut vmm = Recorder::default();
-    drop(Paused::begin(&mut vmm).unwrap());
-    assert_eq!(vmm.calls, ["pause", "resume"]);
+    let overlays = [overlay()];
+    drop(Paused::begin(&mut vmm, &overlays).unwrap());
+    assert_eq!(vmm.calls, ["prepare", "pause", "resume", "discard"]);
 
     let mut vmm = Recorder::default();
-    let mut paused = Paused::begin(&mut vmm).unwrap();
-    paused.save(Purpose::Checkpoint, &[overlay()]).unwrap();
+    let mut paused = Paused::begin(&mut vmm, &overlays).unwrap();
+    paused.save(Purpose::Checkpoint).unwrap();
     let own = VmmError::Obstructed(vec![Obstacle::new("the pool is full", "add a device")]);
     let error = paused.abandon(own).to_string();
     for part in ["the pool is full (add a device)", "the guest runs on", "/overlays/disk0.qcow2"] {
         assert!(error.contains(part), "{error}");
     }
-    assert_eq!(vmm.calls, ["pause", "snapshot", "save", "resume"]);
+    assert_eq!(vmm.calls, [&WHOLE[..4], &["resume"]].concat());
 }
 
 #[test]
 fn a_guest_that_goes_on_elsewhere_stays_paused() {
     let mut vmm = Recorder::default();
-    let mut paused = Paused::begin(&mut vmm).unwrap();
-    paused.save(Purpose::HandOver, &[]).unwrap();
+    let mut paused = Paused::begin(&mut vmm, &[]).unwrap();
+    paused.save(Purpose::HandOver).unwrap();
     assert_eq!(paused.leave_paused().unwrap().outage, None);
-    assert_eq!(vmm.calls, ["pause", "save", "check"]);
+    assert_eq!(vmm.calls, ["prepare", "pause", "save", "check"]);
 }

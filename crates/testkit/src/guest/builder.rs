@@ -67,6 +67,7 @@ pub struct GuestBuilder {
     launcher: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
     incoming: Option<String>,
+    kernel_arguments: String,
     arguments: Vec<OsString>,
 }
 
@@ -87,6 +88,7 @@ impl GuestBuilder {
             launcher: Vec::new(),
             environment: Vec::new(),
             incoming: None,
+            kernel_arguments: String::new(),
             arguments: Vec::new(),
         }
     }
@@ -166,6 +168,12 @@ impl GuestBuilder {
         self
     }
 
+    /// Adds words to the kernel's command line.
+    pub fn kernel_arguments(mut self, words: impl Into<String>) -> Self {
+        self.kernel_arguments = words.into();
+        self
+    }
+
     /// Adds words to QEMU's command line.
     pub fn args<S: Into<OsString>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
         self.arguments.extend(words.into_iter().map(Into::into));
@@ -230,7 +238,8 @@ impl GuestBuilder {
         // under TCG a CPU that uses a device just then, its own timer for one, finds it by an index into a
         // table that was replaced meanwhile (QEMU commit 2865bf1c5795, in Debian's 10.0.2). QEMU aborts
         // then (`iotlb_to_section`), or writes to another device, and the CPU sleeps forever.
-        command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check maxcpus=1"]);
+        let kernel = "console=ttyS0 quiet panic=-1 no_timer_check maxcpus=1";
+        command.args(["-append", &format!("{kernel} {}", self.kernel_arguments)]);
     }
 
     /// The backend of the guest's memory, where QEMU is told one.

@@ -12,6 +12,7 @@ mod disks;
 mod ignore_shared;
 mod incoming;
 mod obstacles;
+mod overlay;
 mod ram_block;
 mod run_state;
 mod settings;
@@ -19,7 +20,7 @@ mod state_file;
 mod xen_save;
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::json;
@@ -46,6 +47,8 @@ pub struct Qemu {
     capabilities: HashSet<String>,
     /// Way in which the guest that is paused now can be saved.
     method: Option<SaveMethod>,
+    /// Overlays that were made and are not in use.
+    prepared: HashSet<PathBuf>,
 }
 
 impl Qemu {
@@ -66,7 +69,16 @@ impl Qemu {
         let machine = answer::machine(&mut qmp)?;
         let commands = answer::names(&mut qmp, "query-commands", "name")?;
         let capabilities = answer::names(&mut qmp, "query-migrate-capabilities", "capability")?;
-        Ok(Self { qmp, settings, machine, pid, commands, capabilities, method: None })
+        Ok(Self {
+            qmp,
+            settings,
+            machine,
+            pid,
+            commands,
+            capabilities,
+            method: None,
+            prepared: HashSet::new(),
+        })
     }
 
     /// Returns the monitor, for what this crate has no function for. Not for pausing, resuming or migrating.
@@ -168,8 +180,28 @@ impl Vmm for Qemu {
         Err(VmmError::Interrupted { error, guest, overlays: Vec::new() })
     }
 
+    fn prepare_overlays(&mut self, overlays: &[Overlay]) -> Result<(), VmmError> {
+        if !self.commands.contains(overlay::COMMAND) {
+            // They are made in the pause then.
+            return Ok(());
+        }
+        overlay::prepare(&mut self.qmp, overlays, self.settings.save_limit)?;
+        self.prepared.extend(overlays.iter().map(|overlay| overlay.path.clone()));
+        Ok(())
+    }
+
+    fn discard_overlays(&mut self, overlays: &[Overlay]) {
+        for overlay in overlays {
+            if self.prepared.remove(&overlay.path) {
+                overlay::remove(&overlay.path);
+            }
+        }
+    }
+
     fn snapshot_disks(&mut self, overlays: &[Overlay]) -> Result<(), VmmError> {
-        disks::snapshot(&mut self.qmp, overlays, self.settings.save_limit)
+        overlay::snapshot(&mut self.qmp, overlays, &self.prepared, self.settings.save_limit)?;
+        overlays.iter().for_each(|overlay| _ = self.prepared.remove(&overlay.path));
+        Ok(())
     }
 
     fn save_device_state(&mut self, purpose: Purpose) -> Result<DeviceState, VmmError> {

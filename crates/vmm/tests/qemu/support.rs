@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindery_testkit::guest::{
-    GuestBuilder, GuestImage, ImageKind, Kit, Qemu as Version, QemuGuest,
+    CustomImage, GuestBuilder, GuestImage, ImageKind, Kernel, Kit, Qemu as Version, QemuGuest,
 };
 use bindery_testkit::skipped;
 use bindery_vmm::qmp::Qmp;
@@ -15,7 +15,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 /// Memory of the guests, in MiB.
-const MEMORY_MIB: u32 = 192;
+const MEMORY_MIB: u32 = 128;
 
 const BOOT: Duration = Duration::from_secs(180);
 
@@ -47,8 +47,9 @@ pub(crate) struct Monitored {
 impl Bench {
     pub(crate) fn new() -> Option<Self> {
         let kit = Kit::locate().map_err(|error| skipped!("{error}")).ok()?;
-        let image = GuestImage::of_kit(&kit, ImageKind::Server).unwrap_or_else(|e| panic!("{e}"));
         let directory = tempfile::tempdir().expect("a directory");
+        let image = CustomImage::new(&kit, Kernel::Stable, directory.path());
+        let image = image.and_then(CustomImage::write).unwrap_or_else(|error| panic!("{error}"));
         Some(Self { kit, image, directory })
     }
 
@@ -66,6 +67,13 @@ impl Bench {
             .qemu(version)
             .machine_type(machine)
             .memory_mib(MEMORY_MIB)
+    }
+
+    /// Describes a guest that can make file systems.
+    pub(crate) fn server(&self, version: Version) -> GuestBuilder {
+        let image = GuestImage::of_kit(&self.kit, ImageKind::Server);
+        let image = image.unwrap_or_else(|error| panic!("{error}"));
+        QemuGuest::builder(&self.kit, &image).qemu(version)
     }
 
     /// Starts a guest and returns at once.

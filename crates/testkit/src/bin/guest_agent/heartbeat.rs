@@ -31,7 +31,8 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         (0..writes).for_each(|_| checker.rewrite());
         (0..reads).for_each(|_| checker.verify());
         let Checker { nonce, verified, bad, .. } = &checker;
-        let line = format!("HEARTBEAT nonce={nonce:016x} beat={beat} verified={verified} bad={bad}\n");
+        let line =
+            format!("HEARTBEAT nonce={nonce:016x} beat={beat} verified={verified} bad={bad}\n");
         // One write, so that the lines of a console stay whole.
         std::io::stdout().write_all(line.as_bytes()).map_err(|error| error.to_string())?;
         sleep(pause);
