@@ -230,7 +230,7 @@ fn answers_to_what_was_not_asked_are_refused() {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: ProptestConfig::default().cases / 8, ..ProptestConfig::default()
+        cases: ProptestConfig::default().cases / 8, failure_persistence: None, ..ProptestConfig::default()
     })]
 
     /// Whatever comes between an answer's pieces, and wherever it is cut, it is found; and garbage before it

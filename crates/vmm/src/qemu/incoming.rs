@@ -1,11 +1,11 @@
 //! A QEMU that waits for device state.
 
-use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use bindery_sys::memfd;
+use bindery_sys::socket;
 use serde_json::{Value, json};
 
 use super::answer::{self, Field};
@@ -30,12 +30,12 @@ pub struct IncomingQemu {
 }
 
 impl IncomingQemu {
-    /// Connects to the monitor at `socket`, and asks what this QEMU can do.
+    /// Connects to the socket `monitor`, and asks what this QEMU can do.
     ///
     /// # Errors
     /// [`VmmError::NotIncoming`] if it does not wait for device state.
-    pub fn connect(socket: &Path, settings: QemuSettings) -> Result<Self, VmmError> {
-        let mut qmp = Qmp::connect(socket, settings.answer_limit)?;
+    pub fn connect(monitor: &Path, settings: QemuSettings) -> Result<Self, VmmError> {
+        let mut qmp = Qmp::connect(monitor, settings.answer_limit)?;
         is_waiting(&mut qmp)?;
         let machine = answer::machine(&mut qmp)?;
         let schema = qmp.execute("query-qmp-schema", json!({}))?;
@@ -74,12 +74,36 @@ impl IncomingQemu {
     }
 
     /// Hands the stream to QEMU, and waits until it has loaded it or has failed.
+    ///
+    /// It goes through a socket: QEMU 10 takes files this way only under protest.
     fn load(&mut self, bytes: &[u8]) -> Result<(), VmmError> {
-        let begun = Instant::now();
         let limit = self.settings.load_limit;
-        let file = in_memory(bytes).map_err(VmmError::io("putting device state into a memfd"))?;
+        let (ours, theirs) = socket::stream_pair().map_err(VmmError::io("making a socket pair"))?;
         let name = json!({ "fdname": DESCRIPTOR });
-        self.qmp.execute_within("getfd", name, &[file.as_fd()], self.settings.answer_limit)?;
+        self.qmp.execute_within("getfd", name, &[theirs.as_fd()], self.settings.answer_limit)?;
+        drop(theirs);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let sent = socket::send_all(&ours, bytes, &[], limit);
+                // QEMU waits for more than a stream that was cut off has, unless it sees the end.
+                let ended = socket::shutdown(&ours);
+                // What QEMU makes of the stream counts, and it need not read all of it.
+                if let Err(error) = sent.and(ended) {
+                    tracing::debug!("QEMU left device state unread: {error}");
+                }
+            });
+            let loaded = self.await_load(limit);
+            // Nobody reads on, so that the sender ends, too.
+            if loaded.is_err() && socket::shutdown(&ours).is_err() {
+                tracing::debug!("the device state's sender had ended");
+            }
+            loaded
+        })
+    }
+
+    /// Has QEMU load from the descriptor that it was handed.
+    fn await_load(&mut self, limit: Duration) -> Result<(), VmmError> {
+        let begun = Instant::now();
         let mut arguments = json!({ "uri": format!("fd:{DESCRIPTOR}") });
         if self.can_stay {
             arguments["exit-on-error"] = json!(false);
@@ -126,13 +150,6 @@ impl IncomingVmm for IncomingQemu {
 fn is_waiting(qmp: &mut Qmp) -> Result<(), VmmError> {
     let state = run_state::of(qmp)?;
     if state == WAITING { Ok(()) } else { Err(VmmError::NotIncoming { state }) }
-}
-
-fn in_memory(bytes: &[u8]) -> std::io::Result<std::fs::File> {
-    let mut file = memfd::create("bindery-device-state", bytes.len() as u64)?;
-    file.write_all(bytes)?;
-    file.seek(SeekFrom::Start(0))?;
-    Ok(file)
 }
 
 /// Returns true if `command` takes `argument`, by the answer to `query-qmp-schema`.

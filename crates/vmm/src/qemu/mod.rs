@@ -8,6 +8,7 @@
 //! 2. `migrate` with `x-ignore-shared`: where all of guest memory is in `memory-backend-file,share=on`.
 
 mod answer;
+mod commit;
 mod disks;
 mod ignore_shared;
 mod incoming;
@@ -90,6 +91,16 @@ impl Qemu {
     #[must_use]
     pub const fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// Undoes an overlay while the guest runs: what was written to it goes into the image below, which the
+    /// guest uses again, and the overlay is removed. Nobody may need that image as it was. Blocks for `limit` at
+    /// most.
+    ///
+    /// # Errors
+    /// [`VmmError`] with QEMU's words. The overlay stays in use.
+    pub fn commit_overlay(&mut self, overlay: &Overlay, limit: Duration) -> Result<(), VmmError> {
+        commit::commit(&mut self.qmp, overlay, limit)
     }
 
     fn memory(&mut self) -> Result<Vec<MemoryBlock>, VmmError> {

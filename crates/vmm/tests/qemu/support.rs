@@ -27,6 +27,8 @@ pub(crate) struct Bench {
     kit: Kit,
     image: GuestImage,
     pub(crate) directory: TempDir,
+    /// Where files that are guests' memory are: QEMU 10 takes 70 ms more to load with one on a disk.
+    memory: TempDir,
 }
 
 /// A beat of a guest's heart, as its console shows it.
@@ -50,7 +52,8 @@ impl Bench {
         let directory = tempfile::tempdir().expect("a directory");
         let image = CustomImage::new(&kit, Kernel::Stable, directory.path());
         let image = image.and_then(CustomImage::write).unwrap_or_else(|error| panic!("{error}"));
-        Some(Self { kit, image, directory })
+        let memory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+        Some(Self { kit, image, directory, memory })
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -110,7 +113,7 @@ impl Bench {
     }
 
     pub(crate) fn memory_file(&self, name: &str) -> PathBuf {
-        self.path(&format!("{name}.memory"))
+        self.memory.path().join(name)
     }
 
     /// Copies all memory of a stopped guest into the file that is another's memory.
