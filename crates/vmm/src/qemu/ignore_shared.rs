@@ -43,7 +43,7 @@ pub(super) fn is_memory_in_files(qmp: &mut Qmp) -> Result<bool, VmmError> {
 
 /// Has QEMU write the devices' state to `file`. Settings of migration that are changed for it are put back.
 pub(super) fn save(qmp: &mut Qmp, file: &StateFile, limit: Duration) -> Result<(), VmmError> {
-    let before = Before::read(qmp)?;
+    let before = MigrationSettings::read(qmp)?;
     let saved = before.change(qmp).and_then(|()| migrate(qmp, file, limit));
     let restored = before.put_back(qmp);
     saved.and(restored)
@@ -108,14 +108,14 @@ pub(super) fn set_capabilities(qmp: &mut Qmp, states: &[(&str, bool)]) -> Result
     Ok(qmp.execute("migrate-set-capabilities", arguments).map(drop)?)
 }
 
-/// Settings of migration as they were.
-struct Before {
+/// Settings of migration that a user may have made.
+struct MigrationSettings {
     reports_events: bool,
     ignores_shared: bool,
     bandwidth: u64,
 }
 
-impl Before {
+impl MigrationSettings {
     fn read(qmp: &mut Qmp) -> Result<Self, VmmError> {
         let answer = qmp.execute("query-migrate-capabilities", json!({}))?;
         let list = answer.list("query-migrate-capabilities")?;

@@ -112,7 +112,7 @@ impl Qemu {
     }
 
     /// Finds what forbids saving, and with nothing of that, how to save.
-    fn look(&mut self) -> Result<(Vec<Obstacle>, Option<SaveMethod>), VmmError> {
+    fn find_obstacles(&mut self) -> Result<(Vec<Obstacle>, Option<SaveMethod>), VmmError> {
         let mut found = Vec::from_iter(obstacles::of_state(&run_state::of(&mut self.qmp)?));
         found.append(&mut hidden_writers(self.pid)?);
         let method = self.choose_method()?;
@@ -156,7 +156,7 @@ impl Vmm for Qemu {
         let name = self.qmp.execute("query-name", json!({}))?;
         let vcpus = self.qmp.execute("query-cpus-fast", json!({}))?;
         let is_running = run_state::of(&mut self.qmp)? == run_state::RUNNING;
-        let (obstacles, _) = self.look()?;
+        let (obstacles, _) = self.find_obstacles()?;
         Ok(GuestDescription {
             name: name.get("name").and_then(|name| name.as_str()).map(str::to_owned),
             machine: self.machine.clone(),
@@ -170,7 +170,7 @@ impl Vmm for Qemu {
     }
 
     fn pause(&mut self) -> Result<Pause, VmmError> {
-        let (obstacles, method) = self.look()?;
+        let (obstacles, method) = self.find_obstacles()?;
         if !obstacles.is_empty() {
             return Err(VmmError::Obstructed(obstacles));
         }

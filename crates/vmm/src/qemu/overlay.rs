@@ -43,7 +43,7 @@ pub(super) fn prepare(
 }
 
 fn make(qmp: &mut Qmp, overlay: &Overlay, limit: Duration) -> Result<(), VmmError> {
-    let below = Below::of(qmp, overlay)?;
+    let below = CoveredImage::of(qmp, overlay)?;
     let path = path_text(overlay)?;
     create(qmp, json!({ "driver": "file", "filename": path, "size": 0 }), limit)?;
     let file = json!({ "driver": "file", "node-name": FILE_NODE, "filename": path });
@@ -84,13 +84,13 @@ fn create(qmp: &mut Qmp, options: Value, limit: Duration) -> Result<(), VmmError
 }
 
 /// The image that an overlay is to cover.
-struct Below {
+struct CoveredImage {
     image: String,
     format: String,
     bytes: u64,
 }
 
-impl Below {
+impl CoveredImage {
     fn of(qmp: &mut Qmp, overlay: &Overlay) -> Result<Self, VmmError> {
         let answer = qmp.execute(QUERY, json!({}))?;
         let mut inserted = answer.list(QUERY)?.iter().filter_map(|entry| entry.get("inserted"));

@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::support::Bench;
 use bindery_testkit::guest::Qemu as Version;
-use bindery_vmm::qmp::QmpError;
+use bindery_vmm::qmp::{Event, QmpError};
 use bindery_vmm::{
     DeviceState, GuestAfter, IncomingQemu, IncomingVmm, Paused, Purpose, QemuSettings, SaveMethod,
     Vmm, VmmError,
@@ -89,6 +91,41 @@ fn a_guest_with_private_memory_has_no_other_way() {
 }
 
 #[test]
+fn locked_memory_is_refused() {
+    let Some(bench) = Bench::new() else { return };
+    let builder = bench.builder(Version::V10, "pc").args(["-overcommit", "mem-lock=on"]);
+    let mut started = bench.spawn(builder, "locked");
+    started.wait_monitor();
+    let error = save(&mut started.connect(QemuSettings::default())).unwrap_err().to_string();
+    assert!(error.contains("locked") && error.contains("mem-lock=off"), "{error}");
+    started.guest.shut_down();
+}
+
+#[test]
+fn a_migration_under_way_is_not_disturbed() {
+    let Some(bench) = Bench::new() else { return };
+    for version in Version::ALL {
+        let mut started = bench.start(bench.builder(version, "pc"), &format!("{version:?}"));
+        let mut qemu = started.connect(QemuSettings::default());
+        let qmp = qemu.qmp();
+        qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": 4096 })).unwrap();
+        let events = json!({ "capabilities": [{ "capability": "events", "state": true }] });
+        qmp.execute("migrate-set-capabilities", events).unwrap();
+        qmp.execute("migrate", json!({ "uri": "exec:cat > /dev/null" })).unwrap();
+        let error = save(&mut qemu).unwrap_err();
+        assert!(matches!(error, VmmError::Obstructed(_)), "{error}");
+        assert!(error.to_string().contains("migrate_cancel"), "{error}");
+        let qmp = qemu.qmp();
+        qmp.execute("migrate_cancel", json!({})).unwrap();
+        let is_over = |event: &Event| event.data["status"] == "cancelled";
+        qmp.wait_event(is_over, Duration::from_secs(30)).unwrap().unwrap();
+        save(&mut qemu).unwrap_or_else(|error| panic!("{error}"));
+        started.wait_beats(3);
+        started.guest.shut_down();
+    }
+}
+
+#[test]
 fn a_guest_that_stands_stays_as_it_is() {
     let Some(bench) = Bench::new() else { return };
     for version in Version::ALL {
@@ -99,14 +136,14 @@ fn a_guest_that_stands_stays_as_it_is() {
         let error = save(&mut qemu).unwrap_err().to_string();
         assert!(error.contains("prelaunch") && error.contains("cont"), "{error}");
         for command in ["cont", "stop"] {
-            qemu.qmp().execute(command, serde_json::json!({})).unwrap();
+            qemu.qmp().execute(command, json!({})).unwrap();
         }
         save(&mut qemu).unwrap_or_else(|error| panic!("{error}"));
         assert!(!qemu.describe().unwrap().is_running);
         // Somebody else lets it run in the middle of a pause.
         let mut paused = Paused::begin(&mut qemu, &[]).unwrap();
         paused.save(Purpose::Checkpoint).unwrap();
-        started.guest.qmp().unwrap().execute("cont", &serde_json::json!({})).unwrap();
+        started.guest.qmp().unwrap().execute("cont", &json!({})).unwrap();
         assert!(matches!(paused.resume().unwrap_err(), VmmError::Disturbed));
         started.guest.shut_down();
     }

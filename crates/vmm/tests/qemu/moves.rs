@@ -1,6 +1,5 @@
 //! Real guests are saved, their memory is copied, and they go on in another QEMU.
 
-use crate::support::{Beat, Bench, Monitored, assert_goes_on, image_info};
 use std::time::Duration;
 
 use bindery_testkit::guest::{AioMode, CacheMode, Drive, Qemu as Version};
@@ -8,6 +7,8 @@ use bindery_vmm::{
     DeviceState, IncomingVmm, Overlay, PauseTimes, Paused, Purpose, QemuSettings, SaveMethod, Vmm,
     VmmError,
 };
+
+use crate::support::{Beat, Bench, Monitored, assert_goes_on, image_info};
 
 /// The longest that an overlay's commit may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -163,9 +164,40 @@ fn checkpoints_of_a_running_guest_leave_its_disk_below_an_overlay() {
         assert!(!path.exists() && std::fs::read(&disk).unwrap() != below);
         assert_eq!(qemu.describe().unwrap().disks[0].image, disk.to_str().unwrap());
         started.wait_beats(10);
+        // A hand-over that comes to nothing: the guest takes its disks back.
+        let mut paused = Paused::begin(&mut qemu, &[]).unwrap();
+        paused.save(Purpose::HandOver).unwrap_or_else(|error| panic!("{error}"));
+        paused.leave_paused().unwrap();
+        qemu.resume().unwrap_or_else(|error| panic!("{error}"));
+        started.wait_beats(10);
         assert_eq!(started.guest.kernel_complaints().unwrap(), Vec::<String>::new());
         let log = started.guest.check("cat /tmp/writer.log").unwrap();
         assert_eq!(log, "", "the disk's verifier found wrong pages");
+        started.guest.shut_down();
+    }
+}
+
+/// Prints the figures of the crate's documentation. On a busy machine they are anything.
+#[test]
+fn a_pause_is_timed_by_qemus_clock() {
+    let Some(bench) = Bench::new() else { return };
+    for version in Version::ALL {
+        let started = bench.start(bench.builder(version, "pc"), &format!("{version:?}"));
+        let mut qemu = started.connect(QemuSettings::default());
+        let mut pause = || {
+            let mut paused = Paused::begin(&mut qemu, &[]).unwrap();
+            paused.save(Purpose::Checkpoint).unwrap();
+            let times = paused.resume().unwrap();
+            let outage = times.outage.unwrap();
+            assert!(!outage.is_zero() && outage <= times.total, "{times:?}");
+            outage
+        };
+        let mut outages: Vec<_> = (0..30).map(|_| pause()).collect();
+        outages.sort();
+        println!(
+            "{version:?}: STOP to RESUME {:?} least, {:?} median of 30",
+            outages[0], outages[15]
+        );
         started.guest.shut_down();
     }
 }
