@@ -33,7 +33,7 @@
 //! On two shared cores, guests under TCG, 128 MiB, idle, machine `pc` without a disk: STOP to RESUME by QEMU's
 //! clock, nothing done with memory, of 30 pauses at least 2.6 and in the median 3.4 ms with QEMU 7.2, and 2.2 and
 //! 2.4 ms with QEMU 10. An overlay over a disk with I/O adds about 5 ms; one that is not prepared added 27 to 49.
-//! Loading took 4 to 12 ms with memory in tmpfs, and 70 ms with QEMU 10 and memory in a file on a disk. Nothing
+//! Loading took 4 to 14 ms with memory in tmpfs, and 70 ms with QEMU 10 and memory in a file on a disk. Nothing
 //! was measured under KVM.
 //!
 //! ```sh

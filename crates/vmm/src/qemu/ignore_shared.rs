@@ -109,14 +109,14 @@ pub(super) fn set_capabilities(qmp: &mut Qmp, states: &[(&str, bool)]) -> Result
 }
 
 /// Settings of migration that a user may have made.
-struct MigrationSettings {
+pub(super) struct MigrationSettings {
     reports_events: bool,
     ignores_shared: bool,
     bandwidth: u64,
 }
 
 impl MigrationSettings {
-    fn read(qmp: &mut Qmp) -> Result<Self, VmmError> {
+    pub(super) fn read(qmp: &mut Qmp) -> Result<Self, VmmError> {
         let answer = qmp.execute("query-migrate-capabilities", json!({}))?;
         let list = answer.list("query-migrate-capabilities")?;
         let is_on = |name: &str| {
@@ -139,7 +139,8 @@ impl MigrationSettings {
         set_bandwidth(qmp, BANDWIDTH)
     }
 
-    fn put_back(&self, qmp: &mut Qmp) -> Result<(), VmmError> {
+    /// Makes them what they were.
+    pub(super) fn put_back(&self, qmp: &mut Qmp) -> Result<(), VmmError> {
         set_bandwidth(qmp, self.bandwidth)?;
         set_capabilities(qmp, &[("events", self.reports_events), (CAPABILITY, self.ignores_shared)])
     }

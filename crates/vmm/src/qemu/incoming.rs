@@ -9,6 +9,7 @@ use bindery_sys::socket;
 use serde_json::{Value, json};
 
 use super::answer::{self, Field};
+use super::ignore_shared::MigrationSettings;
 use super::{Qemu, QemuSettings, ignore_shared, left, run_state};
 use crate::qmp::{Qmp, QmpError};
 use crate::{DeviceState, IncomingVmm, SaveMethod, VmmError};
@@ -125,6 +126,7 @@ impl IncomingVmm for IncomingQemu {
         self.check(state)?;
         is_waiting(&mut self.qmp)?;
         let begun = Instant::now();
+        let settings = MigrationSettings::read(&mut self.qmp)?;
         // A stream that left shared memory out says so, and is refused without the same capability.
         let ignores_shared = state.method == SaveMethod::IgnoreShared;
         let capabilities = [("events", true), (ignore_shared::CAPABILITY, ignores_shared)];
@@ -136,6 +138,8 @@ impl IncomingVmm for IncomingQemu {
             }
             error => error,
         })?;
+        // Left on, it would have a later migration leave memory out.
+        settings.put_back(&mut self.qmp)?;
         if run_state::of(&mut self.qmp)? == run_state::RUNNING {
             return Err(VmmError::StartedItself);
         }

@@ -169,6 +169,25 @@ fn a_qemu_that_hangs_is_an_error_in_time() {
     started.guest.shut_down();
 }
 
+#[test]
+fn a_qemu_that_ends_in_a_pause_is_an_error() {
+    let Some(bench) = Bench::new() else { return };
+    for version in Version::ALL {
+        let name = format!("{version:?}");
+        let mut started = bench.spawn(bench.builder(version, "pc"), &name);
+        started.wait_monitor();
+        let mut qemu = started.connect(QemuSettings::default());
+        let pid = qemu.pid();
+        let mut paused = Paused::begin(&mut qemu, &[]).unwrap();
+        signal(pid, "KILL");
+        let error = paused.save(Purpose::Checkpoint).unwrap_err();
+        let VmmError::Interrupted { error, guest: GuestAfter::Stuck(Some(_)), .. } = error else {
+            panic!("{error}")
+        };
+        assert!(matches!(*error, VmmError::Qmp(QmpError::Ended)), "{error}");
+    }
+}
+
 /// Sends a signal to a QEMU that this test started.
 fn signal(pid: i32, name: &str) {
     let status = std::process::Command::new("kill").args(["-s", name, &pid.to_string()]).status();

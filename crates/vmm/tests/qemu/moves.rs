@@ -7,6 +7,7 @@ use bindery_vmm::{
     DeviceState, IncomingVmm, Overlay, PauseTimes, Paused, Purpose, QemuSettings, SaveMethod, Vmm,
     VmmError,
 };
+use serde_json::json;
 
 use crate::support::{Beat, Bench, Monitored, assert_goes_on, image_info};
 
@@ -99,6 +100,9 @@ fn guests_with_memory_in_a_file_go_on_without_the_xen_command() {
         assert_eq!(state.method, SaveMethod::IgnoreShared);
         incoming.load_device_state(&state).unwrap_or_else(|error| panic!("{error}"));
         assert_goes_on(&mut loaded, &mut incoming, &last);
+        let capabilities = incoming.qmp().execute("query-migrate-capabilities", json!({})).unwrap();
+        let left_on = json!({ "capability": "x-ignore-shared", "state": true });
+        assert!(!capabilities.as_array().unwrap().contains(&left_on));
         loaded.guest.shut_down();
     }
 }
