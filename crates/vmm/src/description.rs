@@ -1,4 +1,4 @@
-//! What a VMM says of its guest.
+//! Descriptions of guests, their memory, disks and obstacles.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub struct GuestDescription {
     pub memory: Vec<MemoryBlock>,
     /// Disks that the guest may write.
     pub disks: Vec<Disk>,
-    /// What forbids saving it; empty if nothing does.
+    /// Obstacles to saving it; empty if nothing forbids that.
     pub obstacles: Vec<Obstacle>,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with a VMM.
+//! Errors of VMMs.
 
 use std::fmt;
 use std::io;
@@ -20,7 +20,7 @@ pub enum VmmError {
     /// The guest was stopped, and then something failed.
     #[error("{error}; {guest}{}", left_behind(.overlays))]
     Interrupted {
-        /// What failed.
+        /// Cause.
         error: Box<VmmError>,
         /// The guest's state afterwards.
         guest: GuestAfter,
@@ -43,7 +43,7 @@ pub enum VmmError {
     Answer {
         /// The command.
         command: &'static str,
-        /// What was looked for.
+        /// Part that was looked for.
         missing: &'static str,
     },
     /// A VMM that is to load device state is in another state.
@@ -109,7 +109,7 @@ pub enum VmmError {
     /// An operation of this process failed.
     #[error("{doing}: {error}")]
     Io {
-        /// What was being done.
+        /// Operation that failed, in words.
         doing: String,
         /// The kernel's error.
         error: io::Error,
@@ -117,7 +117,7 @@ pub enum VmmError {
     /// A VMM that implements [`Vmm`](crate::Vmm) itself failed.
     #[error("{doing}: {reason}")]
     Callback {
-        /// What was being done.
+        /// Operation that failed, in words.
         doing: String,
         /// The VMM's reason.
         reason: String,
@@ -127,11 +127,11 @@ pub enum VmmError {
 /// A guest's state after something failed while it was stopped.
 #[derive(Debug)]
 pub enum GuestAfter {
-    /// It runs on.
+    /// The guest runs on.
     RunsOn,
-    /// It was paused before, and still is.
+    /// The guest was paused before, and still is.
     StaysPaused,
-    /// It could not be resumed, for this reason unless resuming was all that failed.
+    /// The guest could not be resumed, for this reason unless resuming was all that failed.
     Stuck(Option<Box<VmmError>>),
 }
 

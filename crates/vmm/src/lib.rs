@@ -1,4 +1,4 @@
-//! What a VMM does when its guest is checkpointed, restored or migrated.
+//! Drives a VMM whose guest is checkpointed, restored or migrated.
 //!
 //! Memory is moved by others. This crate does the rest, of a guest that runs: says what it is, pauses it,
 //! puts overlays over its disks, saves the state of its devices and resumes it ([`Vmm`], [`Paused`]); and

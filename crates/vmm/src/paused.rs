@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::{DeviceState, GuestAfter, Overlay, Pause, Purpose, Vmm, VmmError};
 
-/// How long a pause and its parts took.
+/// Durations of a pause and of its parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PauseTimes {
     /// Time from STOP to RESUME by the VMM's own clock. `None` if the guest was paused before, was left
@@ -43,7 +43,7 @@ impl<'vmm> Paused<'vmm> {
     /// Pauses a guest, whose disks are to get `overlays`. One that is paused already stays so to the end.
     ///
     /// # Errors
-    /// Those of [`Vmm::prepare_overlays`] and [`Vmm::pause`].
+    /// As [`Vmm::prepare_overlays`] and [`Vmm::pause`].
     pub fn begin(vmm: &'vmm mut dyn Vmm, overlays: &'vmm [Overlay]) -> Result<Self, VmmError> {
         vmm.prepare_overlays(overlays)?;
         let begun = Instant::now();

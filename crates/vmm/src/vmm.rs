@@ -1,10 +1,10 @@
-//! What Bindery asks of a VMM.
+//! The traits of a VMM: one that saves its guest, and one that loads it.
 
 use std::time::{Duration, SystemTime};
 
 use crate::{DeviceState, GuestDescription, Overlay, VmmError};
 
-/// What a pause came to.
+/// Outcome of a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// The guest ran, and stands now.
@@ -16,7 +16,7 @@ pub enum Pause {
     WasPaused,
 }
 
-/// What device state is saved for.
+/// Purpose of saving device state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The guest runs on here.

@@ -1,4 +1,4 @@
-//! What a pause promises, whatever the VMM: a VMM of callbacks that records them, and fails where it is told.
+//! The contract of a pause, whatever the VMM: one of callbacks records them, and fails where it is told.
 
 use std::time::{Duration, SystemTime};
 

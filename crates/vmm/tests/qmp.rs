@@ -73,7 +73,7 @@ fn meet(
     (Qmp::connect(&path, PATIENCE), peer, directory)
 }
 
-/// Has `play` answer one command after a proper greeting, and returns what the client makes of it.
+/// Lets `play` answer one command after a proper greeting, and returns what the client makes of it.
 fn ask(play: impl FnOnce(&mut Peer) + Send + 'static) -> Result<Value, QmpError> {
     let (qmp, peer, _directory) = meet(|peer| {
         peer.greet();

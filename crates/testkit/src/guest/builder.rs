@@ -123,8 +123,8 @@ impl GuestBuilder {
         self
     }
 
-    /// Has QEMU take the guest's memory from a file, shared, whatever else was asked for. The file is made
-    /// if it is not there.
+    /// Takes the guest's memory from a file, shared, whatever else was asked for. The file is made if it is
+    /// not there.
     pub fn memory_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.memory_file = Some(path.into());
         self

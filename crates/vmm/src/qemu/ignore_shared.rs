@@ -41,7 +41,7 @@ pub(super) fn is_memory_in_files(qmp: &mut Qmp) -> Result<bool, VmmError> {
     Ok(!backends.is_empty())
 }
 
-/// Has QEMU write the devices' state to `file`. Settings of migration that are changed for it are put back.
+/// Saves the devices' state to `file`. Settings of migration that are changed for it are put back.
 pub(super) fn save(qmp: &mut Qmp, file: &StateFile, limit: Duration) -> Result<(), VmmError> {
     let before = MigrationSettings::read(qmp)?;
     let saved = before.change(qmp).and_then(|()| migrate(qmp, file, limit));

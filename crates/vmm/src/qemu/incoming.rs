@@ -76,7 +76,7 @@ impl IncomingQemu {
 
     /// Hands the stream to QEMU, and waits until it has loaded it or has failed.
     ///
-    /// It goes through a socket: QEMU 10 takes files this way only under protest.
+    /// The stream goes through a socket: QEMU 10 warns that files passed as descriptors are deprecated.
     fn load(&mut self, bytes: &[u8]) -> Result<(), VmmError> {
         let limit = self.settings.load_limit;
         let (ours, theirs) = socket::stream_pair().map_err(VmmError::io("making a socket pair"))?;
@@ -102,7 +102,7 @@ impl IncomingQemu {
         })
     }
 
-    /// Has QEMU load from the descriptor that it was handed.
+    /// Tells QEMU to load from the descriptor that it was handed, and waits for the end.
     fn await_load(&mut self, limit: Duration) -> Result<(), VmmError> {
         let begun = Instant::now();
         let mut arguments = json!({ "uri": format!("fd:{DESCRIPTOR}") });

@@ -1,6 +1,6 @@
 //! Unmodified QEMU, 7.2 to 10, over QMP.
 //!
-//! What a QEMU can do is asked for and never concluded from its version. Device state is saved by the first
+//! Abilities of a QEMU are asked for and never concluded from its version. Device state is saved by the first
 //! of these ways that it has and the guest allows:
 //!
 //! 1. `xen-save-devices-state`: needs no Xen, leaves all memory alone. It checks no migration blockers (and

@@ -1,4 +1,4 @@
-//! What QEMU itself says against saving its guest.
+//! Obstacles that QEMU itself reports.
 
 use serde_json::{Value, json};
 

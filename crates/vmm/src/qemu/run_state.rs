@@ -12,7 +12,7 @@ use crate::qmp::{Qmp, QmpError};
 /// QEMU's name of the state in which virtual CPUs run.
 pub(super) const RUNNING: &str = "running";
 
-/// How often `cont` is tried while QEMU closes what it has saved.
+/// Interval between tries of `cont` while QEMU closes what it has saved.
 const FINALIZING_POLL: Duration = Duration::from_millis(1);
 
 /// Returns QEMU's name of the state.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::SaveMethod;
 
-/// How a QEMU is to be driven.
+/// Limits and choices for driving one QEMU.
 #[derive(Clone, Debug)]
 pub struct QemuSettings {
     /// Longest that QEMU may take for an ordinary answer.

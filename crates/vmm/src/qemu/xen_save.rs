@@ -12,7 +12,7 @@ use crate::{Purpose, VmmError};
 /// QEMU's name of the command.
 pub(super) const COMMAND: &str = "xen-save-devices-state";
 
-/// Has QEMU write the devices' state to `file`.
+/// Saves the devices' state to `file`.
 pub(super) fn save(
     qmp: &mut Qmp,
     file: &StateFile,

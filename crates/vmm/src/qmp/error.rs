@@ -46,7 +46,7 @@ pub enum QmpError {
     /// The peer sent what is no QMP. The connection is closed.
     #[error("QEMU's monitor does not speak QMP: {what}")]
     Malformed {
-        /// What was wrong.
+        /// Description, with the beginning of what came.
         what: String,
     },
     /// The socket failed. The connection is closed.

@@ -9,7 +9,7 @@ use serde_json::Value;
 pub struct Event {
     /// QEMU's name of it, such as `STOP`.
     pub name: String,
-    /// What QEMU says with it; null if nothing.
+    /// Data that came with it; null if none.
     pub data: Value,
     /// Time by the VMM's wall clock.
     pub at: SystemTime,
