@@ -1,7 +1,8 @@
 //! Memory that is a file: made by one process, mapped by others.
 //!
-//! All files made here are close-on-exec, can never be executed, and are sealed against changing
-//! size, so that a mapping of them never raises `SIGBUS` and a reader never meets their end.
+//! All files made here are close-on-exec and can never be executed. All but those of [`create_growing`] are
+//! sealed against changing size, so that a mapping of them never raises `SIGBUS` and a reader never meets
+//! their end.
 
 use std::fs::{File, Permissions};
 use std::io;

@@ -27,7 +27,8 @@
 //!
 //! # Trust and waiting
 //! A VMM may hang, end or talk nonsense at any moment; each of these is an error, and no call waits longer
-//! than [`QemuSettings`] allow. Only one thread at a time uses a VMM.
+//! than [`QemuSettings`] allow. Only one thread at a time uses a VMM. A process that is killed in a pause leaves
+//! its guest paused: whoever starts it again has to resume the guest.
 //!
 //! # Measured
 //! On two shared cores, guests under TCG, 128 MiB, idle, machine `pc` without a disk: STOP to RESUME by QEMU's

@@ -29,7 +29,7 @@ const DESCRIPTION: [u8; 7] = [0x06, 0, 0, 0, 2, b'{', b'}'];
 /// The longest name of a machine, in bytes. QEMU's longest has a quarter of it.
 const MACHINE_BYTES_MAX: usize = 255;
 
-/// Why bytes are no stream of device state alone.
+/// Reason for which bytes are no stream of device state alone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The beginning is not that of a stream of version 3.

@@ -17,11 +17,12 @@ pub struct QemuSettings {
     pub load_limit: Duration,
     /// Most bytes of device state. More means that guest memory is among them.
     pub state_bytes_max: u64,
-    /// QEMU's process; `None` for whoever listens on its socket.
+    /// QEMU's process; `None` for whoever listens on its socket. A socket that another process made, as libvirt
+    /// does, names that one, and QEMU would not be looked at: say QEMU's here.
     pub pid: Option<i32>,
     /// Ways of saving device state, the first that works is used.
     pub methods: Vec<SaveMethod>,
-    /// Where device state goes on its way out of QEMU. `None` for memory that QEMU is passed a descriptor of;
+    /// Place for device state on its way out of QEMU. `None` for memory that QEMU is passed a descriptor of;
     /// a directory that QEMU can write to where descriptors cannot be passed.
     pub state_directory: Option<PathBuf>,
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why QEMU's monitor did not do what it was asked for.
+/// Failure of QEMU's monitor to do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
     /// Nobody can be reached at the socket.

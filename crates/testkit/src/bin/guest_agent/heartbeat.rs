@@ -1,6 +1,6 @@
 //! Checks pages of its own memory and says that it goes on.
 //!
-//! What a page holds is bound to its place, to the generation of its last write and to a nonce that is
+//! The content of a page is bound to its place, to the generation of its last write and to a nonce that is
 //! nowhere but in this process, so that neither a boot nor an older copy of the memory can pass for what
 //! was running. Each beat is one line: `HEARTBEAT nonce=… beat=… verified=… bad=…`.
 
