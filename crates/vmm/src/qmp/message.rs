@@ -31,6 +31,9 @@ pub(crate) enum Message {
 /// The longest part of a line that an error shows, in characters.
 const SHOWN_MAX: usize = 200;
 
+/// The longest line of an event, in bytes, since many are kept. QEMU's have less than 1 KiB.
+const EVENT_BYTES_MAX: usize = 64 << 10;
+
 /// Reads a line.
 ///
 /// # Errors
@@ -39,7 +42,13 @@ pub(crate) fn parse(line: &[u8]) -> Result<Message, String> {
     let shown = || String::from_utf8_lossy(line).chars().take(SHOWN_MAX).collect::<String>();
     let mut value: Value =
         serde_json::from_slice(line).map_err(|error| format!("{error} in {:?}", shown()))?;
-    read(&mut value).ok_or_else(|| format!("no message of QMP: {:?}", shown()))
+    match read(&mut value) {
+        Some(Message::Event(_)) if line.len() > EVENT_BYTES_MAX => {
+            Err(format!("an event of {} bytes: {:?}", line.len(), shown()))
+        }
+        Some(message) => Ok(message),
+        None => Err(format!("no message of QMP: {:?}", shown())),
+    }
 }
 
 fn read(value: &mut Value) -> Option<Message> {
@@ -115,6 +124,10 @@ mod tests {
         ] {
             assert!(parse(line.as_bytes()).is_err(), "{line}");
         }
+        let event =
+            r#"{"event": "STOP", "timestamp": {"seconds": 1, "microseconds": 1}, "data": "x"}"#;
+        assert!(parse(event.as_bytes()).is_ok());
+        assert!(parse(event.replace('x', &"x".repeat(EVENT_BYTES_MAX)).as_bytes()).is_err());
         // Deeper than any answer, and than a stack should have to follow.
         assert!(parse("[".repeat(100_000).as_bytes()).is_err());
     }
