@@ -3,12 +3,12 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::qmp::QmpError;
 use crate::{Obstacle, StreamError};
 
-/// Why something asked of a VMM was not done.
+/// Failure of something asked of a VMM.
 #[derive(Debug, thiserror::Error)]
 pub enum VmmError {
     /// The connection to QEMU failed, or QEMU refused a command.
@@ -24,7 +24,7 @@ pub enum VmmError {
         error: Box<VmmError>,
         /// The guest's state afterwards.
         guest: GuestAfter,
-        /// Overlays that had been put over disks and stay there: the guest writes to them.
+        /// Overlays that the guest writes to, or may write to after [`VmmError::OverlaysInDoubt`]. They must stay.
         overlays: Vec<PathBuf>,
     },
     /// Somebody else let the guest run during the pause. It runs, or is theirs to resume.
@@ -103,9 +103,12 @@ pub enum VmmError {
     Overlay {
         /// Path asked for.
         path: PathBuf,
-        /// Why not, and what to do.
+        /// Reason, and what to do.
         why: String,
     },
+    /// Overlays were asked for, and no answer came: disks may have them, or may get them later.
+    #[error("{0}; `query-block` shows if the disks have their overlays")]
+    OverlaysInDoubt(QmpError),
     /// An operation of this process failed.
     #[error("{doing}: {error}")]
     Io {
@@ -131,8 +134,20 @@ pub enum GuestAfter {
     RunsOn,
     /// The guest was paused before, and still is.
     StaysPaused,
+    /// Somebody else resumed the guest, and has it now.
+    Theirs,
     /// The guest could not be resumed, for this reason unless resuming was all that failed.
     Stuck(Option<Box<VmmError>>),
+}
+
+impl GuestAfter {
+    /// Returns the state of a guest that was told to run. One that ran already runs on.
+    pub(crate) fn of_resuming(resumed: Result<SystemTime, VmmError>) -> Self {
+        match resumed {
+            Ok(_) | Err(VmmError::Disturbed) => Self::RunsOn,
+            Err(error) => Self::Stuck(Some(Box::new(error))),
+        }
+    }
 }
 
 impl fmt::Display for GuestAfter {
@@ -140,6 +155,7 @@ impl fmt::Display for GuestAfter {
         match self {
             Self::RunsOn => formatter.write_str("the guest runs on"),
             Self::StaysPaused => formatter.write_str("the guest is paused, as it was"),
+            Self::Theirs => formatter.write_str("the guest is left to whoever resumed it"),
             Self::Stuck(reason) => {
                 formatter
                     .write_str("THE GUEST MAY STAND STILL: resume it with `cont` in its monitor")?;
@@ -168,5 +184,8 @@ fn left_behind(overlays: &[PathBuf]) -> String {
         return String::new();
     }
     let paths: Vec<_> = overlays.iter().map(|path| path.display().to_string()).collect();
-    format!("; its disks have new overlays, which are in use and must stay: {}", paths.join(", "))
+    format!(
+        "; its disks write, or may write, to new overlays, which must stay: {}",
+        paths.join(", ")
+    )
 }

@@ -18,7 +18,7 @@ pub struct PauseTimes {
     pub save: Duration,
     /// Time to resume.
     pub resume: Duration,
-    /// All of it, what the caller did with memory included.
+    /// Time of the whole pause, what the caller did with memory included.
     pub total: Duration,
 }
 
@@ -34,7 +34,7 @@ pub struct Paused<'vmm> {
     begun: Instant,
     times: PauseTimes,
     overlays: &'vmm [Overlay],
-    /// True if the overlays are in use.
+    /// True if the overlays are in use, or may be.
     has_overlays: bool,
     is_over: bool,
 }
@@ -78,9 +78,10 @@ impl<'vmm> Paused<'vmm> {
     fn snapshot_and_save(&mut self, purpose: Purpose) -> Result<DeviceState, VmmError> {
         if !self.overlays.is_empty() && !self.has_overlays {
             let start = Instant::now();
-            self.vmm.snapshot_disks(self.overlays)?;
+            let taken = self.vmm.snapshot_disks(self.overlays);
+            self.has_overlays = matches!(taken, Ok(()) | Err(VmmError::OverlaysInDoubt(_)));
+            taken?;
             self.times.disks = start.elapsed();
-            self.has_overlays = true;
         }
         let start = Instant::now();
         let state = self.vmm.save_device_state(purpose)?;
@@ -91,8 +92,8 @@ impl<'vmm> Paused<'vmm> {
     /// Resumes the guest.
     ///
     /// # Errors
-    /// [`VmmError::Disturbed`] if somebody else did that before; [`VmmError::Interrupted`] if it could not be
-    /// looked at or resumed.
+    /// [`VmmError::Interrupted`] by [`VmmError::Disturbed`] if somebody else did that before, or if the guest
+    /// could not be looked at or resumed.
     ///
     /// # Panics
     /// If the pause is over because [`Self::save`] failed.
@@ -103,6 +104,9 @@ impl<'vmm> Paused<'vmm> {
         if let Some(stopped_at) = self.stopped_at {
             match self.vmm.resume() {
                 Ok(at) => self.times.outage = at.duration_since(stopped_at).ok(),
+                Err(VmmError::Disturbed) => {
+                    return Err(self.interrupted(VmmError::Disturbed, GuestAfter::Theirs));
+                }
                 Err(error) => return Err(self.interrupted(error, GuestAfter::Stuck(None))),
             }
         }
@@ -122,8 +126,8 @@ impl<'vmm> Paused<'vmm> {
     /// does not run there.
     ///
     /// # Errors
-    /// [`VmmError::Disturbed`] if somebody else has resumed it; [`VmmError::Interrupted`] if it could not be
-    /// looked at, and was resumed.
+    /// [`VmmError::Interrupted`] by [`VmmError::Disturbed`] if somebody else has resumed it, or if it could not
+    /// be looked at, and was resumed.
     ///
     /// # Panics
     /// If the pause is over because [`Self::save`] failed.
@@ -141,10 +145,8 @@ impl<'vmm> Paused<'vmm> {
         match self.vmm.check_paused() {
             Ok(()) => Ok(()),
             Err(VmmError::Disturbed) => {
-                // Whoever resumed it has it now.
                 self.is_over = true;
-                self.discard_unused();
-                Err(VmmError::Disturbed)
+                Err(self.interrupted(VmmError::Disturbed, GuestAfter::Theirs))
             }
             Err(error) => Err(self.fail(error)),
         }
@@ -155,10 +157,7 @@ impl<'vmm> Paused<'vmm> {
         self.is_over = true;
         let guest = match self.stopped_at {
             None => GuestAfter::StaysPaused,
-            Some(_) => match self.vmm.resume() {
-                Ok(_) => GuestAfter::RunsOn,
-                Err(error) => GuestAfter::Stuck(Some(Box::new(error))),
-            },
+            Some(_) => GuestAfter::of_resuming(self.vmm.resume()),
         };
         self.interrupted(error, guest)
     }
@@ -184,7 +183,7 @@ impl Drop for Paused<'_> {
             return;
         }
         if self.stopped_at.is_some()
-            && let Err(error) = self.vmm.resume()
+            && let GuestAfter::Stuck(Some(error)) = GuestAfter::of_resuming(self.vmm.resume())
         {
             tracing::error!("a guest could not be resumed and may stand still: {error}");
         }

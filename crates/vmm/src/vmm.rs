@@ -60,7 +60,7 @@ pub trait Vmm {
     /// made now.
     ///
     /// # Errors
-    /// [`VmmError`] if none was made.
+    /// [`VmmError::OverlaysInDoubt`] if that is not known; any other [`VmmError`] if none was put over a disk.
     fn snapshot_disks(&mut self, overlays: &[Overlay]) -> Result<(), VmmError>;
 
     /// Saves the state of the paused guest's devices.
@@ -81,7 +81,7 @@ pub trait Vmm {
     /// Lets the paused guest run, and returns the time by the VMM's wall clock at which it did.
     ///
     /// # Errors
-    /// [`VmmError`] if it cannot be told to run.
+    /// [`VmmError::Disturbed`] if it runs already; any other [`VmmError`] if it cannot be told to run.
     fn resume(&mut self) -> Result<SystemTime, VmmError>;
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use bindery_vmm::qmp::QmpError;
 use bindery_vmm::{
     DeviceState, GuestAfter, GuestDescription, Obstacle, Overlay, Pause, Paused, Purpose,
     SaveMethod, Vmm, VmmError,
@@ -17,6 +18,8 @@ struct Recorder {
     fails: Vec<&'static str>,
     was_paused: bool,
     is_disturbed: bool,
+    is_in_doubt: bool,
+    runs_already: bool,
 }
 
 impl Recorder {
@@ -68,7 +71,8 @@ impl Vmm for Recorder {
     }
 
     fn snapshot_disks(&mut self, _overlays: &[Overlay]) -> Result<(), VmmError> {
-        self.call("snapshot")
+        self.call("snapshot")?;
+        if self.is_in_doubt { Err(VmmError::OverlaysInDoubt(QmpError::Ended)) } else { Ok(()) }
     }
 
     fn save_device_state(&mut self, _purpose: Purpose) -> Result<DeviceState, VmmError> {
@@ -88,7 +92,7 @@ impl Vmm for Recorder {
 
     fn resume(&mut self) -> Result<SystemTime, VmmError> {
         self.call("resume")?;
-        Ok(self.now())
+        if self.runs_already { Err(VmmError::Disturbed) } else { Ok(self.now()) }
     }
 }
 
@@ -163,8 +167,31 @@ fn a_paused_guest_stays_paused() {
 #[test]
 fn a_guest_that_others_resumed_is_left_to_them() {
     let mut vmm = Recorder { is_disturbed: true, ..Recorder::default() };
-    assert!(matches!(save(&mut vmm).unwrap_err(), VmmError::Disturbed));
+    let error = save(&mut vmm).unwrap_err();
+    let VmmError::Interrupted { error: cause, guest: GuestAfter::Theirs, .. } = &error else {
+        panic!("{error}")
+    };
+    assert!(matches!(**cause, VmmError::Disturbed), "{error}");
+    assert!(error.to_string().contains("must stay: /overlays/disk0.qcow2"), "{error}");
     assert_eq!(vmm.calls, WHOLE[..5]);
+}
+
+#[test]
+fn a_guest_that_runs_already_is_not_said_to_stand() {
+    let mut vmm = Recorder { runs_already: true, ..Recorder::failing(&["save"]) };
+    let error = save(&mut vmm).unwrap_err().to_string();
+    assert!(error.contains("the guest runs on"), "{error}");
+    let mut vmm = Recorder { runs_already: true, ..Recorder::default() };
+    let error = save(&mut vmm).unwrap_err().to_string();
+    assert!(error.contains("left to whoever resumed it"), "{error}");
+}
+
+#[test]
+fn overlays_that_may_be_in_use_are_kept_and_named() {
+    let mut vmm = Recorder { is_in_doubt: true, ..Recorder::default() };
+    let error = save(&mut vmm).unwrap_err().to_string();
+    assert!(error.contains("must stay: /overlays/disk0.qcow2"), "{error}");
+    assert_eq!(vmm.calls, ["prepare", "pause", "snapshot", "resume"]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bindery_vmm::qmp::{Qmp, QmpError};
+use bindery_vmm::{Paused, Qemu, QemuSettings};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -106,9 +107,10 @@ fn answers_and_events_are_told_apart() {
     assert_eq!(qmp.peer_pid().unwrap(), std::process::id().cast_signed());
     assert_eq!(qmp.execute("query-status", json!({})).unwrap(), 5);
     assert!(qmp.has_event("STOP"));
-    let stop = qmp.wait_event(|event| event.name == "STOP", SOON).unwrap().unwrap();
-    assert_eq!(stop.data, json!({ "n": 1 }));
-    assert_eq!(qmp.wait_event(|event| event.name == "RESUME", SOON).unwrap().unwrap().at, stop.at);
+    // Waiting for one loses no other.
+    let resumed = qmp.wait_event(|event| event.name == "RESUME", SOON).unwrap().unwrap();
+    let stop = qmp.wait_event(|event| event.name == "STOP", Duration::MAX).unwrap().unwrap();
+    assert_eq!((stop.data, stop.at), (json!({ "n": 1 }), resumed.at));
     assert_eq!(qmp.wait_event(|_| true, Duration::from_millis(10)).unwrap(), None);
     drop(qmp);
     peer.join().unwrap();
@@ -226,6 +228,45 @@ fn answers_to_what_was_not_asked_are_refused() {
         });
         assert!(matches!(error.unwrap_err(), QmpError::Malformed { .. }), "{line}");
     }
+}
+
+/// Answers as a QEMU does whose guest runs until it is asked to stop and stands by then. Returns the commands.
+fn play_qemu_that_others_stop(peer: &mut Peer) -> Vec<String> {
+    let mut commands = Vec::new();
+    loop {
+        let command = peer.command();
+        let Some(name) = command["execute"].as_str() else { return commands };
+        let answer = match name {
+            "qom-get" => json!("pc-i440fx-10.0-machine"),
+            "query-commands" => json!([{ "name": "xen-save-devices-state" }]),
+            "query-migrate-capabilities" => json!([]),
+            "query-status" => json!({ "status": "running" }),
+            _ => json!({}),
+        };
+        commands.push(name.to_owned());
+        peer.line(&json!({ "return": answer, "id": command["id"] }).to_string());
+    }
+}
+
+#[test]
+fn a_guest_that_others_stopped_first_is_not_resumed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("qmp.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let peer = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut peer = Peer { reader: BufReader::new(stream) };
+        peer.line(GREETING);
+        play_qemu_that_others_stop(&mut peer)
+    });
+    let begun = Instant::now();
+    let mut qemu = Qemu::connect(&path, QemuSettings::default()).unwrap();
+    drop(Paused::begin(&mut qemu, &[]).unwrap());
+    assert!(begun.elapsed() < SOON);
+    drop(qemu);
+    let commands = peer.join().unwrap();
+    assert!(commands.contains(&"stop".to_owned()), "{commands:?}");
+    assert!(!commands.contains(&"cont".to_owned()), "{commands:?}");
 }
 
 proptest! {

@@ -15,10 +15,12 @@ const JOB: &str = "bindery-commit";
 const COMMAND: &str = "block-commit";
 
 /// Writes what `overlay` has into the image below, while the guest runs, and removes the overlay. It must be the
-/// topmost, and nobody else may need the image below as it is. If this fails the overlay stays in use.
+/// topmost, and nobody else may need the image below as it is. If this fails the overlay is not removed.
 pub(super) fn commit(qmp: &mut Qmp, overlay: &Overlay, limit: Duration) -> Result<(), VmmError> {
     let begun = Instant::now();
-    qmp.forget_events();
+    for name in ["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED"] {
+        qmp.forget_events(name);
+    }
     let arguments =
         json!({ "job-id": JOB, "device": overlay.overlay_node, "base-node": overlay.node });
     qmp.execute(COMMAND, arguments)?;

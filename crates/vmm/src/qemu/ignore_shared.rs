@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Field};
 use super::left;
-use super::state_file::StateFile;
+use super::state_file::{StateFile, TemporaryPath};
 use crate::VmmError;
 use crate::qmp::{Event, Qmp};
 
@@ -46,14 +46,19 @@ pub(super) fn save(qmp: &mut Qmp, file: &StateFile, limit: Duration) -> Result<(
     let before = MigrationSettings::read(qmp)?;
     let saved = before.change(qmp).and_then(|()| migrate(qmp, file, limit));
     let restored = before.put_back(qmp);
+    if let (Err(_), Err(error)) = (&saved, &restored) {
+        tracing::error!(
+            "QEMU may leave shared memory out of its next migration: `{CAPABILITY}` stays on: {error}"
+        );
+    }
     saved.and(restored)
 }
 
 fn migrate(qmp: &mut Qmp, file: &StateFile, limit: Duration) -> Result<(), VmmError> {
     let begun = Instant::now();
-    qmp.forget_events();
+    qmp.forget_events("MIGRATION");
     let uri = match file {
-        StateFile::Path(path) => format!("exec:cat > {}", quoted(&path.0.to_string_lossy())),
+        StateFile::Path(path) => format!("exec:{}", write_command(path)),
         StateFile::Memory(memory) => {
             let writer = StateFile::writer(memory)?;
             let arguments = json!({ "fdname": DESCRIPTOR });
@@ -64,11 +69,23 @@ fn migrate(qmp: &mut Qmp, file: &StateFile, limit: Duration) -> Result<(), VmmEr
     qmp.execute("migrate", json!({ "uri": uri }))?;
     let ended = |event: &Event| is_end(event);
     if let Some(event) = qmp.wait_event(ended, left(begun, limit))? {
-        return outcome(qmp, &event);
+        outcome(qmp, &event)?;
+        return match file {
+            StateFile::Path(path) => path.wait_written(left(begun, limit)),
+            StateFile::Memory(_) => Ok(()),
+        };
     }
     qmp.execute("migrate_cancel", json!({}))?;
     qmp.wait_event(ended, limit)?;
     Err(VmmError::TimedOut { what: "saving device state", limit })
+}
+
+/// Returns a command that writes its input to the file, and names the file only once it is whole: QEMU calls a
+/// migration completed while the command has yet to write the last of it.
+fn write_command(path: &TemporaryPath) -> String {
+    let [whole, unfinished, failed] =
+        [&path.0, &path.unfinished(), &path.failed()].map(|path| quoted(&path.to_string_lossy()));
+    format!("cat > {unfinished} && mv {unfinished} {whole} || mv {unfinished} {failed}")
 }
 
 /// Quotes a word for the shell.
@@ -141,12 +158,45 @@ impl MigrationSettings {
 
     /// Makes them what they were.
     pub(super) fn put_back(&self, qmp: &mut Qmp) -> Result<(), VmmError> {
-        set_bandwidth(qmp, self.bandwidth)?;
-        set_capabilities(qmp, &[("events", self.reports_events), (CAPABILITY, self.ignores_shared)])
+        let capabilities = [("events", self.reports_events), (CAPABILITY, self.ignores_shared)];
+        let has_capabilities = set_capabilities(qmp, &capabilities);
+        set_bandwidth(qmp, self.bandwidth).and(has_capabilities)
     }
 }
 
 fn set_bandwidth(qmp: &mut Qmp, bytes_per_second: u64) -> Result<(), VmmError> {
     let arguments = json!({ "max-bandwidth": bytes_per_second });
     Ok(qmp.execute("migrate-set-parameters", arguments).map(drop)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    fn run(path: &TemporaryPath) {
+        let mut shell = Command::new("sh");
+        let shell = shell.args(["-c", &write_command(path)]);
+        let mut child = shell.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"state").unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_file_is_named_once_it_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = TemporaryPath(directory.path().join("it's a state"));
+        run(&path);
+        path.wait_written(Duration::ZERO).unwrap();
+        assert_eq!(std::fs::read(&path.0).unwrap(), b"state");
+        drop(path);
+        let full = TemporaryPath(directory.path().join("full"));
+        std::os::unix::fs::symlink("/dev/full", full.unfinished()).unwrap();
+        run(&full);
+        let error = full.wait_written(Duration::from_secs(60)).unwrap_err();
+        assert!(matches!(error, VmmError::Save { .. }), "{error}");
+        drop(full);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
 }

@@ -109,7 +109,7 @@ impl IncomingQemu {
         if self.can_stay {
             arguments["exit-on-error"] = json!(false);
         }
-        self.qmp.forget_events();
+        self.qmp.forget_events("MIGRATION");
         self.qmp.execute_within("migrate-incoming", arguments, &[], limit)?;
         let ended = self.qmp.wait_event(ignore_shared::is_end, left(begun, limit))?;
         let ended = ended.ok_or(VmmError::TimedOut { what: "loading device state", limit })?;

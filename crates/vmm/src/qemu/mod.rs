@@ -113,11 +113,13 @@ impl Qemu {
 
     /// Finds what forbids saving, and with nothing of that, how to save.
     fn find_obstacles(&mut self) -> Result<(Vec<Obstacle>, Option<SaveMethod>), VmmError> {
-        let mut found = Vec::from_iter(obstacles::of_state(&run_state::of(&mut self.qmp)?));
+        let state = run_state::of(&mut self.qmp)?;
+        let mut found = Vec::from_iter(obstacles::of_state(&state));
         found.append(&mut hidden_writers(self.pid)?);
         let method = self.choose_method()?;
-        if method.is_none() {
-            found.push(obstacles::no_method(&self.settings.methods));
+        match method {
+            None => found.push(obstacles::no_method(&self.settings.methods)),
+            Some(method) => found.extend(obstacles::of_paused(&state, method)),
         }
         // Last, since it is what `xen-save-devices-state` does not look at itself.
         found.append(&mut obstacles::of_migration(&mut self.qmp)?);
@@ -141,13 +143,12 @@ impl Qemu {
         Ok(None)
     }
 
-    fn stop(&mut self) -> Result<SystemTime, VmmError> {
-        let limit = self.settings.save_limit;
-        self.qmp.execute_within("stop", json!({}), &[], limit)?;
-        let stopped =
-            self.qmp.wait_event(|event| event.name == "STOP", self.settings.answer_limit)?;
-        let stopped = stopped.map(|event| event.at);
-        stopped.ok_or(VmmError::TimedOut { what: "stopping", limit: self.settings.answer_limit })
+    /// Stops the virtual CPUs, unless somebody else did so first.
+    fn stop(&mut self) -> Result<Pause, VmmError> {
+        self.qmp.execute_within("stop", json!({}), &[], self.settings.save_limit)?;
+        // QEMU sends the event before it answers, and none if it had nothing to do.
+        let stopped = self.qmp.take_event(|event| event.name == run_state::STOPPED);
+        Ok(stopped.map_or(Pause::WasPaused, |event| Pause::Stopped { at: event.at }))
     }
 }
 
@@ -176,18 +177,16 @@ impl Vmm for Qemu {
         }
         self.method = method;
         let is_running = run_state::of(&mut self.qmp)? == run_state::RUNNING;
-        self.qmp.forget_events();
+        self.qmp.forget_events(run_state::STOPPED);
+        self.qmp.forget_events(run_state::RESUMED);
         if !is_running {
             return Ok(Pause::WasPaused);
         }
         let error = match self.stop() {
-            Ok(at) => return Ok(Pause::Stopped { at }),
+            Ok(pause) => return Ok(pause),
             Err(error) => Box::new(error),
         };
-        let guest = match run_state::start(&mut self.qmp, self.settings.answer_limit) {
-            Ok(_) => GuestAfter::RunsOn,
-            Err(error) => GuestAfter::Stuck(Some(Box::new(error))),
-        };
+        let guest = GuestAfter::of_resuming(self.resume());
         Err(VmmError::Interrupted { error, guest, overlays: Vec::new() })
     }
 
@@ -210,9 +209,12 @@ impl Vmm for Qemu {
     }
 
     fn snapshot_disks(&mut self, overlays: &[Overlay]) -> Result<(), VmmError> {
-        overlay::snapshot(&mut self.qmp, overlays, &self.prepared, self.settings.save_limit)?;
-        overlays.iter().for_each(|overlay| _ = self.prepared.remove(&overlay.path));
-        Ok(())
+        let limit = self.settings.save_limit;
+        let taken = overlay::snapshot(&mut self.qmp, overlays, &self.prepared, limit);
+        if matches!(&taken, Ok(()) | Err(VmmError::OverlaysInDoubt(_))) {
+            overlays.iter().for_each(|overlay| _ = self.prepared.remove(&overlay.path));
+        }
+        taken
     }
 
     fn save_device_state(&mut self, purpose: Purpose) -> Result<DeviceState, VmmError> {
@@ -234,7 +236,11 @@ impl Vmm for Qemu {
 
     fn check_paused(&mut self) -> Result<(), VmmError> {
         let is_running = run_state::of(&mut self.qmp)? == run_state::RUNNING;
-        if is_running || self.qmp.has_event("RESUME") { Err(VmmError::Disturbed) } else { Ok(()) }
+        if is_running || self.qmp.has_event(run_state::RESUMED) {
+            Err(VmmError::Disturbed)
+        } else {
+            Ok(())
+        }
     }
 
     fn resume(&mut self) -> Result<SystemTime, VmmError> {

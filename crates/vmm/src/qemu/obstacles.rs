@@ -25,6 +25,17 @@ pub(super) fn of_state(state: &str) -> Option<Obstacle> {
     Some(Obstacle::new(format!("the guest {what} (QEMU's state is `{state}`)"), remedy))
 }
 
+/// Returns the obstacle that a paused guest could not be left as it is: `migrate` puts it into another state,
+/// and lets go of its disks.
+pub(super) fn of_paused(state: &str, method: SaveMethod) -> Option<Obstacle> {
+    (state == "paused" && method == SaveMethod::IgnoreShared).then(|| {
+        Obstacle::new(
+            format!("the guest is paused, and saving it by {method} would not leave it so"),
+            "resume it with `cont` first",
+        )
+    })
+}
+
 /// Asks for migration blockers, for devices that cannot be saved, and for a migration that goes on.
 pub(super) fn of_migration(qmp: &mut Qmp) -> Result<Vec<Obstacle>, VmmError> {
     Ok(read_migration(&qmp.execute("query-migrate", json!({}))?))
@@ -72,6 +83,13 @@ mod tests {
             let obstacle = of_state(state).unwrap();
             assert!(obstacle.what.contains(state) && !obstacle.remedy.is_empty(), "{obstacle}");
         }
+    }
+
+    #[test]
+    fn paused_guests_are_not_saved_by_migrating() {
+        assert!(of_paused("paused", SaveMethod::IgnoreShared).is_some());
+        assert_eq!(of_paused("paused", SaveMethod::XenSaveDevicesState), None);
+        assert_eq!(of_paused("running", SaveMethod::IgnoreShared), None);
     }
 
     #[test]

@@ -44,6 +44,7 @@ pub(super) fn prepare(
 
 fn make(qmp: &mut Qmp, overlay: &Overlay, limit: Duration) -> Result<(), VmmError> {
     let below = CoveredImage::of(qmp, overlay)?;
+    clear(qmp)?;
     let path = path_text(overlay)?;
     create(qmp, json!({ "driver": "file", "filename": path, "size": 0 }), limit)?;
     let file = json!({ "driver": "file", "node-name": FILE_NODE, "filename": path });
@@ -60,9 +61,25 @@ fn make(qmp: &mut Qmp, overlay: &Overlay, limit: Duration) -> Result<(), VmmErro
     made.and(removed.map(drop).map_err(VmmError::from))
 }
 
+/// Removes the job and the block node of an earlier try whose end did not come in time.
+fn clear(qmp: &mut Qmp) -> Result<(), VmmError> {
+    let leftovers = [
+        ("job-dismiss", json!({ "id": JOB })),
+        ("blockdev-del", json!({ "node-name": FILE_NODE })),
+    ];
+    for (command, arguments) in leftovers {
+        match qmp.execute(command, arguments) {
+            // Nearly always: there is none.
+            Ok(_) | Err(QmpError::Refused { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 /// Runs a job that makes an image.
 fn create(qmp: &mut Qmp, options: Value, limit: Duration) -> Result<(), VmmError> {
-    qmp.forget_events();
+    qmp.forget_events("JOB_STATUS_CHANGE");
     qmp.execute(COMMAND, json!({ "job-id": JOB, "options": options }))?;
     let is_concluded = |event: &crate::qmp::Event| {
         event.name == "JOB_STATUS_CHANGE"
@@ -99,8 +116,15 @@ impl CoveredImage {
             refused(overlay, format!("the guest has no disk on block node {}", overlay.node))
         })?;
         let bytes = inserted["image"]["virtual-size"].as_u64();
+        let image = inserted.text(QUERY, "file")?.to_owned();
+        if is_relative(&image) {
+            let why = format!(
+                "the path of the disk below, {image}, is relative: give QEMU an absolute one"
+            );
+            return Err(refused(overlay, why));
+        }
         Ok(Self {
-            image: inserted.text(QUERY, "file")?.to_owned(),
+            image,
             format: inserted.text(QUERY, "drv")?.to_owned(),
             bytes: bytes.ok_or(VmmError::Answer { command: QUERY, missing: "virtual-size" })?,
         })
@@ -117,15 +141,18 @@ pub(super) fn snapshot(
 ) -> Result<(), VmmError> {
     are_distinct(overlays)?;
     let is_prepared = |overlay: &Overlay| prepared.contains(&overlay.path);
+    for overlay in overlays.iter().filter(|overlay| !is_prepared(overlay)) {
+        CoveredImage::of(qmp, overlay)?;
+    }
     let actions = overlays.iter().map(|overlay| action(overlay, is_prepared(overlay)));
     let arguments = json!({ "actions": actions.collect::<Result<Vec<_>, _>>()? });
     qmp.execute_within("transaction", arguments, &[], limit).map(drop).map_err(|error| {
-        // Images that were made before another was refused are left. Only a refusal is known to have made no
-        // use of them.
-        if matches!(error, QmpError::Refused { .. }) {
-            let made = overlays.iter().filter(|overlay| !is_prepared(overlay));
-            made.for_each(|overlay| remove(&overlay.path));
+        if !matches!(error, QmpError::Refused { .. }) {
+            return VmmError::OverlaysInDoubt(error);
         }
+        // Images that were made before another was refused are left.
+        let made = overlays.iter().filter(|overlay| !is_prepared(overlay));
+        made.for_each(|overlay| remove(&overlay.path));
         error.into()
     })
 }
@@ -142,6 +169,13 @@ fn action(overlay: &Overlay, is_prepared: bool) -> Result<Value, VmmError> {
         "mode": if is_prepared { "existing" } else { "absolute-paths" },
     });
     Ok(json!({ "type": "blockdev-snapshot-sync", "data": data }))
+}
+
+/// Returns true for a path that an overlay in another directory would look for in its own.
+fn is_relative(image: &str) -> bool {
+    // Anything else than a path has a protocol, `json:` for one.
+    let (first, _) = image.split_once('/').unwrap_or((image, ""));
+    !first.is_empty() && !first.contains(':')
 }
 
 fn refused(overlay: &Overlay, why: impl Into<String>) -> VmmError {
@@ -185,6 +219,18 @@ pub(super) fn remove(path: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn relative_paths_are_told_from_protocols() {
+        for image in ["disk.raw", "images/disk.raw", "../a:b/disk.raw"] {
+            assert!(is_relative(image), "{image}");
+        }
+        for image in
+            ["/disk.raw", "/a:b", "nbd:localhost:1", "json:{\"driver\": \"nbd\"}", "nbd://h/x"]
+        {
+            assert!(!is_relative(image), "{image}");
+        }
+    }
 
     #[test]
     fn overlays_are_never_made_over_something() {

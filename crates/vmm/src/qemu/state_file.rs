@@ -1,14 +1,19 @@
-//! Where QEMU writes device state.
+//! The file that QEMU writes device state to.
 
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bindery_sys::memfd;
 
 use crate::VmmError;
+
+/// Interval between looks for a file that a command of QEMU's writes.
+const WRITER_POLL: Duration = Duration::from_millis(1);
 
 /// A file for one stream.
 pub(super) enum StateFile {
@@ -21,13 +26,43 @@ pub(super) enum StateFile {
 /// A path that nothing is at, until QEMU makes it.
 pub(super) struct TemporaryPath(pub(super) PathBuf);
 
+impl TemporaryPath {
+    /// Returns the path of the file while it is being written by a command that QEMU runs.
+    pub(super) fn unfinished(&self) -> PathBuf {
+        self.0.with_extension("unfinished")
+    }
+
+    /// Returns the path of the file once that command has failed to write all of it.
+    pub(super) fn failed(&self) -> PathBuf {
+        self.0.with_extension("failed")
+    }
+
+    /// Waits until the command has written the file. QEMU itself does not.
+    pub(super) fn wait_written(&self, limit: Duration) -> Result<(), VmmError> {
+        let begun = Instant::now();
+        while !self.0.exists() {
+            if self.failed().exists() {
+                let words = format!("{} could not be written: is there room?", self.0.display());
+                return Err(VmmError::Save { words });
+            }
+            if begun.elapsed() > limit {
+                return Err(VmmError::TimedOut { what: "writing device state", limit });
+            }
+            thread::sleep(WRITER_POLL);
+        }
+        Ok(())
+    }
+}
+
 impl Drop for TemporaryPath {
     fn drop(&mut self) {
-        // There is none if QEMU failed to make it.
-        if let Err(error) = fs::remove_file(&self.0)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!("{} could not be removed: {error}", self.0.display());
+        for path in [&self.0, &self.unfinished(), &self.failed()] {
+            // There is none if QEMU failed to make it.
+            if let Err(error) = fs::remove_file(path)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!("{} could not be removed: {error}", path.display());
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use super::message::{Message, parse};
 use super::{Event, QmpError};
 
 /// Number of events that are kept for [`Qmp::wait_event`]. Older ones are dropped.
-const EVENTS_MAX: usize = 4096;
+const EVENTS_MAX: usize = 1024;
 
 /// Number of bytes read at once.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -48,7 +48,7 @@ impl Qmp {
             patience,
             is_closed: false,
         };
-        qmp.version = match qmp.receive(Instant::now() + patience)? {
+        qmp.version = match qmp.receive(deadline(patience))? {
             Some(Message::Greeting(version)) => version,
             Some(other) => return Err(QmpError::malformed(format!("greeted with {other:?}"))),
             None => return Err(QmpError::NoGreeting { limit: patience }),
@@ -91,7 +91,7 @@ impl Qmp {
         descriptors: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> Result<Value, QmpError> {
-        let deadline = Instant::now() + limit;
+        let deadline = deadline(limit);
         let silent = || QmpError::Silent { command: command.to_owned(), limit };
         let id = self.send(command, arguments, descriptors, limit)?;
         loop {
@@ -114,8 +114,8 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event that is `wanted`, among those that came since the last [`Self::forget_events`]
-    /// and were not returned. Returns `None` after `limit`. Others that came earlier are dropped.
+    /// Waits for an event that is `wanted`, among those that came before, too, and were neither returned nor
+    /// forgotten. Returns `None` after `limit`. Others are kept.
     ///
     /// # Errors
     /// [`QmpError`] if the connection failed.
@@ -124,14 +124,13 @@ impl Qmp {
         wanted: impl Fn(&Event) -> bool,
         limit: Duration,
     ) -> Result<Option<Event>, QmpError> {
-        let deadline = Instant::now() + limit;
+        if let Some(event) = self.take_event(&wanted) {
+            return Ok(Some(event));
+        }
+        let deadline = deadline(limit);
         loop {
-            while let Some(event) = self.events.pop_front() {
-                if wanted(&event) {
-                    return Ok(Some(event));
-                }
-            }
             match self.receive(deadline)? {
+                Some(Message::Event(event)) if wanted(&event) => return Ok(Some(event)),
                 Some(Message::Event(event)) => self.keep(event),
                 // The answer to a command that was given up.
                 Some(Message::Return { .. } | Message::Error { id: Some(_), .. }) => {}
@@ -143,15 +142,22 @@ impl Qmp {
         }
     }
 
-    /// Returns true if an event of this name is among those that would be returned by [`Self::wait_event`].
+    /// Returns the first event that is `wanted` among those that came before the last answer, without waiting.
+    pub fn take_event(&mut self, wanted: impl Fn(&Event) -> bool) -> Option<Event> {
+        let at = self.events.iter().position(wanted)?;
+        self.events.remove(at)
+    }
+
+    /// Returns true if an event of this name came and was neither returned nor forgotten.
     #[must_use]
     pub fn has_event(&self, name: &str) -> bool {
         self.events.iter().any(|event| event.name == name)
     }
 
-    /// Drops the events that came with answers so far, so that the next one waited for is a later one.
-    pub fn forget_events(&mut self) {
-        self.events.clear();
+    /// Drops the events of this name that came before the last answer, so that the next one waited for is a
+    /// later one.
+    pub fn forget_events(&mut self, name: &str) {
+        self.events.retain(|event| event.name != name);
     }
 
     fn keep(&mut self, event: Event) {
@@ -232,4 +238,11 @@ impl Qmp {
         self.is_closed = true;
         error
     }
+}
+
+/// Returns the time at which `limit` is over. One that no clock reaches is a year.
+fn deadline(limit: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or_else(|| now + YEAR)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::Bench;
+use crate::support::{Bench, signal};
 use bindery_testkit::guest::Qemu as Version;
 use bindery_vmm::qmp::{Event, QmpError};
 use bindery_vmm::{
@@ -80,6 +80,35 @@ fn a_guest_whose_state_cannot_be_written_runs_on() {
 }
 
 #[test]
+fn a_state_is_read_only_once_it_is_written() {
+    let Some(bench) = Bench::new() else { return };
+    // A `cat` that QEMU has done with long before it has written anything.
+    let slow = "#!/bin/sh\nstate=$(mktemp) && /bin/cat > $state && sleep 0.5 && /bin/cat $state; rm $state\n";
+    let (bin, states) = (bench.path("bin"), bench.path("states"));
+    std::fs::create_dir(&bin).and_then(|()| std::fs::create_dir(&states)).unwrap();
+    std::fs::write(bin.join("cat"), slow).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(bin.join("cat"), executable).unwrap();
+    for version in Version::ALL {
+        let name = format!("{version:?}");
+        let builder = bench.builder(version, "pc").memory_file(bench.memory_file(&name));
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+        let mut started = bench.spawn(builder.env("PATH", path), &name);
+        started.wait_monitor();
+        let settings = QemuSettings {
+            methods: vec![SaveMethod::IgnoreShared],
+            state_directory: Some(states.clone()),
+            ..Default::default()
+        };
+        let state = save(&mut started.connect(settings)).unwrap_or_else(|e| panic!("{e}"));
+        // The description of its sections is the end of it.
+        assert!(state.bytes.ends_with(b"}]}"), "{} bytes", state.bytes.len());
+        assert_eq!(std::fs::read_dir(&states).unwrap().count(), 0);
+        started.guest.shut_down();
+    }
+}
+
+#[test]
 fn a_guest_with_private_memory_has_no_other_way() {
     let Some(bench) = Bench::new() else { return };
     let mut started = bench.spawn(bench.builder(Version::V10, "pc"), "private");
@@ -144,7 +173,60 @@ fn a_guest_that_stands_stays_as_it_is() {
         let mut paused = Paused::begin(&mut qemu, &[]).unwrap();
         paused.save(Purpose::Checkpoint).unwrap();
         started.guest.qmp().unwrap().execute("cont", &json!({})).unwrap();
-        assert!(matches!(paused.resume().unwrap_err(), VmmError::Disturbed));
+        assert!(is_disturbed(&paused.resume().unwrap_err()));
+        // One that fails after somebody else ended it is not said to stand, and nobody waits for its start.
+        drop(qemu);
+        let settings = QemuSettings { state_bytes_max: 1000, ..Default::default() };
+        let limit = settings.answer_limit;
+        let mut qemu = started.connect(settings);
+        let mut paused = Paused::begin(&mut qemu, &[]).unwrap();
+        started.guest.qmp().unwrap().execute("cont", &json!({})).unwrap();
+        let begun = Instant::now();
+        let error = paused.save(Purpose::Checkpoint).unwrap_err();
+        assert!(
+            matches!(error, VmmError::Interrupted { guest: GuestAfter::RunsOn, .. }),
+            "{error}"
+        );
+        assert!(begun.elapsed() < limit, "{error}");
+        started.guest.shut_down();
+    }
+}
+
+fn is_disturbed(error: &VmmError) -> bool {
+    matches!(error, VmmError::Interrupted { error, guest: GuestAfter::Theirs, .. }
+        if matches!(**error, VmmError::Disturbed))
+}
+
+#[test]
+fn a_short_run_by_others_in_a_pause_is_noticed() {
+    let Some(bench) = Bench::new() else { return };
+    for version in Version::ALL {
+        let name = format!("{version:?}");
+        let builder = bench.builder(version, "pc").memory_file(bench.memory_file(&name));
+        let mut started = bench.spawn(builder, &name);
+        started.wait_monitor();
+        for method in [SaveMethod::XenSaveDevicesState, SaveMethod::IgnoreShared] {
+            // The first one leaves it paused.
+            started.guest.qmp().unwrap().execute("cont", &json!({})).unwrap();
+            let mut qemu =
+                started.connect(QemuSettings { methods: vec![method], ..Default::default() });
+            let mut paused =
+                Paused::begin(&mut qemu, &[]).unwrap_or_else(|error| panic!("{error}"));
+            for command in ["cont", "stop"] {
+                started.guest.qmp().unwrap().execute(command, &json!({})).unwrap();
+            }
+            paused.save(Purpose::Checkpoint).unwrap_or_else(|error| panic!("{error}"));
+            assert!(is_disturbed(&paused.resume().unwrap_err()), "{version:?} {method}");
+        }
+        // A migration would not leave a paused guest in that state.
+        for command in ["cont", "stop"] {
+            started.guest.qmp().unwrap().execute(command, &json!({})).unwrap();
+        }
+        let methods = vec![SaveMethod::IgnoreShared];
+        let mut qemu = started.connect(QemuSettings { methods, ..Default::default() });
+        let error = save(&mut qemu).unwrap_err();
+        assert!(matches!(error, VmmError::Obstructed(_)), "{error}");
+        assert!(error.to_string().contains("is paused"), "{error}");
         started.guest.shut_down();
     }
 }
@@ -186,12 +268,6 @@ fn a_qemu_that_ends_in_a_pause_is_an_error() {
         };
         assert!(matches!(*error, VmmError::Qmp(QmpError::Ended)), "{error}");
     }
-}
-
-/// Sends a signal to a QEMU that this test started.
-fn signal(pid: i32, name: &str) {
-    let status = std::process::Command::new("kill").args(["-s", name, &pid.to_string()]).status();
-    assert!(status.unwrap().success());
 }
 
 #[test]

@@ -3,4 +3,5 @@
 
 mod fails;
 mod moves;
+mod overlays;
 mod support;

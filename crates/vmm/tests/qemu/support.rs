@@ -27,7 +27,7 @@ pub(crate) struct Bench {
     kit: Kit,
     image: GuestImage,
     pub(crate) directory: TempDir,
-    /// Where files that are guests' memory are: QEMU 10 takes 70 ms more to load with one on a disk.
+    /// Directory of the files that are guests' memory: QEMU 10 takes 70 ms more to load with one on a disk.
     memory: TempDir,
 }
 
@@ -205,4 +205,10 @@ pub(crate) fn image_info(kit: &Kit, overlay: &Path) -> String {
         .output()
         .expect("qemu-img runs");
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Sends a signal to a QEMU that this test started.
+pub(crate) fn signal(pid: i32, name: &str) {
+    let status = std::process::Command::new("kill").args(["-s", name, &pid.to_string()]).status();
+    assert!(status.expect("kill runs").success());
 }
