@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::{Bench, signal};
+use crate::support::{Bench, is_locked, signal};
 use bindery_testkit::guest::Qemu as Version;
 use bindery_vmm::qmp::{Event, Qmp, QmpError};
 use bindery_vmm::{Overlay, Paused, Purpose, QemuSettings, Vmm, VmmError};
@@ -82,6 +82,28 @@ fn overlays_that_a_hanging_qemu_may_use_stay() {
         let guest = (0..10).find_map(|_| qemu.describe().ok()).unwrap();
         assert_eq!(guest.disks[0].image, overlays[0].path.to_str().unwrap());
         assert!(guest.is_running && overlays[0].path.exists());
+        started.guest.shut_down();
+    }
+}
+
+#[test]
+fn disks_are_let_go_of_in_a_hand_over_only() {
+    let Some(bench) = Bench::new() else { return };
+    for version in Version::ALL {
+        let disk = bench.path(&format!("{version:?}.raw"));
+        std::fs::File::create(&disk).and_then(|file| file.set_len(1 << 20)).unwrap();
+        let drive = format!("if=virtio,file={},format=raw", disk.display());
+        let builder = bench.builder(version, "pc").args(["-drive", &drive]);
+        let mut started = bench.spawn(builder, &format!("{version:?}"));
+        started.wait_monitor();
+        let mut qemu = started.connect(QemuSettings::default());
+        for (purpose, locked) in [(Purpose::Checkpoint, true), (Purpose::HandOver, false)] {
+            let mut paused = Paused::begin(&mut qemu, &[]).unwrap();
+            paused.save(purpose).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(is_locked(bench.kit(), &disk), locked, "{purpose:?}");
+            paused.resume().unwrap_or_else(|error| panic!("{error}"));
+            assert!(is_locked(bench.kit(), &disk), "{purpose:?}");
+        }
         started.guest.shut_down();
     }
 }

@@ -207,6 +207,20 @@ pub(crate) fn image_info(kit: &Kit, overlay: &Path) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Returns true if another process has a raw image of 1 MiB open for writing.
+pub(crate) fn is_locked(kit: &Kit, image: &Path) -> bool {
+    let output = std::process::Command::new(kit.qemu_img(Version::V10))
+        .env("LD_LIBRARY_PATH", kit.library_path(Version::V10))
+        .args(["resize", "-f", "raw"])
+        .arg(image)
+        .arg("1M")
+        .output()
+        .expect("qemu-img runs");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() || words.contains("lock"), "{words}");
+    !output.status.success()
+}
+
 /// Sends a signal to a QEMU that this test started.
 pub(crate) fn signal(pid: i32, name: &str) {
     let status = std::process::Command::new("kill").args(["-s", name, &pid.to_string()]).status();
