@@ -1,7 +1,8 @@
 //! Memory that is a file: made by one process, mapped by others.
 //!
-//! All files made here are close-on-exec, can never be executed, and are sealed against changing
-//! size, so that a mapping of them never raises `SIGBUS` and a reader never meets their end.
+//! All files made here are close-on-exec and can never be executed. All but those of [`create_growing`] are
+//! sealed against changing size, so that a mapping of them never raises `SIGBUS` and a reader never meets
+//! their end.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -23,6 +24,15 @@ pub fn create(name: &str, bytes: u64) -> io::Result<File> {
     ftruncate(&file, bytes)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(File::from(file))
+}
+
+/// Makes an empty memfd that grows as it is written, for output of unknown length.
+///
+/// # Errors
+/// The kernel's, when descriptors or memory are short.
+pub fn create_growing(name: &str) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL;
+    Ok(File::from(memfd_create(name, flags)?))
 }
 
 /// Whether the file is memory of `bytes` that nobody can make shorter or longer, as those made here.
@@ -79,6 +89,16 @@ pub fn reopen_read_only(file: impl AsFd) -> io::Result<File> {
     options.open(format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
+/// Opens a second description of the same file that can be written only, at offset 0. The file is not
+/// truncated.
+///
+/// # Errors
+/// The kernel's, when descriptors are short or `/proc` is not mounted.
+pub fn reopen_write_only(file: impl AsFd) -> io::Result<File> {
+    let path = format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd());
+    File::options().write(true).open(path)
+}
+
 /// Gives the memory of a range back; it reads as zeros afterwards, **in every mapping** that still
 /// shows it. Whole pages only.
 ///
@@ -126,6 +146,17 @@ mod tests {
         let mut bytes = [1; 2];
         file.read_exact_at(&mut bytes, 2 * 4096 - 1).unwrap();
         assert_eq!(bytes, [7, 0]);
+    }
+
+    #[test]
+    fn a_growing_file_has_what_its_writer_wrote() {
+        let mut file = create_growing("test").unwrap();
+        let mut writer = reopen_write_only(&file).unwrap();
+        writer.write_all(b"device state").unwrap();
+        assert!(writer.read(&mut [0]).is_err());
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, b"device state");
     }
 
     #[test]

@@ -33,6 +33,9 @@ pub const FDS_MAX_OF_KERNEL: usize = 253;
 /// allocated.
 pub const WAIT_MAX: usize = 8;
 
+/// How often [`connect_within`] looks for room in a listener's backlog.
+const BACKLOG_POLL: Duration = Duration::from_millis(2);
+
 /// Who is at the other end of a connection, as the kernel saw it when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -54,6 +57,30 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let address = address_of(path)?;
     repeat(|| connect_to(&socket, &address))?;
     Ok(socket)
+}
+
+/// Connects to the stream socket at `path` without waiting longer than `patience` for room in the
+/// listener's backlog. The socket is non-blocking.
+///
+/// # Errors
+/// Those of [`connect`]; `TimedOut` if the backlog stayed full, as that of a listener that hangs does.
+pub fn connect_within(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let (address, start) = (address_of(path)?, Instant::now());
+    loop {
+        // There is nothing to poll for: unix(7) says EAGAIN, and the socket stays unconnected.
+        match repeat(|| connect_to(&socket, &address)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = patience.saturating_sub(start.elapsed());
+                if left.is_zero() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                std::thread::sleep(left.min(BACKLOG_POLL));
+            }
+            result => return result.map(|()| socket),
+        }
+    }
 }
 
 /// Binds a stream socket to `path` and listens there, with up to `backlog` connections waiting.

@@ -196,3 +196,17 @@ fn a_peek_leaves_bytes_and_descriptors() {
     assert_eq!(received.len(), 1);
     assert_eq!(contents(received.remove(0)), "kept");
 }
+
+#[test]
+fn a_full_backlog_is_waited_for_no_longer_than_asked() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("full");
+    let listener = listen(&path, 0).unwrap();
+    let first = connect_within(&path, SOON).unwrap();
+    let error = connect_within(&path, Duration::from_millis(20)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    drop((accept(&listener).unwrap(), first));
+    connect_within(&path, SOON).unwrap();
+    let error = connect_within(&directory.path().join("none"), SOON).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+}

@@ -10,9 +10,10 @@ use std::process::Command;
 use super::{GuestError, Kit};
 
 /// The sources are part of this library so that a change of them is noticed.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     include_str!("../bin/guest_agent/main.rs"),
     include_str!("../bin/guest_agent/content.rs"),
+    include_str!("../bin/guest_agent/heartbeat.rs"),
     include_str!("../bin/guest_agent/load.rs"),
     include_str!("../bin/guest_agent/mergeable.rs"),
     include_str!("../bin/guest_agent/options.rs"),

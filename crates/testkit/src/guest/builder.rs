@@ -59,12 +59,15 @@ pub struct GuestBuilder {
     memory_mib: u32,
     pluggable_mib: u32,
     cpus: u32,
+    machine: String,
     backend: MemoryBackend,
+    memory_file: Option<PathBuf>,
     drives: Vec<Drive>,
     free_page_reporting: Option<bool>,
     launcher: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
     incoming: Option<String>,
+    kernel_arguments: String,
     arguments: Vec<OsString>,
 }
 
@@ -77,12 +80,15 @@ impl GuestBuilder {
             memory_mib: 256,
             pluggable_mib: 0,
             cpus: 1,
+            machine: "pc".to_owned(),
             backend: MemoryBackend::Anonymous,
+            memory_file: None,
             drives: Vec::new(),
             free_page_reporting: None,
             launcher: Vec::new(),
             environment: Vec::new(),
             incoming: None,
+            kernel_arguments: String::new(),
             arguments: Vec::new(),
         }
     }
@@ -108,6 +114,19 @@ impl GuestBuilder {
     /// The number of virtual CPUs; 1 unless said otherwise.
     pub const fn cpus(mut self, cpus: u32) -> Self {
         self.cpus = cpus;
+        self
+    }
+
+    /// The type of machine, with its properties; `pc` unless said otherwise.
+    pub fn machine_type(mut self, machine: impl Into<String>) -> Self {
+        self.machine = machine.into();
+        self
+    }
+
+    /// Takes the guest's memory from a file, shared, whatever else was asked for. The file is made if it is
+    /// not there.
+    pub fn memory_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.memory_file = Some(path.into());
         self
     }
 
@@ -146,6 +165,12 @@ impl GuestBuilder {
     /// source.
     pub fn incoming(mut self, uri: impl Into<String>) -> Self {
         self.incoming = Some(uri.into());
+        self
+    }
+
+    /// Adds words to the kernel's command line.
+    pub fn kernel_arguments(mut self, words: impl Into<String>) -> Self {
+        self.kernel_arguments = words.into();
         self
     }
 
@@ -198,15 +223,12 @@ impl GuestBuilder {
             more => format!(",slots=2,maxmem={}M", memory_mib + more),
         };
         command.args(["-m", &format!("{memory_mib}M{more}"), "-smp", &self.cpus.to_string()]);
-        match self.backend {
-            MemoryBackend::Anonymous => command.args(["-machine", "pc"]),
-            MemoryBackend::MemfdShared => command.args([
-                "-object",
-                &format!("memory-backend-memfd,id=ram,size={memory_mib}M,share=on"),
-                "-machine",
-                "pc,memory-backend=ram",
-            ]),
-        };
+        let backend = self.backend_object();
+        let in_backend = if backend.is_some() { ",memory-backend=ram" } else { "" };
+        if let Some(backend) = backend {
+            command.args(["-object", &backend]);
+        }
+        command.args(["-machine", &format!("{}{in_backend}", self.machine)]);
         command.arg("-kernel").arg(self.image.kernel());
         command.arg("-initrd").arg(self.image.initramfs());
         // A panic ends QEMU (-no-reboot), so that a waiting test hears of it. At boot Linux counts
@@ -216,7 +238,23 @@ impl GuestBuilder {
         // under TCG a CPU that uses a device just then, its own timer for one, finds it by an index into a
         // table that was replaced meanwhile (QEMU commit 2865bf1c5795, in Debian's 10.0.2). QEMU aborts
         // then (`iotlb_to_section`), or writes to another device, and the CPU sleeps forever.
-        command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check maxcpus=1"]);
+        let kernel = "console=ttyS0 quiet panic=-1 no_timer_check maxcpus=1";
+        command.args(["-append", &format!("{kernel} {}", self.kernel_arguments)]);
+    }
+
+    /// The backend of the guest's memory, where QEMU is told one.
+    fn backend_object(&self) -> Option<String> {
+        let bytes = format!("size={}M,share=on", self.memory_mib);
+        match (&self.memory_file, self.backend) {
+            (Some(path), _) => {
+                let path = path.display();
+                Some(format!("memory-backend-file,id=ram,mem-path={path},{bytes}"))
+            }
+            (None, MemoryBackend::MemfdShared) => {
+                Some(format!("memory-backend-memfd,id=ram,{bytes}"))
+            }
+            (None, MemoryBackend::Anonymous) => None,
+        }
     }
 
     fn connections(&self, command: &mut Command, directory: &Path) {

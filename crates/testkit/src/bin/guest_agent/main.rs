@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod content;
+mod heartbeat;
 mod load;
 mod mergeable;
 mod options;
@@ -20,6 +21,7 @@ const USAGE: &str = "\
 guest_agent serve
 guest_agent writer --dir DIR [--files N] [--file-kib N] [--rounds N] [--patches N] [--seed N] \
 [--direct 1]
+guest_agent heartbeat [--mib N] [--writes N] [--reads N] [--pause-ms N]
 guest_agent load files|compile|zeros|cpu [--mib N] [--seed N] [--seconds N]
 guest_agent mergeable [--pages N] [--seed N] [--offer 0]
 guest_agent probe [--seconds N] [--mib N] [--settle N] [--samples N]";
@@ -40,6 +42,7 @@ fn run(command: &str, mut arguments: impl Iterator<Item = String>) -> Result<(),
     match command {
         "serve" => serve::serve().map_err(|error| error.to_string()),
         "writer" => writer::run(&Options::parse(arguments)?),
+        "heartbeat" => heartbeat::run(&Options::parse(arguments)?),
         "load" => {
             let kind = arguments.next().ok_or(USAGE)?;
             load::run(&kind, &Options::parse(arguments)?)

@@ -1,0 +1,7 @@
+//! Real guests under unmodified QEMUs.
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
+
+mod fails;
+mod moves;
+mod overlays;
+mod support;
