@@ -1,0 +1,8 @@
+//! What checkpoints there are: records in the root, and what they come to.
+
+mod contents;
+mod record;
+
+pub(crate) use contents::{Contents, DomainNumber};
+pub use record::{CheckpointId, CheckpointSummary};
+pub(crate) use record::{DomainEntry, Protection, Record, encode_change, split_change};

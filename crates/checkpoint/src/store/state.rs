@@ -1,0 +1,83 @@
+//! What changes while a store is open.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::slice::from_ref;
+use std::sync::{Arc, RwLock};
+
+use bindery_pool::ObjectId;
+
+use crate::catalogue::{CheckpointId, Contents, DomainNumber, Record, encode_change};
+use crate::domain_keys::DomainKeys;
+use crate::error::CheckpointError;
+use crate::known::KnownPages;
+use crate::name::Name;
+use crate::root::Root;
+
+/// Known pages of a domain; none until the digests of its packs were read.
+///
+/// Whoever holds this may lock the state; whoever has locked the state may lock this only if nobody writes a
+/// checkpoint of the domain.
+pub(crate) type SharedKnownPages = Arc<RwLock<Option<KnownPages>>>;
+
+/// Names of a checkpoint in the pool.
+pub(crate) type FullName = (DomainNumber, Name, Name);
+
+/// What changes while a store is open.
+pub(crate) struct State {
+    root: Root,
+    pub(crate) contents: Contents,
+    /// Keys of the domains that were opened.
+    pub(super) keys: HashMap<DomainNumber, Arc<DomainKeys>>,
+    known: HashMap<DomainNumber, SharedKnownPages>,
+    /// Number of checkpoints that are being written, by domain: packs of these are not deleted.
+    writers: HashMap<DomainNumber, usize>,
+    /// Domains in which a checkpoint was deleted while others were written.
+    pub(super) unswept: BTreeSet<DomainNumber>,
+    /// Names of checkpoints that are being written.
+    pub(super) reserved: HashSet<FullName>,
+    /// Packs that manifests name, as far as they were read.
+    pub(super) pack_lists: HashMap<CheckpointId, Arc<[ObjectId]>>,
+}
+
+impl State {
+    pub(super) fn new(root: Root, contents: Contents) -> Self {
+        Self {
+            root,
+            contents,
+            keys: HashMap::new(),
+            known: HashMap::new(),
+            writers: HashMap::new(),
+            unswept: BTreeSet::new(),
+            reserved: HashSet::new(),
+            pack_lists: HashMap::new(),
+        }
+    }
+
+    /// Makes changes durable, all of them or none, and takes them in. Blocks for a sync.
+    pub(super) fn commit(&mut self, records: Vec<Record>) -> Result<(), CheckpointError> {
+        let contents = &self.contents;
+        let live = || contents.records().iter().map(|it| encode_change(from_ref(it))).collect();
+        self.root.append(&encode_change(&records), live)?;
+        let mut apply = |record| self.contents.apply(record);
+        records.into_iter().try_for_each(&mut apply).map_err(CheckpointError::Contradiction)
+    }
+
+    pub(super) fn known(&mut self, domain: DomainNumber) -> SharedKnownPages {
+        Arc::clone(self.known.entry(domain).or_default())
+    }
+
+    pub(super) fn begin_writing(&mut self, domain: DomainNumber) {
+        *self.writers.entry(domain).or_default() += 1;
+    }
+
+    /// Returns true if nobody writes a checkpoint of the domain any more.
+    pub(super) fn end_writing(&mut self, domain: DomainNumber) -> bool {
+        let writers = self.writers.get_mut(&domain).expect("whoever ends has begun");
+        *writers -= 1;
+        *writers == 0
+    }
+
+    pub(super) fn is_written(&self, domain: DomainNumber) -> bool {
+        self.writers.get(&domain).is_some_and(|writers| *writers > 0)
+    }
+}
