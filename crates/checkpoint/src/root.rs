@@ -24,6 +24,8 @@ pub(crate) struct Root {
     id: u128,
     /// Records of other clients, as they are.
     others: Vec<Vec<u8>>,
+    /// True once a device has failed: nobody knows what the root holds until it is opened again.
+    has_failed: bool,
 }
 
 impl Root {
@@ -43,12 +45,13 @@ impl Root {
         let (ours, others): (Vec<_>, Vec<_>) =
             records.partition(|record| record.first() == Some(&CLIENT));
         let ours = ours.into_iter().map(|record| record[1..].to_vec()).collect();
-        Ok((Self { mdc, id, others }, ours))
+        Ok((Self { mdc, id, others, has_failed: false }, ours))
     }
 
     /// Writes the first record of a root that has none: it is new, or a crash came before this one.
     fn begin(mdc: OpenMdc) -> Result<(Self, Vec<Vec<u8>>), CheckpointError> {
-        let mut root = Self { mdc, id: u128::from_le_bytes(random()?), others: Vec::new() };
+        let id = u128::from_le_bytes(random()?);
+        let mut root = Self { mdc, id, others: Vec::new(), has_failed: false };
         root.mdc.append(&encode_first(root.id))?;
         root.mdc.sync()?;
         Ok((root, Vec::new()))
@@ -59,40 +62,40 @@ impl Root {
         self.id
     }
 
-    /// Makes a record durable. Where it does not fit, the records that `live` gives take the place of all that
-    /// were appended before. Blocks for a sync.
+    /// Makes a record durable. Where it does not fit, the records that `live` gives, which come to the same
+    /// with it, take the place of all. Blocks for a sync.
     pub(crate) fn append(
         &mut self,
         record: &[u8],
-        live: impl FnOnce() -> Vec<Vec<u8>>,
+        live: impl FnOnce() -> Result<Vec<Vec<u8>>, CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let record = [&[CLIENT], record].concat();
-        match self.mdc.append(&record) {
-            Err(WriteError::Full { .. }) => {
-                self.compact(&live())?;
-                self.mdc.append(&record).map_err(full)?;
-            }
-            appended => appended?,
+        if self.has_failed {
+            return Err(WriteError::Failed(self.mdc.id()).into());
         }
-        Ok(self.mdc.sync()?)
+        let appended = match self.mdc.append(&[&[CLIENT], record].concat()) {
+            Err(WriteError::Full { .. }) => self.compact(&live()?),
+            Err(error) => Err(error),
+            Ok(()) => self.mdc.sync(),
+        };
+        self.has_failed = appended.as_ref().is_err_and(|error| !is_full(error));
+        appended.map_err(|error| match error {
+            WriteError::Full { .. } => CheckpointError::RootFull(error),
+            error => error.into(),
+        })
     }
 
-    fn compact(&mut self, live: &[Vec<u8>]) -> Result<(), CheckpointError> {
+    fn compact(&mut self, live: &[Vec<u8>]) -> Result<(), WriteError> {
         let (first, others) = (encode_first(self.id), &self.others);
-        let compacted = self.mdc.compact::<WriteError>(|compaction| {
+        self.mdc.compact(|compaction| {
             compaction.append(&first)?;
             others.iter().try_for_each(|record| compaction.append(record))?;
             live.iter().try_for_each(|record| compaction.append(&[&[CLIENT], &record[..]].concat()))
-        });
-        compacted.map_err(full)
+        })
     }
 }
 
-fn full(error: WriteError) -> CheckpointError {
-    match error {
-        WriteError::Full { .. } => CheckpointError::RootFull(error),
-        error => error.into(),
-    }
+const fn is_full(error: &WriteError) -> bool {
+    matches!(error, WriteError::Full { .. })
 }
 
 fn encode_first(id: u128) -> Vec<u8> {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bindery_pool::ObjectId;
 
 use super::record::{CheckpointId, CheckpointSummary, DomainEntry, Record};
+use crate::error::CheckpointError;
 use crate::name::Name;
 
 /// Number of a domain in a pool.
@@ -12,7 +13,7 @@ use crate::name::Name;
 pub(crate) struct DomainNumber(pub(crate) u32);
 
 /// Domains, checkpoints and packs that there are.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Contents {
     domains: Vec<DomainEntry>,
     checkpoints: BTreeMap<CheckpointId, (DomainNumber, CheckpointSummary)>,
@@ -74,7 +75,7 @@ impl Contents {
     ///
     /// # Errors
     /// A description of the contradiction, if it cannot follow what there is.
-    pub(crate) fn apply(&mut self, record: Record) -> Result<(), &'static str> {
+    fn apply(&mut self, record: Record) -> Result<(), &'static str> {
         match record {
             Record::Domain(entry) => self.add_domain(entry),
             Record::Checkpoint { domain, summary, packs } => {
@@ -107,6 +108,12 @@ impl Contents {
                 Ok(())
             }
         }
+    }
+
+    /// Takes the records of a change in.
+    pub(crate) fn apply_all(&mut self, records: Vec<Record>) -> Result<(), CheckpointError> {
+        let mut records = records.into_iter();
+        records.try_for_each(|it| self.apply(it)).map_err(CheckpointError::Contradiction)
     }
 
     fn add_domain(&mut self, entry: DomainEntry) -> Result<(), &'static str> {

@@ -15,3 +15,6 @@ pub use group::PageEncoding;
 pub(crate) use group::{GroupCompressor, decompress};
 pub(crate) use reader::PackReader;
 pub(crate) use writer::PackWriter;
+
+#[cfg(test)]
+mod tests;

@@ -198,7 +198,10 @@ impl CheckpointWriter {
             self.check(block, run.first, run.count.into())?;
             for piece in run.pieces(READ_PAGES) {
                 bytes.resize(piece.count as usize * PAGE_BYTES, 0);
-                read(piece, &mut bytes).map_err(CheckpointError::Memory)?;
+                if let Err(error) = read(piece, &mut bytes) {
+                    self.has_failed = true;
+                    return Err(CheckpointError::Memory(error));
+                }
                 self.put(block, piece.first, &bytes)?;
             }
         }

@@ -26,8 +26,7 @@ impl Store {
         for change in &records {
             for record in split_change(change).map_err(CheckpointError::Record)? {
                 let record = Record::decode(record, |number| contents.domain_name(number).cloned());
-                let record = record.map_err(CheckpointError::Record)?;
-                contents.apply(record).map_err(CheckpointError::Contradiction)?;
+                contents.apply_all(vec![record.map_err(CheckpointError::Record)?])?;
             }
         }
         let id = root.id();

@@ -56,10 +56,14 @@ impl State {
     /// Makes changes durable, all of them or none, and takes them in. Blocks for a sync.
     pub(super) fn commit(&mut self, records: Vec<Record>) -> Result<(), CheckpointError> {
         let contents = &self.contents;
-        let live = || contents.records().iter().map(|it| encode_change(from_ref(it))).collect();
+        // Smaller than before where something is deleted: that a full root takes.
+        let live = || {
+            let mut next = contents.clone();
+            next.apply_all(records.clone())?;
+            Ok(next.records().iter().map(|record| encode_change(from_ref(record))).collect())
+        };
         self.root.append(&encode_change(&records), live)?;
-        let mut apply = |record| self.contents.apply(record);
-        records.into_iter().try_for_each(&mut apply).map_err(CheckpointError::Contradiction)
+        self.contents.apply_all(records)
     }
 
     pub(super) fn known(&mut self, domain: DomainNumber) -> SharedKnownPages {
