@@ -45,6 +45,12 @@ pub enum FormatError {
         /// Structure that is sealed.
         what: &'static str,
     },
+    /// The structure is not encrypted, and a key was given.
+    #[error("its {what} is not encrypted, though there is a key: somebody else wrote it")]
+    NotSealed {
+        /// Structure that is not sealed.
+        what: &'static str,
+    },
     /// Checksummed, and yet impossible.
     #[error("its {what} is impossible: {why}")]
     Impossible {

@@ -147,6 +147,24 @@ impl ObjectCipher {
         Self { id, key }
     }
 
+    /// Returns the cipher of an object that is read. One that is not encrypted is refused where a key is
+    /// given: whoever put it there did not have the key.
+    ///
+    /// # Errors
+    /// [`FormatError::NoKey`], [`FormatError::NotSealed`], with `what`.
+    pub(crate) fn reading(
+        what: &'static str,
+        id: u128,
+        is_sealed: bool,
+        key: Option<&SecretKey>,
+    ) -> Result<Self, FormatError> {
+        match (is_sealed, key) {
+            (true, None) => Err(FormatError::NoKey { what }),
+            (false, Some(_)) => Err(FormatError::NotSealed { what }),
+            _ => Ok(Self::new(id, key)),
+        }
+    }
+
     pub(crate) const fn is_sealed(&self) -> bool {
         self.key.is_some()
     }

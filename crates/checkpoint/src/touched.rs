@@ -60,10 +60,7 @@ pub fn decode_touched(
     if body.len() as u64 != body_bytes {
         return Err(FormatError::Short { what: WHAT });
     }
-    if head.is_sealed && key.is_none() {
-        return Err(FormatError::NoKey { what: WHAT });
-    }
-    let cipher = ObjectCipher::new(head.id, key.filter(|_| head.is_sealed));
+    let cipher = ObjectCipher::reading(WHAT, head.id, head.is_sealed, key)?;
     cipher.open(WHAT, (0, b""), &check, &mut body)?;
     decode_runs(&body)
 }
@@ -107,6 +104,8 @@ mod tests {
             let bytes = encode_touched(&runs, (1, 2), key.as_ref());
             prop_assert_eq!(decode_touched(&bytes, key.as_ref()), Ok(runs));
             prop_assert_eq!(decode_touched(&bytes, None).is_err(), sealed);
+            let other = SecretKey::from_bytes([1; 32]);
+            prop_assert!(decode_touched(&bytes, Some(&other)).is_err());
         }
     }
 }

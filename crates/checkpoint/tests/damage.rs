@@ -154,7 +154,7 @@ fn every_bit_of_a_manifest_is_covered() {
         let bytes = manifest.encode(1, 2, key);
         assert_eq!(Manifest::decode(&bytes, key).unwrap(), manifest);
         let other = SecretKey::from_bytes([2; 32]);
-        assert_eq!(Manifest::decode(&bytes, Some(&other)).is_err(), key.is_some());
+        Manifest::decode(&bytes, Some(&other)).unwrap_err();
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1 << (at % 8);

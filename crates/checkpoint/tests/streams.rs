@@ -124,6 +124,9 @@ fn a_stream_that_is_not_whole_leaves_nothing() {
     let other = SecretKey::from_bytes([5; 32]);
     let wrong = target.import(&mut &bytes[..], &options("web", Some(&other))).unwrap_err();
     assert!(matches!(wrong, CheckpointError::Import(FormatError::Sealed { .. })));
+    let plain = export(&source, None);
+    let forged = target.import(&mut &plain[..], &options("web", Some(&key))).unwrap_err();
+    assert!(matches!(forged, CheckpointError::Import(FormatError::NotSealed { .. })));
 }
 
 /// Chunks that are whole, and in another order, or missing.

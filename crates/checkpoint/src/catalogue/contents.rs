@@ -1,6 +1,6 @@
 //! What the records come to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use bindery_pool::ObjectId;
 
@@ -63,12 +63,10 @@ impl Contents {
         packs.map(|(pack, _)| *pack).collect()
     }
 
-    /// Returns true if a checkpoint, or the catalogue, names the object.
-    pub(crate) fn names(&self, object: ObjectId) -> bool {
-        self.packs.contains_key(&object)
-            || self
-                .checkpoints()
-                .any(|(_, summary)| summary.manifest == object || summary.touched == Some(object))
+    /// Returns all objects that are named: packs, manifests, records of touched pages.
+    pub(crate) fn named(&self) -> HashSet<ObjectId> {
+        let own = self.checkpoints().flat_map(|(_, it)| [Some(it.manifest), it.touched]);
+        self.packs.keys().copied().chain(own.flatten()).collect()
     }
 
     /// Takes a record in.

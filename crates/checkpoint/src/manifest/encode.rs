@@ -74,10 +74,7 @@ impl Manifest {
         let body_bytes = usize::try_from(head.body_bytes);
         let body = fields.bytes(body_bytes.map_err(|_| FormatError::Short { what: WHAT })?)?;
         fields.end()?;
-        if head.object.is_sealed && key.is_none() {
-            return Err(FormatError::NoKey { what: WHAT });
-        }
-        let cipher = ObjectCipher::new(head.object.id, key.filter(|_| head.object.is_sealed));
+        let cipher = ObjectCipher::reading(WHAT, head.object.id, head.object.is_sealed, key)?;
         let mut body = body.to_vec();
         cipher.open(WHAT, (0, &head.bound()), &head.check, &mut body)?;
         Self::decode_body(&body, packs)

@@ -54,16 +54,13 @@ impl PackReader {
             return Ok(loaded);
         }
         let head = self.head()?;
-        if head.is_sealed && key.is_none() {
-            return Err(FormatError::NoKey { what: "pack" }.into());
-        }
+        let cipher = ObjectCipher::reading("pack", head.id, head.is_sealed, key)?;
         let tail = self.tail(&head)?;
         let table = read_range(&*self.object, tail.table_at, tail.table_bytes())?;
         if crc32c([&table]) != tail.table_checksum {
             return Err(FormatError::Checksum { what: "table of groups" }.into());
         }
         let groups = Groups::decode(&table, (HEAD_BYTES as u64, tail.table_at), tail.pages)?;
-        let cipher = ObjectCipher::new(head.id, key.filter(|_| head.is_sealed));
         Ok(self.loaded.get_or_init(|| LoadedPack { cipher, groups }))
     }
 

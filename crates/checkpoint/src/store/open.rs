@@ -53,11 +53,12 @@ fn forget_packs_of_empty_domains(state: &mut State) -> Result<(), CheckpointErro
 
 /// Deletes objects of this store that the catalogue does not name. Returns their number.
 fn collect(pool: &Pool, store: u128, contents: &Contents) -> Result<u64, CheckpointError> {
+    let named = contents.named();
     let mut collected = 0;
     for entry in pool.list() {
         let is_mblock = matches!(entry, ObjectEntry::Mblock(_) | ObjectEntry::Archived(_));
         let id = entry.id();
-        if !is_mblock || contents.names(id) {
+        if !is_mblock || named.contains(&id) {
             continue;
         }
         match is_ours(pool, id, store) {

@@ -24,7 +24,7 @@ const CHUNK: &str = "chunk";
 pub struct ImportOptions {
     /// Domain that the checkpoint is to be of; it must be there.
     pub domain: Name,
-    /// Key that the stream was encrypted with.
+    /// Key that the stream was encrypted with; with one, a stream that is not encrypted is refused.
     pub key: Option<SecretKey>,
     /// Name of the guest; none keeps that of the stream.
     pub guest: Option<Name>,
@@ -115,10 +115,8 @@ impl<'a> Chunks<'a> {
         let mut bytes = [0; STREAM_HEAD_BYTES];
         fill(from, WHAT, &mut bytes)?;
         let head = StreamHead::decode(&bytes).map_err(CheckpointError::Import)?;
-        if head.is_sealed && key.is_none() {
-            return Err(CheckpointError::Import(FormatError::NoKey { what: WHAT }));
-        }
-        let cipher = ObjectCipher::new(head.id, key.filter(|_| head.is_sealed));
+        let cipher = ObjectCipher::reading(WHAT, head.id, head.is_sealed, key);
+        let cipher = cipher.map_err(CheckpointError::Import)?;
         Ok(Self { from, cipher, read: 0, pages: 0, end: (0, 0) })
     }
 
