@@ -14,8 +14,8 @@ use crate::simulated::Machine;
 /// Length of the device of the pool that streams are imported into, in bytes.
 const DEVICE_BYTES: u64 = 8 << 20;
 
-/// What an import takes beside what its stream has, in bytes: a chunk as it was, a pack with its writes, and
-/// a copy of what the simulated device was given.
+/// Memory of an import beside its stream, in bytes: a chunk, a pack with its writes, and the simulated device's
+/// copy of them.
 const IMPORT_BYTES: usize = 24 << 20;
 
 /// Start of the fields of a manifest in its head, in bytes.

@@ -1,4 +1,4 @@
-//! What can go wrong with checkpoints.
+//! Errors of checkpoints.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use crate::seal::KeyError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// There is no such checkpoint.
+    /// No checkpoint has that name or number.
     #[error("there is no checkpoint {0}: list them")]
     NoCheckpoint(String),
     /// The name is taken.
@@ -32,7 +32,7 @@ pub enum CheckpointError {
     /// The text is no name.
     #[error(transparent)]
     Name(#[from] BadName),
-    /// There is no such domain.
+    /// No domain has that name.
     #[error("domain {0} has no checkpoints in this pool")]
     NoDomain(Name),
     /// The domain is encrypted, and no key was given.
@@ -129,7 +129,7 @@ pub enum CheckpointError {
     /// The stream is damaged, cut off, or none.
     #[error("the stream is no whole export: {0}; nothing of it was imported")]
     Import(#[source] FormatError),
-    /// There is no key.
+    /// A key file cannot be used, or no key can be drawn.
     #[error(transparent)]
     Key(#[from] KeyError),
     /// The thread that commits could not be started.

@@ -1,4 +1,4 @@
-//! Checkpoints of guests: memory, device state and what else a guest is, kept in a pool and read back.
+//! Checkpoints of guests: memory, device state and a description, kept in a pool and read back.
 //!
 //! A **checkpoint** is a *manifest* and the *packs* that it names. A **pack** is an immutable object of
 //! the pool that holds pages in the order in which they were put, each in a *group* with a checksum or a

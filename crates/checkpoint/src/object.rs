@@ -18,7 +18,7 @@ pub(crate) const HEAD_BYTES: usize = BLOCK_BYTES;
 /// Start of the fields of one kind of object in its head.
 pub(crate) const KIND_FIELDS_AT: usize = 64;
 
-/// Bytes that are read at once.
+/// Most bytes that are read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
 
 const MAGIC: &[u8; 8] = b"BndrCkpt";

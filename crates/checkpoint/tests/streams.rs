@@ -4,6 +4,7 @@
 mod common;
 
 use std::io::{self, Read, Write};
+use std::ops::Range;
 
 use bindery_checkpoint::{
     CheckpointError, ExportOptions, FormatError, ImportOptions, PageEncoding, SecretKey, Store,
@@ -136,7 +137,7 @@ fn chunks_in_another_order_are_refused() {
     let source = store(&rig, "web", None);
     checkpoint(&source, ("web", "one", "a"), &memory(), PageEncoding::Raw).unwrap();
     let bytes = export(&source, None);
-    let mut chunks = vec![0..64];
+    let mut chunks: Vec<Range<usize>> = std::iter::once(0..64).collect();
     while chunks.last().unwrap().end < bytes.len() {
         let at = chunks.last().unwrap().end;
         let stored = u32::from_le_bytes(bytes[at + 16..at + 20].try_into().unwrap()) as usize;
@@ -150,7 +151,8 @@ fn chunks_in_another_order_are_refused() {
         missing.remove(at);
         for order in [swapped, missing] {
             let stream: Vec<u8> = order.into_iter().flat_map(|it| bytes[it].to_vec()).collect();
-            let refused = source.import(&mut &stream[..], &options("web", None)).unwrap_err();
+            let renamed = ImportOptions { name: Some(name("b")), ..options("web", None) };
+            let refused = source.import(&mut &stream[..], &renamed).unwrap_err();
             assert!(matches!(refused, CheckpointError::Import(_)), "{refused}");
         }
     }
@@ -182,6 +184,7 @@ fn errors_of_the_other_end_are_given_on() {
     let written = source.export(made.id, &mut Failing, &ExportOptions::default());
     assert!(matches!(written, Err(CheckpointError::Export(_))));
     let bytes = export(&source, None);
-    let read = source.import(&mut (&bytes[..900]).chain(Failing), &options("web", None));
+    let renamed = ImportOptions { name: Some(name("b")), ..options("web", None) };
+    let read = source.import(&mut (&bytes[..900]).chain(Failing), &renamed);
     assert!(matches!(read, Err(CheckpointError::Stream(_))));
 }

@@ -1,4 +1,4 @@
-//! What the records come to.
+//! Contents of the catalogue: the sum of its records.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

@@ -1,4 +1,4 @@
-//! What checkpoints there are: records in the root, and what they come to.
+//! Catalogue of checkpoints: records in the root, and their sum.
 
 mod contents;
 mod record;

@@ -62,7 +62,7 @@ impl fmt::Display for CheckpointSummary {
 /// Protection of a domain's pages.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Protection {
-    /// None: the secret of the digests stands here.
+    /// No encryption: the secret of the digests stands here.
     Plain { secret: [u8; SECRET_BYTES] },
     /// A key file. `check` is derived from it and from `salt`, as the secret of the digests is.
     Key { salt: [u8; 32], check: [u8; 32] },

@@ -1,4 +1,4 @@
-//! What a guest was when its checkpoint was made, beside its memory.
+//! Description of a guest, beside its memory.
 
 use bindery_units::PAGE_BYTES;
 
@@ -52,7 +52,7 @@ pub struct Vmm {
     pub arguments: Vec<Vec<u8>>,
 }
 
-/// What a guest was when its checkpoint was made, beside its memory.
+/// Description of a guest as it was when its checkpoint was made, beside its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     /// Name of the guest.

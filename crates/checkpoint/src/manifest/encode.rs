@@ -19,7 +19,7 @@ pub(crate) const PACKS_AT: usize = HEAD_BYTES;
 /// A checkpoint: what the guest was, and the place of each of its pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// What the guest was, beside its memory.
+    /// Description of the guest, beside its memory.
     pub description: Description,
     /// Objects of the pool that hold its pages. Each is named by a run, and in the order of the first that does.
     pub packs: Vec<ObjectId>,

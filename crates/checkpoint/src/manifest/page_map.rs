@@ -113,7 +113,7 @@ impl PageMap {
     }
 }
 
-/// Where the last run ended.
+/// End of the last run: behind its last page, in the block and in its pack.
 #[derive(Clone, Copy, Default)]
 struct Ended {
     page: u32,

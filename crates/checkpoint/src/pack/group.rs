@@ -23,7 +23,7 @@ const WHAT: &str = "table of groups";
 /// Way in which pages are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageEncoding {
-    /// As they are, each aligned to a page: written at the speed of the device, and mapped to restore.
+    /// Stored as they are, each aligned to a page: written at the speed of the device, and mapped to restore.
     #[default]
     Raw,
     /// Compressed with zstd, up to 16 pages together, where that saves an eighth; others as with `Raw`.

@@ -24,7 +24,7 @@ const READ_PAGES: u32 = 256;
 /// A checkpoint that is to be written.
 #[derive(Clone, Debug)]
 pub struct NewCheckpoint {
-    /// What the guest is, beside its memory.
+    /// Description of the guest, beside its memory.
     pub description: Description,
     /// Checkpoint of which every page counts that is not put, in the blocks that it has by the same name.
     /// Without one, such pages are zero.
@@ -45,10 +45,10 @@ pub struct CheckpointWriter {
     pub(super) known: SharedKnownPages,
     /// Pages that this checkpoint stores.
     pub(super) own: KnownPages,
-    /// Of each block.
+    /// Pages that were put, of each block.
     pub(super) overlays: Vec<Overlay>,
     pack: Option<PackWriter>,
-    /// There until it is finished.
+    /// Thread that commits; none once all objects were handed in.
     pub(super) committer: Option<Committer>,
     pub(super) new_packs: Vec<ObjectId>,
     /// Objects that are committed, once nothing more is handed in.

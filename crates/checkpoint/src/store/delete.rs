@@ -13,7 +13,7 @@ use crate::error::{CheckpointError, PackError};
 use crate::manifest::{ManifestHead, PACKS_AT};
 use crate::object::{HEAD_BYTES, read_range};
 
-/// What the deletion of a checkpoint did.
+/// Result of the deletion of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deleted {
     /// Number of objects that were deleted: the manifest, and packs that no other manifest names.

@@ -51,7 +51,7 @@ pub struct Store {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What a store shares with those who write and read checkpoints of it.
+/// Part of a store that its writers share.
 pub(crate) struct Shared {
     pub(crate) pool: Arc<Pool>,
     pub(crate) options: StoreOptions,

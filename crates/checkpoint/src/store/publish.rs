@@ -117,7 +117,7 @@ impl CheckpointWriter {
         Ok(summary)
     }
 
-    /// Has others find the pages that it stored.
+    /// Adds the pages that it stored to those that the domain knows.
     fn make_known(&mut self) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = known.as_mut() {

@@ -1,4 +1,4 @@
-//! What changes while a store is open.
+//! State of an open store.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::slice::from_ref;
@@ -22,7 +22,7 @@ pub(crate) type SharedKnownPages = Arc<RwLock<Option<KnownPages>>>;
 /// Names of a checkpoint in the pool.
 pub(crate) type FullName = (DomainNumber, Name, Name);
 
-/// What changes while a store is open.
+/// State of an open store: its root, and what is derived from that.
 pub(crate) struct State {
     root: Root,
     pub(crate) contents: Contents,

@@ -22,18 +22,18 @@ pub struct DamagedRun {
     pub block: String,
     /// Pages of the block.
     pub pages: PageRange,
-    /// Why the first of them cannot be read.
+    /// Error of the first of them.
     pub why: String,
 }
 
-/// What the verification of a checkpoint found.
+/// Result of the verification of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
     /// Number of stored pages that were read.
     pub pages: u64,
     /// Pages that cannot be read.
     pub damaged: Vec<DamagedRun>,
-    /// Why the record of touched pages cannot be read, if it cannot; the checkpoint is whole without it.
+    /// Error of the record of touched pages, if it cannot be read; the checkpoint is whole without it.
     pub touched: Option<String>,
 }
 

@@ -19,7 +19,7 @@ pub struct ExportOptions {
     pub key: Option<SecretKey>,
 }
 
-/// What was exported.
+/// Size of an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exported {
     /// Number of pages that are not zero.
