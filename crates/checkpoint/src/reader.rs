@@ -138,32 +138,21 @@ impl CheckpointReader {
         run: PlacedRun,
         into: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let mut done = 0;
+        let (mut done, mut at_once) = (0, into.len());
         while done < run.pages.count {
             let rest = &mut into[done as usize * PAGE_BYTES..];
-            let page = PageIndex(run.pages.first.0 + done);
-            let place = run.place + done;
-            done += match self.read_some(run.pack, place, rest) {
-                Ok(pages) => pages,
-                // One page of many: it is found, and named.
-                Err(_) if rest.len() > PAGE_BYTES => {
-                    self.read_page(block, run.pack, (page, place), &mut rest[..PAGE_BYTES])?
+            let length = rest.len().min(at_once);
+            match self.read_some(run.pack, run.place + done, &mut rest[..length]) {
+                Ok(pages) => done += pages,
+                // One page of many: page by page it is found, and named.
+                Err(_) if length > PAGE_BYTES => at_once = PAGE_BYTES,
+                Err(source) => {
+                    let page = PageIndex(run.pages.first.0 + done);
+                    return Err(self.page_error(block, page, source));
                 }
-                Err(source) => return Err(self.page_error(block, page, source)),
-            };
+            }
         }
         Ok(())
-    }
-
-    fn read_page(
-        &self,
-        block: usize,
-        pack: u32,
-        (page, place): (PageIndex, u32),
-        into: &mut [u8],
-    ) -> Result<u32, CheckpointError> {
-        let read = self.read_some(pack, place, into);
-        read.map_err(|source| self.page_error(block, page, source))
     }
 
     /// Reads pages of a pack, as many as it gives at once. Returns how many.
