@@ -7,9 +7,16 @@ use crate::format_error::FormatError;
 use crate::name::Name;
 
 const WHAT: &str = "description";
+const LONG_LIST: &str = "it has more than 65,535 arguments, memory blocks or disks";
 
 /// Most pages of a memory block: page indices have 32 bits.
 pub(crate) const BLOCK_PAGES_MAX: u64 = u32::MAX as u64;
+
+/// Most bytes of a description: an import holds it in memory before anything is verified.
+pub(crate) const DESCRIPTION_BYTES_MAX: usize = 64 << 20;
+
+/// Most arguments, memory blocks or disks.
+const LIST_MAX: usize = u16::MAX as usize;
 
 /// A memory block of a guest, as its VMM names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +87,22 @@ impl Description {
         self.blocks.iter().map(MemoryBlock::pages).sum()
     }
 
+    /// Refuses a description that no checkpoint can have, or that could not be imported again.
+    ///
+    /// # Errors
+    /// [`FormatError::Impossible`].
+    pub(crate) fn check(&self) -> Result<(), FormatError> {
+        check_blocks(&self.blocks)?;
+        if self.vmm.arguments.len().max(self.disks.len()) > LIST_MAX {
+            return Err(FormatError::impossible(WHAT, LONG_LIST));
+        }
+        if self.encode().len() > DESCRIPTION_BYTES_MAX {
+            let why = "it is longer than 64 MiB, with the device state";
+            return Err(FormatError::impossible(WHAT, why));
+        }
+        Ok(())
+    }
+
     /// Encodes it; `docs/formats/checkpoint.md` says how.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -138,10 +161,7 @@ impl Description {
 }
 
 /// Refuses memory blocks that no checkpoint can have.
-///
-/// # Errors
-/// [`FormatError::Impossible`].
-pub(crate) fn check_blocks(blocks: &[MemoryBlock]) -> Result<(), FormatError> {
+fn check_blocks(blocks: &[MemoryBlock]) -> Result<(), FormatError> {
     let is_possible = |block: &MemoryBlock| {
         block.bytes.is_multiple_of(PAGE_BYTES as u64) && block.pages() <= BLOCK_PAGES_MAX
     };
@@ -149,8 +169,8 @@ pub(crate) fn check_blocks(blocks: &[MemoryBlock]) -> Result<(), FormatError> {
         let why = "a memory block is no whole number of pages, or has more than 2^32 - 1";
         return Err(FormatError::impossible(WHAT, why));
     }
-    if blocks.len() > usize::from(u16::MAX) {
-        return Err(FormatError::impossible(WHAT, "it has more than 65,535 memory blocks"));
+    if blocks.len() > LIST_MAX {
+        return Err(FormatError::impossible(WHAT, LONG_LIST));
     }
     let mut names: Vec<&str> = blocks.iter().map(|block| &*block.name).collect();
     names.sort_unstable();
@@ -170,6 +190,9 @@ fn take_all<T>(
     mut take: impl FnMut(&mut Fields<'_>) -> Result<T, FormatError>,
 ) -> Result<Vec<T>, FormatError> {
     let count = fields.count(least_bytes)?;
+    if count > LIST_MAX {
+        return Err(FormatError::impossible(WHAT, LONG_LIST));
+    }
     (0..count).map(|_| take(fields)).collect()
 }
 
@@ -183,4 +206,41 @@ fn take_block(fields: &mut Fields<'_>) -> Result<MemoryBlock, FormatError> {
 
 fn take_disk(fields: &mut Fields<'_>) -> Result<Disk, FormatError> {
     Ok(Disk { device: fields.text()?, path: fields.counted()?.to_vec(), format: fields.text()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn description() -> Description {
+        let name = |text: &str| text.parse().unwrap();
+        Description {
+            guest: name("one"),
+            name: name("a"),
+            domain: name("web"),
+            time_ns: 7,
+            vmm: Vmm::default(),
+            blocks: Vec::new(),
+            disks: Vec::new(),
+            device_state: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_imported_is_refused() {
+        let mut largest = description();
+        let rest = largest.encode().len();
+        largest.device_state = vec![1; DESCRIPTION_BYTES_MAX - rest];
+        largest.check().unwrap();
+        largest.device_state.push(1);
+        largest.check().unwrap_err();
+
+        let mut listed = description();
+        listed.vmm.arguments = vec![Vec::new(); LIST_MAX];
+        listed.check().unwrap();
+        assert_eq!(Description::decode(&listed.encode()), Ok(listed.clone()));
+        listed.vmm.arguments.push(Vec::new());
+        listed.check().unwrap_err();
+        Description::decode(&listed.encode()).unwrap_err();
+    }
 }

@@ -9,6 +9,6 @@ pub use description::{Description, Disk, MemoryBlock, Vmm};
 pub use encode::Manifest;
 pub use page_map::{PageMap, PlacedRun};
 
-pub(crate) use description::{check_blocks, take_name};
+pub(crate) use description::{DESCRIPTION_BYTES_MAX, take_name};
 pub(crate) use encode::{ManifestHead, PACKS_AT};
 pub(crate) use overlay::{Overlay, PagePlace};

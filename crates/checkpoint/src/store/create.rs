@@ -12,7 +12,7 @@ use crate::catalogue::{CheckpointId, DomainNumber};
 use crate::domain_keys::DomainKeys;
 use crate::error::CheckpointError;
 use crate::known::KnownPages;
-use crate::manifest::{Description, Disk, Manifest, Overlay, PagePlace, check_blocks};
+use crate::manifest::{Description, Disk, Manifest, Overlay, PagePlace};
 use crate::pack::{PackReader, PackWriter, PageEncoding};
 
 /// Room of the first pack of a checkpoint, in pages.
@@ -66,10 +66,11 @@ impl Store {
     /// first checkpoint of the domain since the store was opened, the digests of all its packs.
     ///
     /// # Errors
-    /// [`CheckpointError::Exists`] if the name is taken; [`CheckpointError::OtherDomain`] if the base is of
+    /// [`CheckpointError::Description`] if no checkpoint can have it; [`CheckpointError::Exists`] if the name
+    /// is taken; [`CheckpointError::OtherDomain`] if the base is of
     /// another domain; [`CheckpointError::NoDomain`], [`CheckpointError::Locked`].
     pub fn create(&self, new: NewCheckpoint) -> Result<CheckpointWriter, CheckpointError> {
-        check_blocks(&new.description.blocks).map_err(CheckpointError::Description)?;
+        new.description.check().map_err(CheckpointError::Description)?;
         let (domain, keys) = self.shared.domain(&new.description.domain)?;
         let committer = self.shared.pool.committer().map_err(CheckpointError::Thread)?;
         let known = self.shared.reserve(full_name(domain, &new.description))?;

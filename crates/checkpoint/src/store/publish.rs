@@ -17,12 +17,15 @@ impl CheckpointWriter {
     /// Makes it a checkpoint: durable, and seen by all. Blocks for three syncs.
     ///
     /// # Errors
-    /// If the pool has no room, or a device fails: then there is no such checkpoint. After
+    /// [`CheckpointError::Description`] if there is more device state than a description can have. If the
+    /// pool has no room, or a device fails: then there is no such checkpoint. After
     /// [`CheckpointError::RootWrite`] it shows when the pool is opened again whether there is.
     pub fn finish(mut self) -> Result<CheckpointSummary, CheckpointError> {
         if self.has_failed {
             return Err(CheckpointError::Unfinished);
         }
+        // Device state and disks may have been set since it began.
+        self.description.check().map_err(CheckpointError::Description)?;
         self.end_packs()?;
         let manifest = self.manifest();
         let bytes =
@@ -53,7 +56,7 @@ impl CheckpointWriter {
                 Some((map, &base.packs[..]))
             });
             let inherited = inherited.unwrap_or((&nothing, &[]));
-            // Page indices have 32 bits; `check_blocks` has seen to it.
+            // Page indices have 32 bits; `Description::check` has seen to it.
             pages.push(overlay.over(inherited, block.pages() as u32, &mut number));
         }
         Manifest { description: self.description.clone(), packs, pages }

@@ -18,9 +18,6 @@ pub(super) const CHUNK_PAGES: u32 = 64;
 /// Most bytes of the description in one chunk.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Most bytes of a description.
-pub(super) const DESCRIPTION_BYTES_MAX: usize = 64 << 20;
-
 /// Length of what the end says, in bytes.
 pub(super) const END_BYTES: usize = 16;
 

@@ -4,13 +4,11 @@ use std::io::{self, Read};
 
 use bindery_units::PageRange;
 
-use super::chunk::{
-    CHUNK_HEAD_BYTES, ChunkHead, ChunkKind, DESCRIPTION_BYTES_MAX, STREAM_HEAD_BYTES, StreamHead,
-};
+use super::chunk::{CHUNK_HEAD_BYTES, ChunkHead, ChunkKind, STREAM_HEAD_BYTES, StreamHead};
 use crate::catalogue::CheckpointSummary;
 use crate::error::CheckpointError;
 use crate::format_error::FormatError;
-use crate::manifest::Description;
+use crate::manifest::{DESCRIPTION_BYTES_MAX, Description};
 use crate::name::Name;
 use crate::pack::{PageEncoding, decompress};
 use crate::seal::{CHECK_BYTES, ObjectCipher, SecretKey};
