@@ -1,17 +1,16 @@
 //! Deleting checkpoints, and the packs that no manifest names any more.
 
-use std::collections::{BTreeSet, HashSet};
-use std::sync::{Arc, PoisonError};
+use std::collections::HashSet;
+use std::sync::PoisonError;
 
 use bindery_pool::object::Object;
 use bindery_pool::{ObjectId, Pool};
 
+use super::pack_uses::{PackUses, read_pack_list};
 use super::state::{FullName, State};
 use super::{Shared, Store};
 use crate::catalogue::{CheckpointId, CheckpointSummary, DomainNumber, Record};
-use crate::error::{CheckpointError, PackError};
-use crate::manifest::{ManifestHead, PACKS_AT};
-use crate::object::{HEAD_BYTES, read_range};
+use crate::error::CheckpointError;
 
 /// Result of the deletion of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +27,8 @@ pub struct Deleted {
 impl Store {
     /// Deletes a checkpoint, and each pack of its domain that no manifest names any more. A pack of which some
     /// page is named is kept whole: its other pages stay known, and are not stored again when they come
-    /// back. Needs no key. Blocks for a sync, and where manifests must be read for their lists of packs.
+    /// back. Needs no key. Blocks for a sync; the first deletion in a domain reads all of its manifests' lists of
+    /// packs, a later one that of its own manifest.
     ///
     /// # Errors
     /// [`CheckpointError::NoCheckpoint`]; if the root cannot be written.
@@ -38,13 +38,17 @@ impl Store {
         let found = state.contents.checkpoint(id).cloned();
         let missing = || CheckpointError::NoCheckpoint(id.to_string());
         let (domain, summary) = found.ok_or_else(missing)?;
+        state.leave(&shared.pool, domain, &summary);
         let unnamed = state.unnamed_packs(&shared.pool, domain, Some(id));
         let mut records = vec![Record::Removed(id)];
         let has_kept_packs = unnamed.is_none();
         let packs = unnamed.unwrap_or_default();
         records.extend(Record::packs_removed(domain, &packs));
-        state.commit(records)?;
-        state.pack_lists.remove(&id);
+        if let Err(error) = state.commit(records) {
+            // It is still there: all are counted anew.
+            state.pack_uses.remove(&domain);
+            return Err(error);
+        }
         if has_kept_packs {
             state.unswept.insert(domain);
         }
@@ -107,6 +111,16 @@ impl State {
         Ok(packs)
     }
 
+    /// Takes a manifest that is about to go out of the uses of packs, if they were counted. Where it cannot be
+    /// read, they are counted anew, without it.
+    fn leave(&mut self, pool: &Pool, domain: DomainNumber, summary: &CheckpointSummary) {
+        let Some(uses) = self.pack_uses.get_mut(&domain) else { return };
+        let packs = read_pack_list(pool, summary);
+        if !packs.is_ok_and(|packs| uses.remove(&packs)) {
+            self.pack_uses.remove(&domain);
+        }
+    }
+
     /// Returns the packs of a domain that no manifest names, but perhaps that of `without`; none if a
     /// checkpoint is being written, or a manifest cannot be read.
     fn unnamed_packs(
@@ -118,37 +132,19 @@ impl State {
         if self.is_written(domain) {
             return None;
         }
-        let others = self.contents.checkpoints().filter(|(other, _)| *other == domain);
-        let others = others.filter(|(_, summary)| Some(summary.id) != without);
-        let others: Vec<CheckpointSummary> = others.map(|(_, summary)| summary.clone()).collect();
-        let mut unnamed: BTreeSet<ObjectId> = self.contents.packs_of(domain);
-        for summary in others {
-            match self.pack_list(pool, &summary) {
-                Ok(packs) => packs.iter().for_each(|pack| _ = unnamed.remove(pack)),
-                Err(error) => {
-                    tracing::warn!(checkpoint = %summary, %error, "no pack is deleted");
+        if !self.pack_uses.contains_key(&domain) {
+            match PackUses::count(pool, &self.contents, domain, without) {
+                Ok(uses) => _ = self.pack_uses.insert(domain, uses),
+                Err((checkpoint, error)) => {
+                    tracing::warn!(%checkpoint, %error, "no pack is deleted");
                     return None;
                 }
             }
         }
-        Some(unnamed.into_iter().collect())
-    }
-
-    /// Returns the packs that a manifest names.
-    fn pack_list(
-        &mut self,
-        pool: &Pool,
-        summary: &CheckpointSummary,
-    ) -> Result<Arc<[ObjectId]>, PackError> {
-        if let Some(packs) = self.pack_lists.get(&summary.id) {
-            return Ok(Arc::clone(packs));
-        }
-        let object = pool.get(summary.manifest)?;
-        let head = ManifestHead::decode(&read_range(&*object, 0, HEAD_BYTES as u64)?)?;
-        let bytes = read_range(&*object, PACKS_AT as u64, head.packs_bytes() as u64)?;
-        let packs: Arc<[ObjectId]> = head.decode_packs(&bytes)?.into();
-        self.pack_lists.insert(summary.id, Arc::clone(&packs));
-        Ok(packs)
+        let uses = self.pack_uses.get(&domain)?;
+        Some(
+            self.contents.packs_of(domain).into_iter().filter(|pack| !uses.is_used(pack)).collect(),
+        )
     }
 
     /// Forgets the pages of packs that are gone; nobody writes a checkpoint of the domain.

@@ -116,7 +116,9 @@ impl CheckpointWriter {
         // Where a device failed, the record may be durable.
         self.is_noted = !matches!(noted, Err(CheckpointError::RootFull(_)));
         noted?;
-        state.pack_lists.insert(summary.id, manifest.packs.as_slice().into());
+        if let Some(uses) = state.pack_uses.get_mut(&domain) {
+            uses.add(&manifest.packs);
+        }
         Ok(summary)
     }
 

@@ -4,9 +4,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::slice::from_ref;
 use std::sync::{Arc, RwLock};
 
-use bindery_pool::ObjectId;
-
-use crate::catalogue::{CheckpointId, Contents, DomainNumber, Record, encode_change};
+use super::pack_uses::PackUses;
+use crate::catalogue::{Contents, DomainNumber, Record, encode_change};
 use crate::domain_keys::DomainKeys;
 use crate::error::CheckpointError;
 use crate::known::KnownPages;
@@ -15,8 +14,8 @@ use crate::root::Root;
 
 /// Known pages of a domain; none until the digests of its packs were read.
 ///
-/// Whoever holds this may lock the state; whoever has locked the state may lock this only if nobody writes a
-/// checkpoint of the domain.
+/// Order of locks: the state may be locked while this is held. This may be locked while the state is held only
+/// if nobody writes a checkpoint of the domain.
 pub(crate) type SharedKnownPages = Arc<RwLock<Option<KnownPages>>>;
 
 /// Names of a checkpoint in the pool.
@@ -35,8 +34,8 @@ pub(crate) struct State {
     pub(super) unswept: BTreeSet<DomainNumber>,
     /// Names of checkpoints that are being written.
     pub(super) reserved: HashSet<FullName>,
-    /// Packs that manifests name, as far as they were read.
-    pub(super) pack_lists: HashMap<CheckpointId, Arc<[ObjectId]>>,
+    /// Uses of the packs of each domain; none until they were counted.
+    pub(super) pack_uses: HashMap<DomainNumber, PackUses>,
 }
 
 impl State {
@@ -49,7 +48,7 @@ impl State {
             writers: HashMap::new(),
             unswept: BTreeSet::new(),
             reserved: HashSet::new(),
-            pack_lists: HashMap::new(),
+            pack_uses: HashMap::new(),
         }
     }
 
