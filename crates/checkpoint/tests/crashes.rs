@@ -13,7 +13,7 @@ use bindery_units::PageIndex;
 use common::simulated::Fault;
 use common::{Memory, Rig, begin, check, checkpoint, content, describe, name, objects, range};
 
-/// What the store must hold; of what was under way either outcome is right.
+/// Checkpoints that the store must hold; of what was under way either outcome is right.
 #[derive(Default)]
 struct Model {
     made: BTreeMap<String, Memory>,
@@ -308,7 +308,7 @@ fn packs_that_were_kept_go_with_the_last_writer() {
     assert_eq!(objects(&rig.open()), []);
 }
 
-/// Whoever fails to read the guest's memory makes no checkpoint.
+/// No checkpoint is made where the guest's memory could not be read.
 #[test]
 fn memory_that_cannot_be_read_makes_no_checkpoint() {
     let rig = Rig::new(8 << 20);

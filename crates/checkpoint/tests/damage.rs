@@ -31,7 +31,7 @@ fn made(key: Option<&SecretKey>, encoding: PageEncoding) -> (Rig, CheckpointSumm
     (rig, summary)
 }
 
-/// Where the bytes of an object are on the device.
+/// Returns the place of an object's bytes on the device.
 fn place(store: &Store, id: ObjectId) -> Range<u64> {
     let entries = store.pool().list();
     let entry = entries.into_iter().find(|entry| entry.id() == id).unwrap();

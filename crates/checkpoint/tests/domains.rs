@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_checkpoint::{
     CheckpointError, PageEncoding, SecretKey, Store, StoreOptions, TouchedRun,
@@ -84,7 +85,7 @@ fn without_its_key_a_checkpoint_is_listed_and_deleted() {
     assert_eq!(objects(&store), []);
 }
 
-/// What is encrypted is nowhere on the device as it was, device state and arguments included.
+/// No encrypted content is on the device as it was, device state and arguments included.
 #[test]
 fn nothing_of_an_encrypted_guest_is_on_the_device() {
     for (key, is_there) in [(None, true), (Some(key(1)), false)] {
@@ -179,4 +180,34 @@ fn what_others_keep_in_the_pool_stays() {
     let records: Vec<Vec<u8>> = root.records().collect::<Result<_, _>>().unwrap();
     assert!(records.len() < 20, "{} records: it was never compacted", records.len());
     assert!(records.iter().any(|record| record == b"\x02 of another client"));
+}
+
+/// Readers of checkpoints that are deleted meanwhile read all, or learn that there is none: never damage.
+#[test]
+fn deleted_checkpoints_are_not_called_damaged() {
+    let rig = Rig::new(16 << 20);
+    let store = rig.open();
+    store.open_domain(&name("web"), None).unwrap();
+    let memory = vec![(0..60).map(|page| page * 2).collect::<Vec<u64>>()];
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..150 {
+                let names = ("web", "one", "a");
+                let made = checkpoint(&store, names, &memory, PageEncoding::Raw).unwrap();
+                store.set_touched(made.id, &[]).unwrap();
+                store.delete(made.id).unwrap();
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        while !is_done.load(Ordering::Relaxed) {
+            for summary in store.list() {
+                let touched = store.touched(summary.id).map(drop);
+                let read = store.reader(summary.id).map(|it| common::check_reader(&it, &memory));
+                for it in [read, touched] {
+                    assert!(matches!(it, Ok(()) | Err(CheckpointError::NoCheckpoint(_))), "{it:?}");
+                }
+            }
+        }
+    });
 }

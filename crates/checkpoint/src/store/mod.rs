@@ -16,7 +16,8 @@ use bindery_pool::{MediaClass, Pool};
 
 use crate::catalogue::{CheckpointId, CheckpointSummary};
 use crate::error::CheckpointError;
-use crate::manifest::Manifest;
+use crate::format_error::FormatError;
+use crate::manifest::{Description, Manifest};
 use crate::name::Name;
 use crate::object::read_whole;
 use crate::reader::CheckpointReader;
@@ -117,13 +118,21 @@ impl Store {
         let (summary, keys) = self.shared.unlocked(id)?;
         let read = || {
             let object = self.shared.pool.get(summary.manifest)?;
-            Ok(Manifest::decode(&read_whole(&(object as _))?, keys.secret())?)
+            let manifest = Manifest::decode(&read_whole(&(object as _))?, keys.secret())?;
+            check_names(&manifest.description, &summary)?;
+            Ok(manifest)
         };
-        read().map_err(|source| CheckpointError::Damaged {
+        let damaged = |source| CheckpointError::Damaged {
             what: "manifest",
             checkpoint: summary.to_string(),
             source,
-        })
+        };
+        let manifest = read();
+        if manifest.is_err() {
+            // It may have been deleted meanwhile.
+            self.shared.unlocked(id)?;
+        }
+        manifest.map_err(damaged)
     }
 
     /// Opens a checkpoint for reading. It stays readable while the reader is there, deleted or not. Blocks
@@ -133,9 +142,64 @@ impl Store {
     /// See [`manifest`](Self::manifest).
     pub fn reader(&self, id: CheckpointId) -> Result<CheckpointReader, CheckpointError> {
         let manifest = self.manifest(id)?;
-        let (summary, keys) = self.shared.unlocked(id)?;
         let pack = |pack| Ok(self.shared.pool.get(pack)? as Arc<dyn bindery_pool::object::Object>);
         let packs = manifest.packs.iter().map(|id| pack(*id)).collect();
+        // Packs are held from here on. Of a checkpoint that was deleted meanwhile, some may be gone.
+        let (summary, keys) = self.shared.unlocked(id)?;
         Ok(CheckpointReader::new(summary.to_string(), manifest, packs, keys))
+    }
+}
+
+/// Refuses a manifest that is another checkpoint's.
+fn check_names(description: &Description, summary: &CheckpointSummary) -> Result<(), FormatError> {
+    let Description { guest, name, domain, time_ns, .. } = description;
+    let is_same = (guest, name, domain, *time_ns)
+        == (&summary.guest, &summary.name, &summary.domain, summary.time_ns);
+    if is_same {
+        Ok(())
+    } else {
+        Err(FormatError::impossible("manifest", "it is another checkpoint's"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bindery_pool::ObjectId;
+
+    use super::*;
+    use crate::manifest::Vmm;
+
+    #[test]
+    fn a_manifest_of_another_checkpoint_is_refused() {
+        let name = |text: &str| text.parse::<Name>().unwrap();
+        let description = Description {
+            guest: name("one"),
+            name: name("a"),
+            domain: name("web"),
+            time_ns: 7,
+            vmm: Vmm::default(),
+            blocks: Vec::new(),
+            disks: Vec::new(),
+            device_state: Vec::new(),
+        };
+        let summary = CheckpointSummary {
+            id: CheckpointId(0),
+            domain: name("web"),
+            guest: name("one"),
+            name: name("a"),
+            time_ns: 7,
+            manifest: ObjectId(16),
+            memory_pages: 0,
+            stored_pages: 0,
+            new_pages: 0,
+            new_bytes: 0,
+            touched: None,
+        };
+        check_names(&description, &summary).unwrap();
+        check_names(&description, &CheckpointSummary { guest: name("two"), ..summary.clone() })
+            .unwrap_err();
+        check_names(&description, &CheckpointSummary { name: name("b"), ..summary.clone() })
+            .unwrap_err();
+        check_names(&description, &CheckpointSummary { time_ns: 8, ..summary }).unwrap_err();
     }
 }

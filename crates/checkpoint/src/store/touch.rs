@@ -63,6 +63,10 @@ impl Store {
         };
         let what = "record of touched pages";
         let checkpoint = summary.to_string();
-        read().map_err(|source| CheckpointError::Damaged { what, checkpoint, source })
+        match read() {
+            // Another record took its place meanwhile, or the checkpoint was deleted.
+            Err(_) if self.shared.unlocked(id)?.0.touched != summary.touched => self.touched(id),
+            read => read.map_err(|source| CheckpointError::Damaged { what, checkpoint, source }),
+        }
     }
 }
