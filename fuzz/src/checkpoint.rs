@@ -33,15 +33,15 @@ fn crc32c(parts: &[&[u8]]) -> [u8; 4] {
 #[must_use]
 pub fn manifest(packs: &[u64], body: &[u8]) -> Vec<u8> {
     let list: Vec<u8> = packs.iter().flat_map(|pack| pack.to_le_bytes()).collect();
-    let bound = [(packs.len() as u32).to_le_bytes(), crc32c(&[&list])].concat();
+    let counted = [(packs.len() as u32).to_le_bytes(), crc32c(&[&list])].concat();
     let mut head = [0; BLOCK_BYTES];
     head[..8].copy_from_slice(b"BndrCkpt");
     head[8] = 1;
     head[32..48].copy_from_slice(&ID.to_le_bytes());
     head[48] = 2;
-    head[FIELDS_AT..FIELDS_AT + 8].copy_from_slice(&bound);
+    head[FIELDS_AT..FIELDS_AT + 8].copy_from_slice(&counted);
     head[FIELDS_AT + 8..FIELDS_AT + 16].copy_from_slice(&(body.len() as u64).to_le_bytes());
-    let check = crc32c(&[&ID.to_le_bytes(), &[0; 8], &bound, body]);
+    let check = crc32c(&[&ID.to_le_bytes(), &[0; 8], &list, body]);
     head[FIELDS_AT + 16..FIELDS_AT + 20].copy_from_slice(&check);
     let checksum = crc32c(&[&head]);
     head[12..16].copy_from_slice(&checksum);

@@ -50,11 +50,11 @@ impl Manifest {
         let cipher = ObjectCipher::new(id, key);
         let packs_checksum = crc32c([&packs]);
         let count = (self.packs.len() as u32).to_le_bytes();
-        // Body and packs are of one manifest.
-        let bound = [count, packs_checksum.to_le_bytes()].concat();
-        let check = cipher.seal(0, &bound, &mut body);
+        // Body and packs are of one manifest; a checksum alone could be kept by who changes packs.
+        let check = cipher.seal(0, &packs, &mut body);
         let mut fields = Vec::with_capacity(32);
-        fields.extend_from_slice(&bound);
+        fields.extend_from_slice(&count);
+        fields.extend_from_slice(&packs_checksum.to_le_bytes());
         fields.extend_from_slice(&(body.len() as u64).to_le_bytes());
         fields.extend_from_slice(&check);
         let is_sealed = cipher.is_sealed();
@@ -70,13 +70,14 @@ impl Manifest {
         let head = ManifestHead::decode(bytes)?;
         let mut fields = Fields::new(WHAT, bytes);
         fields.bytes(PACKS_AT)?;
-        let packs = head.decode_packs(fields.bytes(head.packs_bytes())?)?;
+        let pack_bytes = fields.bytes(head.packs_bytes())?;
+        let packs = head.decode_packs(pack_bytes)?;
         let body_bytes = usize::try_from(head.body_bytes);
         let body = fields.bytes(body_bytes.map_err(|_| FormatError::Short { what: WHAT })?)?;
         fields.end()?;
         let cipher = ObjectCipher::reading(WHAT, head.object.id, head.object.is_sealed, key)?;
         let mut body = body.to_vec();
-        cipher.open(WHAT, (0, &head.bound()), &head.check, &mut body)?;
+        cipher.open(WHAT, (0, pack_bytes), &head.check, &mut body)?;
         Self::decode_body(&body, packs)
     }
 
@@ -149,11 +150,46 @@ impl ManifestHead {
         let (packs, _) = bytes.as_chunks();
         Ok(packs.iter().map(|pack| ObjectId(u64::from_le_bytes(*pack))).collect())
     }
+}
 
-    fn bound(&self) -> [u8; 8] {
-        let mut bound = [0; 8];
-        bound[..4].copy_from_slice(&self.packs.to_le_bytes());
-        bound[4..].copy_from_slice(&self.packs_checksum.to_le_bytes());
-        bound
+#[cfg(test)]
+mod tests {
+    use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
+
+    use super::*;
+    use crate::manifest::{MemoryBlock, PlacedRun, Vmm};
+
+    fn manifest() -> Manifest {
+        let name = |text: &str| text.parse().unwrap();
+        let description = Description {
+            guest: name("one"),
+            name: name("a"),
+            domain: name("web"),
+            time_ns: 7,
+            vmm: Vmm::default(),
+            blocks: vec![MemoryBlock { name: "ram".into(), bytes: PAGE_BYTES as u64 }],
+            disks: Vec::new(),
+            device_state: Vec::new(),
+        };
+        let mut map = PageMap::default();
+        map.push(PlacedRun { pages: PageRange::new(PageIndex(0), 1), pack: 0, place: 0 });
+        Manifest { description, packs: vec![ObjectId(20)], pages: vec![map] }
+    }
+
+    #[test]
+    fn other_packs_of_one_checksum_are_refused() {
+        let key = SecretKey::from_bytes([3; 32]);
+        let bytes = manifest().encode(1, 2, Some(&key));
+        assert_eq!(Manifest::decode(&bytes, Some(&key)), Ok(manifest()));
+        // The polynomial of CRC-32C, which divides by itself.
+        let mut forged = bytes;
+        let difference = 1_u64 | 0x82f6_3b78 << 1;
+        for (byte, other) in forged[PACKS_AT..].iter_mut().zip(difference.to_le_bytes()) {
+            *byte ^= other;
+        }
+        let head = ManifestHead::decode(&forged).unwrap();
+        head.decode_packs(&forged[PACKS_AT..PACKS_AT + PACK_BYTES]).unwrap();
+        let refused = Manifest::decode(&forged, Some(&key));
+        assert_eq!(refused, Err(FormatError::Sealed { what: WHAT }));
     }
 }
