@@ -33,7 +33,7 @@ pub enum CheckpointError {
     #[error(transparent)]
     Name(#[from] BadName),
     /// No domain has that name.
-    #[error("domain {0} has no checkpoints in this pool")]
+    #[error("there is no domain {0} in this pool: open it first, which makes it")]
     NoDomain(Name),
     /// The domain is encrypted, and no key was given.
     #[error("checkpoints of domain {0} are encrypted: open the domain with its key file")]
@@ -127,7 +127,7 @@ pub enum CheckpointError {
     #[error("the stream could not be read: {0}")]
     Stream(#[source] io::Error),
     /// The stream is damaged, cut off, or none.
-    #[error("the stream is no whole export: {0}; nothing of it was imported")]
+    #[error("the stream is refused: {0}; nothing of it was imported")]
     Import(#[source] FormatError),
     /// A key file cannot be used, or no key can be drawn.
     #[error(transparent)]
