@@ -79,13 +79,14 @@ impl PackReader {
         Err(FormatError::impossible("last block", "it is another pack's").into())
     }
 
-    /// Reads the digests of all pages. Needs no key.
-    pub(crate) fn digests(&self) -> Result<Vec<PageDigest>, PackError> {
-        let tail = self.tail(&self.head()?)?;
-        let bytes = read_range(&*self.object, tail.digests_at(), tail.digests_bytes())?;
-        if crc32c([&bytes]) != tail.digests_checksum {
-            return Err(FormatError::Checksum { what: "digests of pages" }.into());
-        }
+    /// Reads the digests of all pages.
+    pub(crate) fn digests(&self, key: Option<&SecretKey>) -> Result<Vec<PageDigest>, PackError> {
+        const WHAT: &str = "digests of pages";
+        let head = self.head()?;
+        let cipher = ObjectCipher::reading(WHAT, head.id, head.is_sealed, key)?;
+        let tail = self.tail(&head)?;
+        let mut bytes = read_range(&*self.object, tail.digests_at(), tail.digests_bytes())?;
+        cipher.open(WHAT, (tail.digests_ordinal(), b""), &tail.digests_check, &mut bytes)?;
         let (digests, _) = bytes.as_chunks::<DIGEST_BYTES>();
         Ok(digests.iter().map(|digest| PageDigest(*digest)).collect())
     }

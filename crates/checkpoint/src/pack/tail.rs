@@ -7,6 +7,7 @@ use crate::fields::Fields;
 use crate::format_error::FormatError;
 use crate::object::{HEAD_BYTES, has_checksum, put_checksum};
 use crate::page_digest::DIGEST_BYTES;
+use crate::seal::{CHECK_BYTES, Check};
 
 const MAGIC: &[u8; 8] = b"BndrPkEn";
 const CHECKSUM_AT: usize = 8;
@@ -22,7 +23,8 @@ pub(crate) struct PackTail {
     /// Start of the table in the pack, in bytes: a whole number of blocks.
     pub(crate) table_at: u64,
     pub(crate) table_checksum: u32,
-    pub(crate) digests_checksum: u32,
+    /// Check of the digests.
+    pub(crate) digests_check: Check,
 }
 
 impl PackTail {
@@ -34,7 +36,7 @@ impl PackTail {
         block[36..40].copy_from_slice(&self.pages.to_le_bytes());
         block[40..48].copy_from_slice(&self.table_at.to_le_bytes());
         block[48..52].copy_from_slice(&self.table_checksum.to_le_bytes());
-        block[52..56].copy_from_slice(&self.digests_checksum.to_le_bytes());
+        block[52..52 + CHECK_BYTES].copy_from_slice(&self.digests_check);
         put_checksum(&mut block, CHECKSUM_AT);
         block
     }
@@ -56,7 +58,7 @@ impl PackTail {
             pages: fields.u32()?,
             table_at: fields.u64()?,
             table_checksum: fields.u32()?,
-            digests_checksum: fields.u32()?,
+            digests_check: fields.array()?,
         };
         let is_possible = tail.pages >= tail.groups
             && tail.table_at >= HEAD_BYTES as u64
@@ -77,6 +79,11 @@ impl PackTail {
 
     pub(crate) const fn digests_bytes(&self) -> u64 {
         self.pages as u64 * DIGEST_BYTES as u64
+    }
+
+    /// Returns the ordinal of the digests among the pieces of the pack: the groups come before.
+    pub(crate) const fn digests_ordinal(&self) -> u64 {
+        self.groups as u64
     }
 
     pub(crate) const fn digests_at(&self) -> u64 {

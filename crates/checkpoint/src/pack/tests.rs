@@ -58,6 +58,15 @@ fn pages() -> Vec<[u8; PAGE_BYTES]> {
     (0..40).map(page).collect()
 }
 
+fn pool() -> (tempfile::TempDir, Pool) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().into();
+    let device = DevicePath { path, class: MediaClass::Capacity, bytes: Some(16 << 20) };
+    let name = "packs".parse().unwrap();
+    let pool = Pool::create(&name, &[device], &CreateOptions::default()).unwrap();
+    (directory, pool)
+}
+
 fn packed(pool: &Pool, key: Option<&SecretKey>, encoding: PageEncoding) -> (Vec<u8>, Vec<Page>) {
     let digests = PageDigestKey::from_secret(&[6; SECRET_BYTES]);
     let mut pack = PackWriter::begin(pool, MediaClass::Capacity, 64, (1, key), encoding).unwrap();
@@ -69,7 +78,7 @@ fn packed(pool: &Pool, key: Option<&SecretKey>, encoding: PageEncoding) -> (Vec<
     let object: Arc<dyn Object> = writer.commit().unwrap();
     let bytes = read_whole(&object).unwrap();
     let reader = PackReader::new(Arc::new(Bytes(bytes.clone())));
-    assert_eq!(reader.digests().unwrap(), written);
+    assert_eq!(reader.digests(key).unwrap(), written);
     (bytes, pages)
 }
 
@@ -90,11 +99,7 @@ fn read(reader: &PackReader, key: Option<&SecretKey>, page: u32) -> Option<Page>
 
 #[test]
 fn every_byte_of_a_pack_is_covered_and_costs_its_group() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().into();
-    let device = DevicePath { path, class: MediaClass::Capacity, bytes: Some(16 << 20) };
-    let name = "packs".parse().unwrap();
-    let pool = Pool::create(&name, &[device], &CreateOptions::default()).unwrap();
+    let (_directory, pool) = pool();
     let key = SecretKey::from_bytes([3; 32]);
     for key in [None, Some(&key)] {
         for encoding in [PageEncoding::Raw, PageEncoding::Compressed] {
@@ -114,10 +119,26 @@ fn every_byte_of_a_pack_is_covered_and_costs_its_group() {
                 };
                 let lost = pages.iter().enumerate().map(read).filter(|lost| *lost).count();
                 assert!(lost <= group || lost == pages.len(), "byte {at}: {lost} pages");
-                covered += usize::from(lost > 0 || reader.digests().is_err());
+                covered += usize::from(lost > 0 || reader.digests(key).is_err());
             }
             // Beside what is covered there are zeros that fill blocks up.
             assert!(covered * 101 > bytes.len() / 2, "{covered}");
         }
+    }
+}
+
+#[test]
+fn digests_are_sealed_with_the_pack() {
+    let (_directory, pool) = pool();
+    let key = SecretKey::from_bytes([3; 32]);
+    let secret = PageDigestKey::from_secret(&[6; SECRET_BYTES]);
+    for (key, is_found) in [(None, true), (Some(&key), false)] {
+        let (bytes, pages) = packed(&pool, key, PageEncoding::Raw);
+        let digest = secret.digest(&pages[0]).0;
+        assert_eq!(bytes.windows(digest.len()).any(|window| window == digest), is_found);
+        let other = SecretKey::from_bytes([4; 32]);
+        let reader = PackReader::new(Arc::new(Bytes(bytes)));
+        assert!(reader.digests(Some(&other)).is_err());
+        assert_eq!(reader.digests(None).is_ok(), is_found);
     }
 }

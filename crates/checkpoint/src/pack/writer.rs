@@ -10,7 +10,7 @@ use crate::checksum::crc32c;
 use crate::error::CheckpointError;
 use crate::object::{HEAD_BYTES, ObjectHead, ObjectKind, allocate_some};
 use crate::page_digest::{DIGEST_BYTES, PageDigest};
-use crate::seal::{ObjectCipher, SecretKey, random};
+use crate::seal::{CHECK_BYTES, ObjectCipher, SecretKey, random};
 
 const ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 
@@ -120,7 +120,7 @@ impl PackWriter {
             stored_bytes: compressed.len() as u32,
             pages,
             is_compressed: true,
-            check: [0; 16],
+            check: [0; CHECK_BYTES],
         };
         let check = self.cipher.seal(self.entries.len() as u64, &entry.bound(), compressed);
         self.writer.append(compressed)?;
@@ -135,7 +135,7 @@ impl PackWriter {
             stored_bytes: PAGE_BYTES as u32,
             pages: 1,
             is_compressed: false,
-            check: [0; 16],
+            check: [0; CHECK_BYTES],
         };
         let (ordinal, bound) = (self.entries.len() as u64, entry.bound());
         let check = if self.cipher.is_sealed() {
@@ -169,19 +169,20 @@ impl PackWriter {
         let table_at = self.writer.length_bytes();
         let mut table = Vec::with_capacity(self.entries.len() * GROUP_ENTRY_BYTES);
         self.entries.iter().for_each(|entry| entry.put(&mut table));
-        let digests: Vec<u8> = self.digests.iter().flat_map(|digest| digest.0).collect();
-        for section in [&table, &digests] {
-            self.writer.append(section)?;
-            self.align()?;
-        }
-        let tail = PackTail {
+        let mut digests: Vec<u8> = self.digests.iter().flat_map(|digest| digest.0).collect();
+        let mut tail = PackTail {
             id: self.id,
             groups: self.entries.len() as u32,
             pages: self.digests.len() as u32,
             table_at,
             table_checksum: crc32c([&table]),
-            digests_checksum: crc32c([&digests]),
+            digests_check: [0; CHECK_BYTES],
         };
+        tail.digests_check = self.cipher.seal(tail.digests_ordinal(), b"", &mut digests);
+        for section in [&table, &digests] {
+            self.writer.append(section)?;
+            self.align()?;
+        }
         self.writer.append(&tail.encode())?;
         Ok((self.writer, self.digests))
     }

@@ -146,10 +146,10 @@ impl CheckpointWriter {
             return;
         }
         let packs = self.shared.state().contents.packs_of(self.domain);
-        let mut loaded = KnownPages::default();
+        let (mut loaded, key) = (KnownPages::default(), self.keys.secret());
         for pack in packs {
             let object = self.shared.pool.get(pack).map_err(Into::into);
-            match object.and_then(|object| PackReader::new(object).digests()) {
+            match object.and_then(|object| PackReader::new(object).digests(key)) {
                 Ok(digests) => loaded.insert_pack(pack, &digests),
                 Err(error) => tracing::warn!(%pack, %error, "pages of a pack will be stored anew"),
             }
