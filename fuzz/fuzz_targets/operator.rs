@@ -2,10 +2,10 @@
 #![no_main]
 
 use bindery_host::client::decode_answer;
+use bindery_host::daemon_settings::DaemonSettings;
 use bindery_host::protocol::{
     Answer, Failure, FailureKind, LINE_BYTES_MAX, Request, decode_request, encode_line,
 };
-use bindery_host::daemon_settings::DaemonSettings;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|lines: &[u8]| {

@@ -4,6 +4,7 @@
 
 pub mod archive;
 pub mod catalogue;
+pub mod checkpoint;
 #[path = "../../crates/pool/tests/pools/crashes.rs"]
 #[allow(dead_code, unused_imports, reason = "the tests need all of it")]
 mod crashes;

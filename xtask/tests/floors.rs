@@ -67,6 +67,20 @@ const MERGE: Floors = &[
     &["huge", "nodes", "stop", "troubles"],
 ];
 
+const CHECKPOINT: Floors = &[
+    &["stream"],
+    &["store"],
+    &["reader"],
+    &["domain_keys"],
+    &["catalogue"],
+    &["known", "manifest", "pack", "root", "touched"],
+    &["object"],
+    &["error"],
+    &["name", "page_digest", "seal"],
+    &["fields"],
+    &["checksum", "format_error"],
+];
+
 /// Returns all code of a module, without its tests and comments.
 fn code(module: &Path) -> String {
     if module.is_dir() {
@@ -169,6 +183,11 @@ fn modules_of_the_pool_import_downwards_only() {
 #[test]
 fn modules_of_merge_import_downwards_only() {
     check("merge", MERGE);
+}
+
+#[test]
+fn modules_of_checkpoint_import_downwards_only() {
+    check("checkpoint", CHECKPOINT);
 }
 
 #[test]

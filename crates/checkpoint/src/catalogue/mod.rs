@@ -1,0 +1,8 @@
+//! Catalogue of checkpoints: records in the root, and their sum.
+
+mod contents;
+mod record;
+
+pub(crate) use contents::{Contents, DomainNumber};
+pub use record::{CheckpointId, CheckpointSummary};
+pub(crate) use record::{DomainEntry, Protection, Record, encode_change, split_change};
