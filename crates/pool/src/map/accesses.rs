@@ -90,7 +90,7 @@ impl Accesses {
         let state = &self.pages[page];
         let seen = state.load(Ordering::Relaxed);
         if seen & FREQUENCY != 0 {
-            state.store(seen & !FREQUENCY | (seen & FREQUENCY) / 2, Ordering::Relaxed);
+            state.store((seen & !FREQUENCY) | ((seen & FREQUENCY) / 2), Ordering::Relaxed);
         }
     }
 

@@ -31,7 +31,7 @@ pub struct Sweep {
 #[derive(Debug)]
 enum Evicted {
     Objects(Objects),
-    Pages(Pages),
+    Pages(Box<Pages>),
 }
 
 /// Result of a [`Sweep::tick`].
@@ -53,7 +53,7 @@ impl Sweep {
     pub fn new(maps: &Maps, settings: ReaperSettings) -> io::Result<Self> {
         let evicted = match settings.grain {
             Grain::Object => Evicted::Objects(Objects::default()),
-            Grain::Page => Evicted::Pages(Pages::new(maps.watch())),
+            Grain::Page => Evicted::Pages(Box::new(Pages::new(maps.watch()))),
         };
         let (maps, work) = (maps.clone(), Work::new()?);
         Ok(Self { maps, settings, version: None, active: false, evicted, work })
