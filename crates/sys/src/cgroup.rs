@@ -37,7 +37,7 @@ const HIERARCHIES: [Hierarchy; 2] = [
 pub struct MemoryLeft {
     /// Caches of files included, in bytes: they make room by themselves, while whoever wants it waits.
     pub bytes: u64,
-    /// Of it, what nothing is in, in bytes.
+    /// Part of it that nothing is in, in bytes.
     pub unused_bytes: u64,
 }
 

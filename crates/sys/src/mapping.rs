@@ -468,7 +468,7 @@ const RANGES_PER_CALL_MAX: usize = 1024;
 pub unsafe fn advise_all(ranges: &[(HostAddress, usize)], advice: i32) -> io::Result<()> {
     for ranges in ranges.chunks(RANGES_PER_CALL_MAX) {
         // SAFETY: the caller's contract.
-        let advised = if ranges.len() > 1 { unsafe { advise_at_once(ranges, advice)? } } else { 0 };
+        let advised = if ranges.len() > 1 { unsafe { advise_at_once(ranges, advice) } } else { 0 };
         for &(start, bytes) in &ranges[advised..] {
             // SAFETY: the caller's contract.
             unsafe { advise(start, bytes, advice)? };
@@ -482,9 +482,10 @@ pub unsafe fn advise_all(ranges: &[(HostAddress, usize)], advice: i32) -> io::Re
 ///
 /// # Safety
 /// As for [`advise_all`].
-unsafe fn advise_at_once(ranges: &[(HostAddress, usize)], advice: i32) -> io::Result<usize> {
-    let own = PeerProcess::of_pid(std::process::id().cast_signed())?;
-    let Some(own) = own.descriptor() else { return Ok(0) };
+unsafe fn advise_at_once(ranges: &[(HostAddress, usize)], advice: i32) -> usize {
+    // Without a descriptor they are advised one by one.
+    let own = PeerProcess::of_pid(std::process::id().cast_signed()).ok();
+    let Some(own) = own.as_ref().and_then(PeerProcess::descriptor) else { return 0 };
     let vector = ranges.iter().map(|&(start, bytes)| libc::iovec {
         iov_base: start.0 as *mut libc::c_void,
         iov_len: bytes,
@@ -494,7 +495,7 @@ unsafe fn advise_at_once(ranges: &[(HostAddress, usize)], advice: i32) -> io::Re
     // SAFETY: the vector is readable for its length; else the caller's contract.
     let advised =
         unsafe { crate::syscall!(call, own.as_raw_fd(), vector.as_ptr(), vector.len(), advice, 0) };
-    let Ok(advised) = usize::try_from(advised) else { return Ok(0) };
+    let Ok(advised) = usize::try_from(advised) else { return 0 };
     // A range that was advised in part is advised again.
     let mut left = advised;
     let is_done = |(_, bytes): &&(HostAddress, usize)| {
@@ -502,7 +503,7 @@ unsafe fn advise_at_once(ranges: &[(HostAddress, usize)], advice: i32) -> io::Re
         left = left.saturating_sub(*bytes);
         is_done
     };
-    Ok(ranges.iter().take_while(is_done).count())
+    ranges.iter().take_while(is_done).count()
 }
 
 /// What the kernel maps around a page of a file that is read: `fault_around_bytes` as it is by

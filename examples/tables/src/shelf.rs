@@ -41,7 +41,7 @@ impl Mapper for Maps {
         temperature: Temperature,
     ) -> Result<Box<dyn Mapped>, StoreError> {
         // Blocks are copied when they are found.
-        let options = MapOptions { accesses_are_told: true, ..MapOptions::default() };
+        let options = MapOptions { accesses_are_reported: true, ..MapOptions::default() };
         Ok(Box::new(Self::map(self, objects, temperature, &options)?))
     }
 }

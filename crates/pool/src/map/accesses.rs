@@ -1,4 +1,4 @@
-//! Accesses to the pages of one object, as those tell who read it: a byte a page.
+//! Accesses to the pages of one object, as reported by whoever reads it: a byte a page.
 //!
 //! ```text
 //! bit 7      in memory, as far as is known
@@ -8,10 +8,10 @@
 //!
 //! Bytes are read and written without locked instructions. Of two threads that change one byte at once, one may
 //! undo what the other did. So an access may go uncounted, and a page may be known as in memory that is not;
-//! whoever evicts looks again now and then ([`Accesses::correct`]).
+//! whoever evicts looks again now and then ([`Accesses::correct`]), and counts again ([`Accesses::recount`]).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 
 use super::watch::Watch;
 
@@ -32,6 +32,8 @@ pub(crate) struct Accesses {
     pages: Box<[AtomicU8]>,
     /// Tells objects apart, so that other pages of each are sampled.
     number: u64,
+    /// Pages of it that count as in memory in the watch.
+    counted: AtomicI64,
     watch: Arc<Watch>,
 }
 
@@ -40,7 +42,7 @@ impl Accesses {
     pub(crate) fn new(pages: u64, number: u64, watch: &Arc<Watch>) -> Self {
         let state = |page| if Watch::samples(number.wrapping_add(page)) { UNQUEUED } else { 0 };
         let pages = (0..pages).map(|page| AtomicU8::new(state(page))).collect();
-        Self { pages, number, watch: Arc::clone(watch) }
+        Self { pages, number, counted: AtomicI64::new(0), watch: Arc::clone(watch) }
     }
 
     /// Returns the number of pages.
@@ -57,21 +59,51 @@ impl Accesses {
         if seen == HOTTEST {
             return;
         }
-        state.store(warmer(seen), Ordering::Relaxed);
         if seen & (RESIDENT | UNQUEUED) != RESIDENT {
-            self.arrive(page, seen);
+            self.arrive(page);
         }
+        let seen = state.load(Ordering::Relaxed);
+        state.store(warmer(seen), Ordering::Relaxed);
     }
 
     /// Counts a page that was not in memory, or would not be without the reaper.
     #[cold]
-    fn arrive(self: &Arc<Self>, page: usize, seen: u8) {
-        if seen & RESIDENT == 0 {
-            self.watch.count_miss(Watch::samples(self.number.wrapping_add(page as u64)));
+    fn arrive(self: &Arc<Self>, page: usize) {
+        let is_sampled = Watch::samples(self.number.wrapping_add(page as u64));
+        if self.set_resident(page) {
+            self.watch.count_miss(is_sampled);
         }
-        if seen & UNQUEUED != 0 {
+        if is_sampled && self.set_queued(page) {
+            self.watch.count_miss_without();
             self.watch.queue(self, page);
         }
+    }
+
+    /// Returns true if a page was not in memory, as far as was known.
+    fn set_resident(&self, page: usize) -> bool {
+        let is_new = self.pages[page].fetch_or(RESIDENT, Ordering::Relaxed) & RESIDENT == 0;
+        if is_new {
+            self.count(1);
+        }
+        is_new
+    }
+
+    /// Returns true if a sampled page was not in the queue.
+    fn set_queued(&self, page: usize) -> bool {
+        self.pages[page].fetch_and(!UNQUEUED, Ordering::Relaxed) & UNQUEUED != 0
+    }
+
+    fn count(&self, pages: i64) {
+        self.counted.fetch_add(pages, Ordering::Relaxed);
+        self.watch.add_resident(pages);
+    }
+
+    /// Counts again the pages that are in memory as far as is known. Costs a nanosecond a page.
+    pub(crate) fn recount(&self) {
+        let is_resident = |state: &&AtomicU8| state.load(Ordering::Relaxed) & RESIDENT != 0;
+        let resident = self.pages.iter().filter(is_resident).count() as i64;
+        let counted = self.counted.swap(resident, Ordering::Relaxed);
+        self.watch.add_resident(resident - counted);
     }
 
     /// Notes that a sampled page has left the queue of a cache without the reaper.
@@ -97,31 +129,32 @@ impl Accesses {
     /// Notes that a page goes. Its frequency stays, so that it is known when it comes back.
     pub(crate) fn evict(&self, page: usize) {
         if self.pages[page].fetch_and(!RESIDENT, Ordering::Relaxed) & RESIDENT != 0 {
-            self.watch.add_resident(-1);
+            self.count(-1);
         }
     }
 
     /// Notes what is found of a page: whether it is in memory. Returns true if that was not known.
-    pub(crate) fn correct(&self, page: usize, is_resident: bool) -> bool {
-        let state = &self.pages[page];
-        let was_resident = state.load(Ordering::Relaxed) & RESIDENT != 0;
-        match (was_resident, is_resident) {
-            (false, true) => {
-                state.fetch_or(RESIDENT, Ordering::Relaxed);
-                self.watch.add_resident(1);
+    pub(crate) fn correct(self: &Arc<Self>, page: usize, is_resident: bool) -> bool {
+        if is_resident {
+            let is_new = self.set_resident(page);
+            if is_new
+                && Watch::samples(self.number.wrapping_add(page as u64))
+                && self.set_queued(page)
+            {
+                // It would have come to a cache without the reaper, too.
+                self.watch.queue(self, page);
             }
-            (true, false) => self.evict(page),
-            _ => {}
+            return is_new;
         }
-        was_resident != is_resident
+        let was_resident = self.pages[page].load(Ordering::Relaxed) & RESIDENT != 0;
+        self.evict(page);
+        was_resident
     }
 }
 
 impl Drop for Accesses {
     fn drop(&mut self) {
-        let is_resident = |state: &&AtomicU8| state.load(Ordering::Relaxed) & RESIDENT != 0;
-        let resident = self.pages.iter().filter(is_resident).count();
-        self.watch.add_resident(-(resident as i64));
+        self.watch.add_resident(-*self.counted.get_mut());
     }
 }
 
@@ -129,7 +162,7 @@ impl Drop for Accesses {
 const fn warmer(seen: u8) -> u8 {
     let frequency = seen & FREQUENCY;
     let more = if frequency == FREQUENCY { 0 } else { 1 };
-    RESIDENT | (frequency + more)
+    (seen & !FREQUENCY) | (frequency + more)
 }
 
 #[cfg(test)]
@@ -222,9 +255,11 @@ mod tests {
             }
             scope.spawn(|| (0..50_000).for_each(|at: usize| accesses.evict(at * 11 % PAGES)));
         });
-        (0..PAGES).for_each(|page| _ = accesses.correct(page, true));
-        assert!((0..PAGES).all(|page| accesses.resident_frequency(page).is_some()));
+        accesses.recount();
+        let is_resident = |page: &usize| accesses.resident_frequency(*page).is_some();
+        let resident = (0..PAGES).filter(is_resident).count() as u64;
+        assert_eq!(watch.resident_pages(), resident);
         (0..PAGES).for_each(|page| accesses.evict(page));
-        assert_eq!(accesses.resident_frequency(0), None);
+        assert_eq!(watch.resident_pages(), 0);
     }
 }

@@ -36,7 +36,7 @@ impl Maps {
                 Box::new(FileMap::new(self.next_id(), objects, file, self.files(), options)?)
             }
         };
-        let mapped = Mapped::new(objects, back_end, temperature, options.accesses_are_told);
+        let mapped = Mapped::new(objects, back_end, temperature, options.accesses_are_reported);
         let mapped = Arc::new(mapped);
         self.insert(&mapped);
         Ok(Map::new(mapped, self.clone()))

@@ -111,11 +111,11 @@ pub struct MapOptions {
     pub choice: BackEndChoice,
     /// Order in which the map will be read.
     pub access: MapAccess,
-    /// True if each access is told by a call: a view is read when it was had from [`Map::get`](super::Map::get),
+    /// True if each access is reported by a call: a view is read when it was had from [`Map::get`](super::Map::get),
     /// or beside [`Map::touch`](super::Map::touch). A reaper that evicts pages then knows at once, for a nanosecond
     /// or two, what is accessed how often. Otherwise it takes pages that are about to go out of the page tables
     /// first, and sees who comes back.
-    pub accesses_are_told: bool,
+    pub accesses_are_reported: bool,
     /// Called with a page that cannot be had, before the thread that touched it gets `SIGBUS`. Called in a
     /// signal handler: it may do what signal-safety(7) allows and no more.
     pub on_lost: Option<fn(Lost)>,

@@ -16,8 +16,8 @@ pub(crate) struct Mapped {
     pub(crate) objects: Vec<Arc<dyn Object>>,
     pub(crate) back_end: Box<dyn BackEnd>,
     pub(super) temperature: AtomicU8,
-    /// True if each access is told by a call of the map.
-    pub(crate) is_told: bool,
+    /// True if each access is reported by a call of the map.
+    pub(crate) is_reported: bool,
     /// Accesses to the pages of each object, since a reaper asked for them.
     accesses: Box<[OnceLock<Arc<Accesses>>]>,
 }
@@ -27,11 +27,11 @@ impl Mapped {
         objects: &[Arc<dyn Object>],
         back_end: Box<dyn BackEnd>,
         temperature: Temperature,
-        is_told: bool,
+        is_reported: bool,
     ) -> Self {
         let temperature = AtomicU8::new(temperature.number());
         let accesses = objects.iter().map(|_| OnceLock::new()).collect();
-        Self { objects: objects.to_vec(), back_end, temperature, is_told, accesses }
+        Self { objects: objects.to_vec(), back_end, temperature, is_reported, accesses }
     }
 
     pub(crate) fn temperature(&self) -> Temperature {
@@ -58,9 +58,10 @@ impl Mapped {
     pub(super) fn touch(&self, object: usize, offset_bytes: u64, bytes: usize) {
         let Some(accesses) = self.accesses(object) else { return };
         if bytes > 0 {
-            let first = offset_bytes as usize / PAGE_BYTES;
-            let last = (offset_bytes as usize + bytes - 1) / PAGE_BYTES;
-            (first..=last).for_each(|page| accesses.touch(page));
+            let first = (offset_bytes / PAGE_BYTES as u64) as usize;
+            let end =
+                offset_bytes.saturating_add(bytes as u64).div_ceil(PAGE_BYTES as u64) as usize;
+            (first..end.min(accesses.len())).for_each(|page| accesses.touch(page));
         }
     }
 }

@@ -146,14 +146,16 @@ impl Map {
         Ok(mapped.back_end.view(object, offset_bytes, bytes))
     }
 
-    /// Tells the reaper of an access to bytes of an object that are read through a view from before. Costs a
+    /// Reports an access to bytes of an object that are read through a view from before. Costs a
     /// nanosecond or two a page, and nothing is read. Bytes beyond the object's end are nobody's.
     ///
     /// # Panics
     /// If the map has no object of that number.
     #[inline]
     pub fn touch(&self, object: usize, offset_bytes: u64, bytes: usize) {
-        self.mapped().touch(object, offset_bytes, bytes);
+        if let Ok(mapped) = self.here() {
+            mapped.touch(object, offset_bytes, bytes);
+        }
     }
 
     /// Copies bytes of an object, verified against its checksums. Blocks while pages are read.

@@ -7,12 +7,15 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::accesses::Accesses;
 
 /// Number of pages of which one is sampled.
 pub(crate) const SAMPLED: u64 = 16;
+
+/// Pages that leave the queue while it is locked once.
+const PIECE_PAGES: usize = 256;
 
 /// Misses of the sampled pages since the watch began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,10 +71,31 @@ impl Watch {
         }
     }
 
-    /// Sets the size of a cache without the reaper, in pages.
+    /// Sets the size of a cache without the reaper, in pages. Pages that it has no room for leave it, in small pieces so
+    /// that nobody who reads waits for long.
     pub(crate) fn set_cache_pages(&self, pages: u64) {
         let sampled = usize::try_from(pages / SAMPLED).unwrap_or(usize::MAX);
         self.queue_pages_max.store(sampled, Ordering::Relaxed);
+        while self.shorten_queue(PIECE_PAGES) {}
+    }
+
+    /// Takes up to so many pages off the front of a queue that is too long. Returns true if it still is.
+    fn shorten_queue(&self, pages: usize) -> bool {
+        let pages_max = self.queue_pages_max.load(Ordering::Relaxed);
+        let mut queue = self.lock_queue();
+        for _ in 0..pages.min(queue.len().saturating_sub(pages_max)) {
+            if let Some((accesses, page)) = queue.pop_front()
+                && let Some(accesses) = accesses.upgrade()
+            {
+                accesses.leave_queue(page);
+            }
+        }
+        queue.len() > pages_max
+    }
+
+    fn lock_queue(&self) -> MutexGuard<'_, VecDeque<(Weak<Accesses>, usize)>> {
+        // A queue is whole between any two statements.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn add_resident(&self, pages: i64) {
@@ -79,25 +103,19 @@ impl Watch {
     }
 
     pub(super) fn count_miss(&self, is_sampled: bool) {
-        self.add_resident(1);
         self.misses.fetch_add(1, Ordering::Relaxed);
         self.sampled_with.fetch_add(is_sampled.into(), Ordering::Relaxed);
     }
 
-    /// Puts a sampled page behind the queue; whatever the queue has no room for leaves it at the front.
-    pub(super) fn queue(&self, accesses: &Arc<Accesses>, page: usize) {
+    /// Counts an access to a sampled page that would not be in memory without the reaper.
+    pub(super) fn count_miss_without(&self) {
         self.sampled_without.fetch_add(1, Ordering::Relaxed);
-        let pages_max = self.queue_pages_max.load(Ordering::Relaxed);
-        // A queue is whole between any two statements.
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.push_back((Arc::downgrade(accesses), page));
-        while queue.len() > pages_max {
-            if let Some((accesses, page)) = queue.pop_front()
-                && let Some(accesses) = accesses.upgrade()
-            {
-                accesses.leave_queue(page);
-            }
-        }
+    }
+
+    /// Puts a sampled page behind the queue; what the queue has no room for leaves it at the front.
+    pub(super) fn queue(&self, accesses: &Arc<Accesses>, page: usize) {
+        self.lock_queue().push_back((Arc::downgrade(accesses), page));
+        self.shorten_queue(2);
     }
 }
 

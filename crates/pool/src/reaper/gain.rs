@@ -42,7 +42,7 @@ pub(super) struct Gain {
     window: Option<Begin>,
     windows_without: u32,
     pause: Duration,
-    /// When the present pause ends.
+    /// End of the present pause.
     until: Option<Duration>,
 }
 
@@ -90,10 +90,11 @@ impl Gain {
 
 /// Returns true if a window saved something, and more time than it took where that is short.
 fn pays(begin: Begin, misses: Misses, busy: Duration, processor_stall: u32) -> bool {
-    let without = misses.without - begin.misses.without;
-    let saved = without.saturating_sub(misses.with - begin.misses.with);
+    let without = misses.without.saturating_sub(begin.misses.without);
+    let with = misses.with.saturating_sub(begin.misses.with);
+    let saved = without.saturating_sub(with);
     if processor_stall < PROCESSOR_STALL_MARK {
-        return saved * SAVED_PARTS >= without;
+        return with <= without && saved * SAVED_PARTS >= without;
     }
     let saved = u32::try_from(saved * SAMPLED).unwrap_or(u32::MAX);
     MISS.saturating_mul(saved) >= busy.saturating_sub(begin.busy)
@@ -127,6 +128,7 @@ mod tests {
         assert!(steps(50, [98, 100], 1_000, 0).iter().all(|back| !back));
         assert!(steps(50, [99, 100], 0, 0).contains(&true));
         assert!(steps(50, [120, 100], 0, 0).contains(&true));
+        assert!(steps(50, [10, 0], 0, 0).contains(&true));
         // Nobody reads anything.
         assert!(steps(50, [0, 0], 1, 0).iter().all(|back| !back));
     }

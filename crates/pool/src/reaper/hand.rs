@@ -1,8 +1,8 @@
 //! Choice of the pages that go: a hand that goes over all pages in turns, and takes the least frequent.
 //!
 //! In each turn it takes the least frequent sixteenth of what is in memory, by the counts of the turn before. So
-//! a page that has just come has the time of a turn to be accessed again (W-TinyLFU's window), and no turn takes
-//! longer than it takes to read so many pages anew. What went keeps its frequency (a ghost's, as S3-FIFO's), so
+//! a page that comes behind the hand has the time of a turn to be accessed again (much as in W-TinyLFU's window), and no
+//! turn takes longer than it takes to read so many pages anew. What went keeps its frequency (a ghost's, as S3-FIFO's), so
 //! what comes back often stays. When frequencies are high on average they are halved, so that the past is
 //! forgotten in proportion to accesses and not to time (TinyLFU's reset).
 
@@ -10,7 +10,7 @@ use super::cut::{Counts, Cut, NO_PAGES};
 use super::law::Law;
 use crate::map::{Accesses, Temperature};
 
-/// Of the pages in memory, the hand takes one in so many each turn.
+/// Parts of the pages in memory of which the hand takes one each turn.
 const TURN_PARTS: u64 = 16;
 
 /// Average frequency of the pages in memory above which all are halved.
@@ -40,7 +40,7 @@ pub(super) struct Hand {
     counts: Counts,
     last: Counts,
     cut: Cut,
-    /// What is owed of the pages of the one frequency of which a part goes.
+    /// Rest that is owed of the pages of the one frequency of which a part goes.
     owed: u64,
     is_halving: bool,
 }
@@ -63,7 +63,7 @@ impl Default for Hand {
 
 impl Hand {
     /// Goes on over the pages of `count` objects, until it has taken `wanted` pages or has looked at `seen_max`.
-    /// What it takes counts as gone.
+    /// Pages that it takes count as gone.
     pub(super) fn pass<'a>(
         &mut self,
         count: usize,
@@ -115,8 +115,12 @@ impl Hand {
         if frequency != self.cut.below(temperature) {
             return frequency < self.cut.below(temperature);
         }
+        let part = self.cut.at(temperature);
+        if part == 0 {
+            return false;
+        }
         let all = self.last[temperature as usize][frequency].max(1);
-        self.owed += self.cut.at(temperature);
+        self.owed += part;
         let goes = self.owed >= all;
         self.owed -= if goes { all } else { 0 };
         goes
@@ -125,13 +129,12 @@ impl Hand {
     fn begin_turn(&mut self, law: &Law) {
         self.last = std::mem::replace(&mut self.counts, NO_PAGES);
         (self.object, self.page, self.owed) = (0, 0, 0);
-        let pages = self.last.iter().flatten().sum::<u64>();
+        // What is pinned neither goes nor says how frequent the others are.
+        let counts = &self.last[..Temperature::Pinned as usize];
+        let pages = counts.iter().flatten().sum::<u64>();
         let of_level = |(level, pages): (usize, &u64)| level as u64 * pages;
-        let frequencies = self
-            .last
-            .iter()
-            .flat_map(|counts| counts.iter().enumerate().map(of_level))
-            .sum::<u64>();
+        let levels = counts.iter().flat_map(|counts| counts.iter().enumerate());
+        let frequencies = levels.map(of_level).sum::<u64>();
         self.cut = Cut::of(&self.last, law, pages.div_ceil(TURN_PARTS));
         self.is_halving = frequencies > pages * FREQUENCY_MEAN_MAX;
     }
@@ -225,6 +228,18 @@ mod tests {
         };
         assert_eq!(left(&objects[0]), 0);
         assert_eq!(left(&objects[1]), 400 - gone);
+    }
+
+    #[test]
+    fn pinned_pages_stay_beside_others_of_which_a_part_goes() {
+        let objects = objects(&[vec![1; 800], vec![1; 400]]);
+        // Pages that were read ahead and never accessed.
+        (0..400).for_each(|page| objects[1].halve(page));
+        let temperatures = [Temperature::Warm, Temperature::Pinned];
+        let watched = |at: usize| Watched { accesses: &objects[at], temperature: temperatures[at] };
+        let pass = Hand::default().pass(2, watched, &Law::default(), 500, u64::MAX);
+        assert_eq!(pass.taken, 500);
+        assert!(pass.victims.iter().all(|victims| victims.object == 0));
     }
 
     #[test]

@@ -67,7 +67,8 @@ struct Shared {
 }
 
 impl Reaper {
-    /// Starts to look after all of `maps`, those that come later too.
+    /// Starts to look after all of `maps`, those that come later too. Of reapers that evict pages there may be one
+    /// for the same maps: two would count the same pages.
     ///
     /// # Errors
     /// If `/proc/self/pagemap` cannot be opened, or no thread can be had.

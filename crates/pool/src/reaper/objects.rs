@@ -20,7 +20,7 @@ pub(super) struct Objects {
     cells: Vec<Cell>,
     /// The next cell to visit.
     next: usize,
-    /// When some were visited last.
+    /// Time at which some were visited last.
     visited: Option<Duration>,
     /// Chooses where probes are laid.
     place: u64,

@@ -28,9 +28,9 @@ impl Owners {
         self.all().map(|(map, _)| map.temperature()).max().unwrap_or(Temperature::Cold)
     }
 
-    /// Returns true if all maps that show it tell of each access.
-    pub(super) fn are_told(&self) -> bool {
-        self.all().all(|(map, _)| map.is_told)
+    /// Returns true if all maps that show it report each access.
+    pub(super) fn are_reported(&self) -> bool {
+        self.all().all(|(map, _)| map.is_reported)
     }
 
     pub(super) fn kind(&self) -> Option<BackEndKind> {

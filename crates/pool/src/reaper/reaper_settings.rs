@@ -13,8 +13,8 @@ pub enum Grain {
     Object,
     /// The pages that are accessed least, of whatever object, until enough is free: for objects whose popular
     /// parts lie all over them, such as the tables of a key-value store, and best where maps
-    /// [tell of accesses](crate::map::MapOptions::accesses_are_told). Takes a byte a page, and some 3 µs of CPU a
-    /// page that goes. Where maps do not tell: also 5 ns a page and [`page_interval`](ReaperSettings::page_interval),
+    /// [report accesses](crate::map::MapOptions::accesses_are_reported). Takes a byte a page, and some 3 µs of CPU a
+    /// page that goes. Where maps do not report them: also 5 ns a page and [`page_interval`](ReaperSettings::page_interval),
     /// and a fault that does not read for a page that was about to go and is accessed. Pages of the memfd back end are
     /// told apart by sixteens only then.
     Page,
@@ -41,7 +41,7 @@ pub struct ReaperSettings {
     pub visits: usize,
     /// Unit of eviction.
     pub grain: Grain,
-    /// Time for which a page that is about to go is watched, where pages are evicted and maps do not tell of
+    /// Time for which a page that is about to go is watched, where pages are evicted and maps do not report
     /// accesses.
     pub page_interval: Duration,
     /// The most objects that are evicted before it looks again.

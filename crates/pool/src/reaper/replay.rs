@@ -46,10 +46,4 @@ impl Replay {
     pub fn misses(&self) -> u64 {
         self.watch.misses()
     }
-
-    /// Returns the number of misses that the sample says there would have been without the reaper.
-    #[must_use]
-    pub fn misses_without(&self) -> u64 {
-        self.watch.sampled_misses().without * crate::map::SAMPLED
-    }
 }

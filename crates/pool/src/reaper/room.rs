@@ -15,11 +15,11 @@ pub struct Memory {
     pub available_bytes: Option<u64>,
     /// Bytes that the limits of our cgroups leave, caches of files counted as left. None without a limit.
     pub group_left_bytes: Option<u64>,
-    /// Of these, bytes that nothing is in. None where that is not known.
+    /// Bytes of the former that nothing is in. None where that is not known.
     pub group_unused_bytes: Option<u64>,
     /// Part of the last ten seconds in which some task waited for memory, in hundredths of a percent.
     pub stall: u32,
-    /// The same for processors.
+    /// Part of the last ten seconds in which tasks waited for processors, in hundredths of a percent.
     pub processor_stall: u32,
 }
 

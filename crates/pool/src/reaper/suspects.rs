@@ -31,7 +31,7 @@ impl Suspects {
         self.runs.entry(key(&run.object)).or_default().push_back((now, run));
     }
 
-    /// Has the suspects of an object count as gone, after all that is in memory was counted.
+    /// Counts the suspects of an object as gone, after all that is in memory was counted.
     pub(super) fn count_as_gone(&self, object: &PagedObject) {
         let runs = self.runs.get(&key(object)).into_iter().flatten();
         let pages = runs.flat_map(|(_, run)| run.range());
@@ -62,10 +62,16 @@ fn key(object: &PagedObject) -> usize {
 
 /// Appends what nobody has accessed of some runs of one object. The rest counts as accessed and in memory.
 fn judge_object(runs: &[Run], unaccessed: &mut Vec<Run>, work: &mut Work) {
-    let object = &runs[0].object;
-    let is_back = pages_in_tables(object, work);
+    // Of maps that came and went, the last may be there.
+    let Some(object) = runs.iter().rev().map(|run| &run.object).find(|object| object.is_shown())
+    else {
+        return;
+    };
+    let mut is_back = pages_in_tables(object, work);
     for run in runs {
         let mut page = run.first_page;
+        let was_read = |page: &usize| object.accesses.resident_frequency(*page).is_some();
+        run.range().filter(was_read).for_each(|page| is_back[page] = true);
         for alike in is_back[run.range()].chunk_by(|a, b| a == b) {
             if alike[0] {
                 object.touch(page..page + alike.len());

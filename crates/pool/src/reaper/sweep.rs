@@ -84,11 +84,17 @@ impl Sweep {
         let pressure =
             room.and_then(|room| self.settings.law.pressure(room.free, room.marks, self.active));
         self.active = pressure.is_some();
-        self.impose(room, pressure);
+        if let Evicted::Pages(pages) = &self.evicted {
+            pages.count_misses(room.as_ref(), &mut self.work);
+        }
+        self.work.statistics.steps_back = false;
         let pages_evicted = match room.zip(pressure) {
             Some((room, pressure)) => self.evict(now, &room, pressure, memory),
             None => 0,
         };
+        // The kernel's choice is not helped by reading less ahead.
+        let imposed = pressure.filter(|_| !self.work.statistics.steps_back);
+        self.impose(room, imposed);
         self.work.statistics.busy += thread::cpu_time().saturating_sub(began);
         let again_in = match &self.evicted {
             Evicted::Objects(_) => None,

@@ -40,10 +40,10 @@ pub struct ReaperStatistics {
     pub errors: u64,
     /// CPU time that it has taken.
     pub busy: Duration,
-    /// Accesses to pages that were not in memory, where maps tell of accesses and pages are evicted.
+    /// Accesses to pages that were not in memory, where maps report accesses and pages are evicted.
     pub misses: u64,
-    /// How many more of them there would have been without the reaper, by a sample; less than none if the kernel would
-    /// have chosen better.
+    /// Misses that there would have been besides without the reaper, by a sample; less than none if the kernel would have
+    /// chosen better.
     pub misses_saved: i64,
     /// True while it leaves eviction to the kernel, because it saved less time than it took.
     pub steps_back: bool,

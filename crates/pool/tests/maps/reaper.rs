@@ -119,13 +119,13 @@ fn pages_that_are_used_stay_though_their_objects_are_used_alike() {
 }
 
 #[test]
-fn told_accesses_keep_pages_and_a_scan_does_not_push_them_out() {
+fn reported_accesses_keep_pages_and_a_scan_does_not_push_them_out() {
     let bench = Bench::new();
     let device = bench.device("one");
     let objects = row(&device, COUNT, OBJECT_BYTES, OBJECT_BYTES);
     for kind in BOTH {
         let maps = Maps::default();
-        let options = MapOptions { accesses_are_told: true, ..fixed(kind) };
+        let options = MapOptions { accesses_are_reported: true, ..fixed(kind) };
         let map = maps.map(&objects, Temperature::Warm, &options).unwrap();
         purge(&map);
         let budget_pages = COUNT * 32 / 2;
@@ -150,7 +150,7 @@ fn told_accesses_keep_pages_and_a_scan_does_not_push_them_out() {
         hot();
         sweep.tick(Duration::from_secs(100), &Memory::default());
         let statistics = sweep.statistics();
-        // Two turns of the scan at the beginning, while nothing was known.
+        // All misses were the scan's.
         assert_eq!(statistics.misses, before, "{kind:?}");
         assert!(statistics.misses_saved > 0, "{kind:?}: {statistics:?}");
         assert_eq!(statistics.errors, 0, "{kind:?}: {statistics:?}");
@@ -163,7 +163,7 @@ fn memory_that_others_gave_back_is_noticed() {
     let device = bench.device("one");
     let objects = row(&device, COUNT, OBJECT_BYTES, OBJECT_BYTES);
     let maps = Maps::default();
-    let options = MapOptions { accesses_are_told: true, ..MapOptions::default() };
+    let options = MapOptions { accesses_are_reported: true, ..MapOptions::default() };
     let map = maps.map(&objects, Temperature::Warm, &options).unwrap();
     load(&map);
     let settings = ReaperSettings { grain: Grain::Page, ..budget(4 * COUNT * OBJECT_BYTES) };

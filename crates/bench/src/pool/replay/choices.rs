@@ -192,13 +192,14 @@ impl S3Fifo {
         }
         self.is_there[at] = true;
         self.frequency[at] = 0;
-        let queue = if self.is_ghost[at] { &mut self.main } else { &mut self.small };
+        let was_ghost = std::mem::take(&mut self.is_ghost[at]);
+        let queue = if was_ghost { &mut self.main } else { &mut self.small };
         queue.push_back(page);
         true
     }
 
     fn evict(&mut self) {
-        if self.small.len() >= self.memory / SMALL_PARTS {
+        if self.small.len() > self.memory / SMALL_PARTS || self.main.is_empty() {
             self.evict_small();
         } else {
             self.evict_main();
@@ -253,6 +254,7 @@ mod tests {
         let trace = [1, 2, 1, 3, 1, 2];
         assert_eq!(misses(Choice::Fifo, &trace), 5);
         assert_eq!(misses(Choice::Lru, &trace), 4);
+        assert_eq!(misses(Choice::S3Fifo, &trace), 5);
         assert_eq!(misses(Choice::Optimum, &trace), 4);
         assert_eq!(misses(Choice::Optimum, &[1, 2, 3, 1, 2, 3]), 4);
     }

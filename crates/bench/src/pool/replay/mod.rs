@@ -8,7 +8,7 @@ mod traces;
 
 use std::fmt;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use bindery_ycsb::Records;
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ use crate::choice;
 use crate::harness::significant;
 use crate::interrupt;
 
-/// What to replay.
+/// Traces and choices to replay.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Traces.
@@ -64,6 +64,10 @@ pub fn run(options: &Options) -> Result<Report> {
     let records = Records { count: options.records };
     let pages = traces::pages(records);
     let memory_pages = (pages as f64 * options.memory) as usize;
+    ensure!(
+        memory_pages > 0,
+        "{pages} pages are too few for memory for a part of them: take more records"
+    );
     let counted_from = options.accesses / 2;
     let mut lines = Vec::new();
     for &trace in &options.traces {

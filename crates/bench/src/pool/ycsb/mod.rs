@@ -61,7 +61,7 @@ pub struct Options {
     pub target_per_s: Option<f64>,
     /// Whether updates write all fields of a record, without reading it first.
     pub write_all_fields: bool,
-    /// Whether one more thread reads all records in the order of their keys.
+    /// One more thread reads all records in the order of their keys.
     pub scan: bool,
     /// Bytes of a table of the example store.
     pub table_bytes: u64,

@@ -19,9 +19,9 @@ pub struct Course {
     pub round: usize,
     /// How it did.
     pub figures: Figures,
-    /// What its reaper did, if it has one.
+    /// Work of its reaper, if it has one.
     pub reaper: Option<Reaped>,
-    /// How often memory was at its limit when more was wanted, so that whoever read had to make room.
+    /// Times at which memory was at its limit when more was wanted, so that whoever read had to make room.
     pub limit_hits: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct Report {
     pub target_per_s: Option<f64>,
     /// Whether updates wrote all fields of a record, without reading it first.
     pub write_all_fields: bool,
-    /// Whether one more thread read all records in the order of their keys.
+    /// One more thread read all records in the order of their keys.
     pub scan: bool,
     /// Bytes of a table of the example store.
     pub table_bytes: u64,

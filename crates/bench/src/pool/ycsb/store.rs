@@ -25,10 +25,10 @@ const FILE_TO_DATA: u64 = 4;
 /// Figures of a store, and of its reaper if it has one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answered {
-    /// How it did.
+    /// Figures of the store.
     #[serde(flatten)]
     pub figures: Figures,
-    /// What its reaper did.
+    /// Work of its reaper.
     #[serde(default)]
     pub reaper: Option<Reaped>,
 }
@@ -38,13 +38,13 @@ pub struct Answered {
 pub struct Reaped {
     /// CPU time that it took, in seconds.
     pub busy_s: f64,
-    /// Pages that it evicted, and those that did not go.
+    /// Pages that it evicted.
     pub pages_evicted: u64,
     /// Pages that it evicted and that did not go.
     pub pages_stuck: u64,
     /// Accesses to pages that were not in memory.
     pub misses: u64,
-    /// How many more there would have been without it, by its own sample.
+    /// Misses that there would have been besides without it, by its own sample.
     pub misses_saved: i64,
 }
 
@@ -101,7 +101,7 @@ impl OnPool {
     }
 }
 
-/// What maps may use of the memory allowed, in percent.
+/// Part of the memory allowed that maps may use, in percent.
 const MEMORY_PERCENT: u32 = 98;
 
 fn settings(grain: Grain) -> ReaperSettings {
