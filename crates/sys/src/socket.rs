@@ -33,7 +33,7 @@ pub const FDS_MAX_OF_KERNEL: usize = 253;
 /// allocated.
 pub const WAIT_MAX: usize = 8;
 
-/// How often [`connect_within`] looks for room in a listener's backlog.
+/// Interval at which [`connect_within`] looks for room in a listener's backlog.
 const BACKLOG_POLL: Duration = Duration::from_millis(2);
 
 /// Who is at the other end of a connection, as the kernel saw it when the connection was made.

@@ -30,7 +30,7 @@ pub struct Run {
     /// Whether an update writes all fields of a record at once (YCSB: `writeallfields`). Otherwise it is one
     /// field, for which the record is read first.
     pub write_all_fields: bool,
-    /// Whether one more thread reads all records in the order of their keys, again and again, untimed.
+    /// One more thread reads all records in the order of their keys, again and again, untimed.
     pub scan: bool,
     /// Equal seeds ask for the same, thread by thread.
     pub seed: u64,

@@ -37,7 +37,7 @@ pub struct Task {
     /// Whether updates write all fields of a record, without a look at it.
     #[serde(default)]
     pub write_all_fields: bool,
-    /// Whether one more thread reads all records in the order of their keys, again and again, untimed.
+    /// One more thread reads all records in the order of their keys, again and again, untimed.
     #[serde(default)]
     pub scan: bool,
     /// Equal seeds ask for the same.
