@@ -63,7 +63,7 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
 /// listener's backlog. The socket is non-blocking.
 ///
 /// # Errors
-/// Those of [`connect`]; `TimedOut` if the backlog stayed full, as that of a listener that hangs does.
+/// As [`connect`]; `TimedOut` if the backlog stayed full, as that of a listener that hangs does.
 pub fn connect_within(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
