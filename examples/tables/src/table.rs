@@ -13,8 +13,11 @@ use crate::error::StoreError;
 use crate::index::IndexBuilder;
 use crate::merge::Entry;
 
-/// What is written, and what is read by those who go through a whole table, at once.
-const CHUNK_BYTES: usize = 1 << 20;
+/// Bytes that are read at once by who goes through a whole table: few, since requests wait meanwhile.
+const READ_BYTES: usize = 128 << 10;
+
+/// Bytes of a table that are written at once.
+const WRITE_BYTES: usize = 256 << 10;
 
 /// The objects of a table, and its first key.
 #[derive(Clone, Debug)]
@@ -50,9 +53,9 @@ impl Table {
             return entries.next().map_or(Ok(None), |entry| entry.map(|_| None));
         };
         let first_key = first_key.as_slice().into();
-        let mut writer = pool.allocate_mblock(class, data_bytes)?;
+        let mut writer = pool.allocate_mblock(class, data_bytes)?.in_pieces_of(WRITE_BYTES);
         let (mut block, mut index) = (BlockBuilder::default(), IndexBuilder::default());
-        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        let mut chunk = Vec::with_capacity(WRITE_BYTES);
         let mut written = 0;
         let mut pace = Pace::begin();
         while let Some(entry) = entries.peek() {
@@ -64,7 +67,7 @@ impl Table {
                 pace.step();
                 block.finish(&mut chunk);
                 written += BLOCK_BYTES as u64;
-                if chunk.len() >= CHUNK_BYTES {
+                if chunk.len() >= WRITE_BYTES {
                     writer.append(&chunk)?;
                     chunk.clear();
                 }
@@ -119,7 +122,7 @@ impl Entries {
         if left == 0 {
             return Ok(false);
         }
-        let bytes = left.min(CHUNK_BYTES as u64) as usize;
+        let bytes = left.min(READ_BYTES as u64) as usize;
         let mut buffer = Buffer::zeroed(bytes);
         self.table.read(self.at, &mut buffer)?;
         self.at += bytes as u64;

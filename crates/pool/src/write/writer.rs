@@ -14,9 +14,9 @@ use crate::media::PoolDevice;
 use crate::session::PoolSession;
 use crate::{BLOCK_BYTES, Extent, MediaClass, ObjectId, OtherProcess, UNIT_BYTES};
 
-/// Bytes that are gathered before they are written: one huge page, which the device gets as one
-/// piece of memory. It is written while the next is gathered.
-const PIECE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
+/// Bytes that are gathered before they are written, unless the caller says otherwise: one huge page, which the
+/// device gets as one piece of memory. It is written while the next is gathered.
+const PIECE_BYTES: usize = HUGE_PAGE_BYTES;
 
 /// Bytes could not be appended to an object.
 #[derive(Debug, Error)]
@@ -59,6 +59,7 @@ pub struct Writer {
     pub(super) table: Extent,
     capacity_bytes: u64,
     pub(super) length_bytes: u64,
+    piece_bytes: usize,
     /// Bytes that are gathered, and their number: fewer than the buffer has room for.
     piece: Option<Buffer>,
     gathered_bytes: usize,
@@ -97,12 +98,26 @@ impl Writer {
             table,
             capacity_bytes,
             length_bytes: 0,
+            piece_bytes: PIECE_BYTES.min(data.bytes as usize),
             piece: None,
             gathered_bytes: 0,
             under_way,
             checksums: Vec::new(),
             state: State::Whole,
         }
+    }
+
+    /// Gathers `bytes` before they are written, instead of 2 MiB: less where others wait for small reads of the
+    /// device meanwhile, which share it with each piece.
+    ///
+    /// # Panics
+    /// If bytes were appended already, or `bytes` is not a positive multiple of [`UNIT_BYTES`].
+    #[must_use = "the writer is returned"]
+    pub fn in_pieces_of(mut self, bytes: usize) -> Self {
+        assert!(self.length_bytes == 0, "pieces are of one length");
+        assert!(bytes > 0 && bytes.is_multiple_of(UNIT_BYTES), "pieces are whole units");
+        self.piece_bytes = bytes.min(self.data.bytes as usize);
+        self
     }
 
     /// The name that it will have.
@@ -189,7 +204,7 @@ impl Writer {
     /// has all of the unit. To read the copy is to wait until its cache lines have come back from the
     /// processor that had the device read what they held before.
     fn gather(&mut self, mut bytes: &[u8]) -> Result<(), AppendError> {
-        let piece_bytes = self.data.bytes.min(PIECE_BYTES) as usize;
+        let piece_bytes = self.piece_bytes;
         while !bytes.is_empty() {
             let mut piece = self.piece.take().unwrap_or_else(|| self.under_way.buffer(piece_bytes));
             let at = self.gathered_bytes;

@@ -10,7 +10,7 @@ use bindery_pool::object::{Object, ReadError};
 use bindery_pool::write::{AppendError, CommitError};
 use bindery_pool::{
     AllocateError, CreateError, CreateOptions, DeleteError, DeviceIndex, FindError, GrowError,
-    JoinError, LogError, MediaClass, NewDevice, ObjectId, OpenError, Pool, ReaderError,
+    JoinError, LogError, MediaClass, NewDevice, ObjectId, OpenError, Pool, ReaderError, UNIT_BYTES,
 };
 use bindery_sys::direct::Buffer;
 
@@ -50,6 +50,19 @@ fn objects_are_read_as_they_were_written_and_listed_by_class() {
         let object = pool.get(id).unwrap();
         assert_eq!(read(&object), it.bytes());
         assert!(Arc::ptr_eq(&object, &pool.get(id).unwrap()), "there are two of one object");
+    }
+}
+
+#[test]
+fn pieces_of_any_length_make_the_same_object() {
+    let rig = Rig::two();
+    let pool = rig.create();
+    for (seed, pieces) in (1..).zip([1, 3, 64, 10_000]) {
+        let it = Written { seed, length: 300_000 };
+        let writer = pool.allocate_mblock(Capacity, it.length as u64).unwrap();
+        let mut writer = writer.in_pieces_of(pieces * UNIT_BYTES);
+        it.bytes().chunks(17_001).for_each(|bytes| writer.append(bytes).unwrap());
+        assert_eq!(read(&writer.commit().unwrap()), it.bytes(), "{pieces} units at once");
     }
 }
 
