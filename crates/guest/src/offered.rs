@@ -39,7 +39,8 @@ impl OfferedTable {
     /// [`GuestError::Nonsense`] if there is none of this number.
     pub(crate) fn withdraw(&mut self, number: u32) -> Result<(), GuestError> {
         let place = self.ranges.binary_search_by_key(&number, |range| range.number);
-        let place = place.map_err(|_| GuestError::nonsense("a withdrawal of what was not offered"))?;
+        let place =
+            place.map_err(|_| GuestError::nonsense("a withdrawal of what was not offered"))?;
         self.ranges.remove(place);
         Ok(())
     }

@@ -307,7 +307,11 @@ const SHARED: &str = "which other mappings and descriptors can reach; give the g
                       plain -m, or memory-backend-ram with share=off";
 
 /// Whether a range may be taken, of which `areas` are the mappings.
-pub(crate) fn is_suitable(areas: &[Area], start: HostAddress, end: HostAddress) -> Result<(), ManageError> {
+pub(crate) fn is_suitable(
+    areas: &[Area],
+    start: HostAddress,
+    end: HostAddress,
+) -> Result<(), ManageError> {
     let unsuitable = |what: String| Err(ManageError::Unsuitable { address: start, what });
     let mut at = start;
     for area in areas {

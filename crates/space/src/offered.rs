@@ -34,7 +34,8 @@ impl OfferedRanges {
     /// Notes a range. Returns false for one that is known, or one too many.
     fn add(&self, address: HostAddress, bytes: u64) -> bool {
         let mut list = self.lock();
-        let is_known = list.ranges.iter().any(|known| (known.address, known.bytes) == (address, bytes));
+        let is_known =
+            list.ranges.iter().any(|known| (known.address, known.bytes) == (address, bytes));
         let next = list.next.checked_add(1);
         let (false, Some(next)) = (is_known || list.ranges.len() >= OFFERED_MAX, next) else {
             return false;
@@ -119,7 +120,9 @@ mod tests {
     #[test]
     fn ranges_keep_the_order_of_the_calls() {
         let ranges = OfferedRanges::default();
-        assert!(ranges.add(at(90), 4096) && ranges.add(at(10), 3 * 4096) && ranges.add(at(50), 4096));
+        assert!(
+            ranges.add(at(90), 4096) && ranges.add(at(10), 3 * 4096) && ranges.add(at(50), 4096)
+        );
         assert!(!ranges.add(at(10), 3 * 4096), "it is known");
         assert!(!ranges.withdraw(at(13), at(50)));
         assert!(ranges.withdraw(at(12), at(13)));

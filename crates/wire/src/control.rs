@@ -148,8 +148,10 @@ pub fn are_bindable(ranges: &[BoundRange]) -> bool {
     }
     let pages: Option<Vec<PageRange>> = ranges.iter().map(BoundRange::pages).collect();
     let Some(pages) = pages else { return false };
-    let addresses = ranges.iter().map(|range| (range.address.0, range.address.0 + range.bytes as usize));
-    are_apart(addresses.collect()) && are_apart(pages.iter().map(|p| (p.first.at(), p.end().at())).collect())
+    let addresses =
+        ranges.iter().map(|range| (range.address.0, range.address.0 + range.bytes as usize));
+    are_apart(addresses.collect())
+        && are_apart(pages.iter().map(|p| (p.first.at(), p.end().at())).collect())
 }
 
 fn are_apart(mut ranges: Vec<(usize, usize)>) -> bool {

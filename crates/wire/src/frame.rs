@@ -188,9 +188,8 @@ mod tests {
             added,
             range().prop_map(FromShim::RegionRemoved),
             any::<u32>().prop_map(|number| FromShim::Withdrawn { number }),
-            (prop::collection::vec(any::<u8>(), 0..9), any::<u64>()).prop_map(
-                |(token, missing_pages)| FromShim::SourceLost { token, missing_pages }
-            ),
+            (prop::collection::vec(any::<u8>(), 0..9), any::<u64>())
+                .prop_map(|(token, missing_pages)| FromShim::SourceLost { token, missing_pages }),
             Just(FromShim::Released)
         ]
     }

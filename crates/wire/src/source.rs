@@ -180,6 +180,10 @@ mod tests {
             FromSource::read(FromSource::about(SourceWord::Pages, pages, slot).as_bytes())
         };
         assert!(frame(SLOT_PAGES, SLOTS - 1).is_some());
-        assert!(frame(SLOT_PAGES + 1, 0).is_none() && frame(1, SLOTS).is_none() && frame(0, 0).is_none());
+        assert!(
+            frame(SLOT_PAGES + 1, 0).is_none()
+                && frame(1, SLOTS).is_none()
+                && frame(0, 0).is_none()
+        );
     }
 }

@@ -105,7 +105,9 @@ impl SourceLink {
                     let pages = frame.pages().filter(|pages| pages.end().0 <= PAGES_MAX);
                     let is_new = pages.is_some_and(|pages| self.want(pages));
                     if !is_new || self.wanted.len() > LACKS_MAX {
-                        return Err(GuestError::nonsense("missing pages that are none, or too many"));
+                        return Err(GuestError::nonsense(
+                            "missing pages that are none, or too many",
+                        ));
                     }
                 }
                 _ => return Err(GuestError::nonsense("a source that is used before it is bound")),

@@ -14,7 +14,8 @@ pub(super) fn push(
     serving: &Serving<'_>,
     ahead: impl Iterator<Item = PageRange>,
 ) -> Result<(), SourceError> {
-    let mut pusher = Pusher { serving, began: Instant::now(), bytes: 0, buffer: vec![0; SLOT_BYTES] };
+    let mut pusher =
+        Pusher { serving, began: Instant::now(), bytes: 0, buffer: vec![0; SLOT_BYTES] };
     let everything = PageRange::new(PageIndex(0), PAGES_MAX);
     for range in ahead.chain([everything]) {
         if range.first.0.checked_add(range.count).is_some() && !pusher.push(range)? {
@@ -46,7 +47,8 @@ impl Pusher<'_> {
             };
             let Some(next) = next else { return Ok(true) };
             // Zeros cost a frame, however many they are.
-            let zeros = self.serving.image.zero_run(next.first).map(|zeros| zeros.intersection(next));
+            let zeros =
+                self.serving.image.zero_run(next.first).map(|zeros| zeros.intersection(next));
             let run = match zeros.filter(|zeros| zeros.first == next.first && !zeros.is_empty()) {
                 Some(zeros) => zeros,
                 None => PageRange::new(next.first, next.count.min(SLOT_PAGES)),

@@ -144,7 +144,8 @@ impl Serving<'_> {
     fn take_around(&self, page: PageIndex) -> Option<PageRange> {
         let around = self.options.fault_pages;
         let in_image = page.0 < PAGES_MAX;
-        let block = in_image.then(|| PageRange::new(PageIndex(page.0 - page.0 % around), around))?;
+        let block =
+            in_image.then(|| PageRange::new(PageIndex(page.0 - page.0 % around), around))?;
         // No further than what is wanted in one piece.
         let run = self.state().wanted.run_at(page)?.intersection(block);
         self.take(run)
@@ -248,7 +249,9 @@ impl Serving<'_> {
                         return Err(GuestError::Gone);
                     }
                 }
-                Err(error) => return Err(GuestError::of_socket("writing to a source's guest", error)),
+                Err(error) => {
+                    return Err(GuestError::of_socket("writing to a source's guest", error));
+                }
             }
         }
     }
@@ -311,14 +314,16 @@ impl<'a> Answerer<'a> {
             return Ok(());
         };
         let mut buffer = std::mem::take(&mut self.buffer);
-        let sent = serving.send_pages(run, &mut buffer, || loop {
-            if self.is_complete {
-                return Ok(None);
+        let sent = serving.send_pages(run, &mut buffer, || {
+            loop {
+                if self.is_complete {
+                    return Ok(None);
+                }
+                if let Some(slot) = serving.try_slot(0) {
+                    return Ok(Some(slot));
+                }
+                self.read()?;
             }
-            if let Some(slot) = serving.try_slot(0) {
-                return Ok(Some(slot));
-            }
-            self.read()?;
         });
         self.buffer = buffer;
         let mut state = serving.state();

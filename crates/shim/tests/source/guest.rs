@@ -145,13 +145,14 @@ extern "C" fn note_lost(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
 }
 
 fn damaged(memory: Memory) -> Box<dyn Fn()> {
-    let lost = [3, 700, 701];
+    let lost = [3, 690, 691];
     // A system call gets an error.
     let (_reader, writer) = std::io::pipe().unwrap();
-    for page in [700, 3] {
+    for page in [690, 3] {
         let buffer = memory.page(page) as *const libc::c_void;
         // SAFETY: the memory is the test's.
-        let written = unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&writer), buffer, PAGE_BYTES) };
+        let written =
+            unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&writer), buffer, PAGE_BYTES) };
         let error = std::io::Error::last_os_error().raw_os_error();
         let is_lost = matches!(error, Some(libc::EFAULT | libc::EHWPOISON));
         assert!(written == -1 && is_lost, "{written} {error:?}");
@@ -169,6 +170,7 @@ fn damaged(memory: Memory) -> Box<dyn Fn()> {
     let found = LOST[..LOST_COUNT.load(Ordering::Relaxed)].iter();
     let found: Vec<usize> = found.map(|address| address.load(Ordering::Relaxed)).collect();
     assert_eq!(found, lost.map(|page| memory.page(page)));
-    let rest = move || (0..PAGES).filter(|page| !lost.contains(page)).for_each(|page| memory.check(page));
+    let rest =
+        move || (0..PAGES).filter(|page| !lost.contains(page)).for_each(|page| memory.check(page));
     Box::new(rest)
 }

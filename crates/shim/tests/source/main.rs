@@ -66,7 +66,8 @@ impl Bound {
     fn run(mut self, options: ServeOptions) -> Served {
         let link = self.link();
         self.program.send("go");
-        let served = link.serve(&Content, nothing_ahead(), options).unwrap();
+        let served = link.serve(&Content, nothing_ahead(), options);
+        let served = served.unwrap_or_else(|error| panic!("{error}: {}", self.program.line()));
         self.end();
         served
     }
@@ -110,7 +111,10 @@ fn threads_discards_and_system_calls_race_with_pages_that_come() {
     assert!(served.faults > 50, "{served:?}");
     let touched: u64 = served.touched.iter().map(|run| u64::from(run.count)).sum();
     assert!(touched > 0 && served.touched.len() as u64 <= served.faults);
-    println!("{} faults, longest {:?}, {} pushed", served.faults, served.longest_fault, served.pushed_pages);
+    println!(
+        "{} faults, longest {:?}, {} pushed",
+        served.faults, served.longest_fault, served.pushed_pages
+    );
 }
 
 #[test]
@@ -118,10 +122,14 @@ fn who_reads_a_damaged_page_gets_sigbus_and_nobody_else() {
     let Some(mut bound) = Bound::new("damaged") else { return };
     let link = bound.link();
     bound.program.send("go");
-    let image = content::Damaged(BTreeSet::from([3, 700, 701]));
+    let image = content::Damaged(BTreeSet::from([3, 690, 691]));
     let served = link.serve(&image, nothing_ahead(), slowly()).unwrap();
-    let lost: BTreeSet<u32> =
-        served.damaged.iter().flat_map(|run| run.pages()).map(|page| page.0 - content::FIRST).collect();
+    let lost: BTreeSet<u32> = served
+        .damaged
+        .iter()
+        .flat_map(|run| run.pages())
+        .map(|page| page.0 - content::FIRST)
+        .collect();
     assert_eq!(lost, image.0);
     bound.end();
 }
@@ -236,7 +244,8 @@ fn measure() {
         if !is_pushed {
             bound.program.send("go");
             let handle = link.handle();
-            let serving = thread::spawn(move || link.serve(&content::Plain, nothing_ahead(), options));
+            let serving =
+                thread::spawn(move || link.serve(&content::Plain, nothing_ahead(), options));
             println!("{}", bound.program.line());
             handle.hang_up();
             let _ = serving.join().unwrap();

@@ -17,11 +17,11 @@ use std::time::Duration;
 use bindery_sys::mapping::Mapping;
 use bindery_sys::userfault::Fault;
 use bindery_sys::{memfd, socket, table};
+use bindery_units::PageRange;
 use bindery_wire::control::{BoundRange, TOKEN_BYTES_MAX};
 use bindery_wire::source::{
     FromGuest, FromSource, GuestWord, SLOT_BYTES, SourceWord, WINDOW_BYTES,
 };
-use bindery_units::PageRange;
 use zerocopy::IntoBytes;
 
 use super::{Shared, log};
@@ -96,7 +96,9 @@ fn try_bind(
         return Err(error.into());
     }
     shared.space.bind_to_source(&source, ranges)?;
-    if socket::send_all(&link.socket, FromGuest::of(GuestWord::Bound, 0).as_bytes(), &[], PATIENCE).is_err() {
+    if socket::send_all(&link.socket, FromGuest::of(GuestWord::Bound, 0).as_bytes(), &[], PATIENCE)
+        .is_err()
+    {
         // Bound it is: another source may come.
         source.note_loss();
         shared.wake.ring();
@@ -186,10 +188,12 @@ impl Server {
         let patience = (!self.outgoing.is_empty()).then_some(RETRY);
         let waited = match &self.link {
             _ if !has_room => {
-                let link = self.link.as_ref().map_or(bell.event().as_fd(), |link| link.socket.as_fd());
+                let link =
+                    self.link.as_ref().map_or(bell.event().as_fd(), |link| link.socket.as_fd());
                 // What comes makes room: a daemon that reads nothing may still send.
                 let mut one = [false; 2];
-                let waited = socket::wait_any_readable(&[bell.event().as_fd(), link], &mut one, patience);
+                let waited =
+                    socket::wait_any_readable(&[bell.event().as_fd(), link], &mut one, patience);
                 (ready[0], ready[2]) = (one[0], one[1] && self.outgoing.len() < OUTGOING_MAX);
                 waited
             }

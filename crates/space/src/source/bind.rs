@@ -79,7 +79,11 @@ impl Bound {
 impl Space {
     /// Discards ranges and binds them to a source that was prepared. What else was managed in their regions is
     /// offered anew. On an error the source is at its end.
-    pub(crate) fn bind_to_source(&self, source: &Arc<Source>, ranges: &[BoundRange]) -> Result<(), BindError> {
+    pub(crate) fn bind_to_source(
+        &self,
+        source: &Arc<Source>,
+        ranges: &[BoundRange],
+    ) -> Result<(), BindError> {
         let bound = self.try_bind(source, ranges);
         if bound.is_err() {
             self.cancel_source(source);
@@ -176,7 +180,12 @@ impl Core {
     }
 
     /// Ends the registration of what is bound between two addresses, if nothing of it is missing.
-    pub(crate) fn unwatch_filled(&self, source: &Arc<Source>, start: HostAddress, end: HostAddress) {
+    pub(crate) fn unwatch_filled(
+        &self,
+        source: &Arc<Source>,
+        start: HostAddress,
+        end: HostAddress,
+    ) {
         let mut state = source.lock();
         let parts: Vec<Part> = state.table.within(start, end).to_vec();
         for part in parts {

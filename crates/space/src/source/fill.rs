@@ -47,7 +47,9 @@ impl Source {
     fn fill_zeros(&self, address: HostAddress, count: u32) {
         // SAFETY: decided pages that are absent are zero ones, and stay decided.
         let zero = |count: u32| unsafe {
-            self.faults.zero(address, count as usize * PAGE_BYTES, true).map_err(|stopped| stopped.done)
+            self.faults
+                .zero(address, count as usize * PAGE_BYTES, true)
+                .map_err(|stopped| stopped.done)
         };
         if zero(count).is_err_and(|done| done == 0) && zero(1).is_err() {
             // It is there already. Otherwise we hear of it again.
@@ -91,7 +93,8 @@ impl Source {
             let rest = PageRange::new(at, pages.end().0 - at.0);
             let Some((start, run)) = state.table.first_missing(rest, step) else { return };
             let filled = self.transfer(start, run, run.first.0 - pages.first.0, content);
-            let done = filled.map_or_else(|stopped| (stopped.done / PAGE_BYTES) as u32, |()| run.count);
+            let done =
+                filled.map_or_else(|stopped| (stopped.done / PAGE_BYTES) as u32, |()| run.count);
             state.table.decide(PageRange::new(run.first, done));
             at = run.first.plus(done);
             let Err(Stopped { errno, .. }) = filled else { continue };

@@ -214,7 +214,12 @@ impl Bound {
         self.mark(start, end, |part| part.forks = false);
     }
 
-    fn mark(&self, start: HostAddress, end: HostAddress, mark: impl FnMut(&mut table::Part)) -> bool {
+    fn mark(
+        &self,
+        start: HostAddress,
+        end: HostAddress,
+        mark: impl FnMut(&mut table::Part),
+    ) -> bool {
         let Some(source) = self.overlapping(start, end) else { return false };
         let mut state = source.lock();
         let parts = state.table.within(start, end);

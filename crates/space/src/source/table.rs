@@ -168,7 +168,11 @@ impl BoundTable {
     }
 
     /// Returns the first run of missing pages in `pages`, at most `max` long, and where it lies.
-    pub(crate) fn first_missing(&self, pages: PageRange, max: u32) -> Option<(HostAddress, PageRange)> {
+    pub(crate) fn first_missing(
+        &self,
+        pages: PageRange,
+        max: u32,
+    ) -> Option<(HostAddress, PageRange)> {
         let runs = self.parts.iter().filter_map(|part| {
             let run = part.run(pages, &part.decided, false)?;
             Some((part.address(run.first), PageRange::new(run.first, run.count.min(max))))
@@ -239,7 +243,9 @@ impl BoundTable {
     /// Makes two parts of one that begins before an address and ends after it.
     fn divide(&mut self, at: HostAddress) {
         let behind = self.parts.partition_point(|part| part.start < at);
-        let Some(part) = self.parts[..behind].last_mut().filter(|part| at < part.end()) else { return };
+        let Some(part) = self.parts[..behind].last_mut().filter(|part| at < part.end()) else {
+            return;
+        };
         let before = ((at.0 - part.start.0) >> PAGE_SHIFT) as u32;
         let (all, mut second) = (part.pages, part.clone());
         part.pages.count = before;
@@ -264,7 +270,11 @@ mod tests {
     }
 
     fn range(page: u32, pages: u32, first: u32) -> BoundRange {
-        BoundRange { address: at(page), bytes: u64::from(pages) << PAGE_SHIFT, first: PageIndex(first) }
+        BoundRange {
+            address: at(page),
+            bytes: u64::from(pages) << PAGE_SHIFT,
+            first: PageIndex(first),
+        }
     }
 
     /// Three ranges, the pages of which come in another order than their addresses.
@@ -343,7 +353,8 @@ mod tests {
     fn marks_hold_for_what_they_were_set_for() {
         let mut table = BoundTable::new(&ranges());
         table.within(at(10), at(20)).iter_mut().for_each(|part| part.is_offered = false);
-        let parts: Vec<_> = table.parts().iter().map(|part| (part.pages.count, part.is_offered)).collect();
+        let parts: Vec<_> =
+            table.parts().iter().map(|part| (part.pages.count, part.is_offered)).collect();
         assert_eq!(parts, [(10, true), (10, false), (180, true), (70, true), (130, true)]);
         assert_eq!(table.missing(), 400);
         assert!(table.within(at(270), at(400)).is_empty() && table.within(at(5), at(5)).is_empty());

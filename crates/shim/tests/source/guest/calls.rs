@@ -37,7 +37,8 @@ pub(super) fn play(memory: Memory) -> Box<dyn Fn()> {
 
         // Some of it is here already, and all of it afterwards.
         memory.check(603);
-        let moved = libc::mremap(at(600), TEN, TEN, libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        let moved = libc::mremap(at(600), TEN, TEN, flags, null_mut::<c_void>());
         assert_ne!(moved, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
         for page in ten(600) {
             let there = moved as usize + (page as usize - 600) * PAGE_BYTES;
@@ -98,7 +99,7 @@ unsafe fn child_reads(memory: Memory, page: u32) -> i32 {
 unsafe fn fork(memory: Memory) {
     // SAFETY: as for the caller.
     unsafe {
-        for page in [799, 820] {
+        for page in [795, 820] {
             assert!(!is_zero(page));
             let status = child_reads(memory, page);
             let has_none = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV;
@@ -123,7 +124,8 @@ unsafe fn discard(memory: Memory) {
         } else {
             assert_eq!(libc::madvise(at(1100), TEN, libc::MADV_DONTNEED), 0);
         }
-        let zeros = libc::mmap(null_mut(), 1, READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+        let zeros =
+            libc::mmap(null_mut(), 1, READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
         assert_ne!(zeros, libc::MAP_FAILED);
     }
 }

@@ -84,17 +84,23 @@ fn system_calls(memory: Memory) {
         match n % 3 {
             0 => {
                 // SAFETY: the page is the test's.
-                let sent = unsafe { libc::write(writer.as_raw_fd(), address as *const _, PAGE_BYTES) };
+                let sent =
+                    unsafe { libc::write(writer.as_raw_fd(), address as *const _, PAGE_BYTES) };
                 assert_eq!(sent, PAGE_BYTES as isize, "{}", std::io::Error::last_os_error());
                 let mut bytes = [0; PAGE_BYTES];
                 reader.read_exact(&mut bytes).unwrap();
-                let words = bytes.chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
-                assert!(words.enumerate().all(|(at, found)| found == word(page, at)), "page {page}");
+                let words =
+                    bytes.chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
+                assert!(
+                    words.enumerate().all(|(at, found)| found == word(page, at)),
+                    "page {page}"
+                );
             }
             1 => {
                 writer.write_all(&[PIPED; PAGE_BYTES / 2]).unwrap();
                 // SAFETY: the page is the test's.
-                let came = unsafe { libc::read(reader.as_raw_fd(), address as *mut _, PAGE_BYTES / 2) };
+                let came =
+                    unsafe { libc::read(reader.as_raw_fd(), address as *mut _, PAGE_BYTES / 2) };
                 assert_eq!(came, PAGE_BYTES as isize / 2, "{}", std::io::Error::last_os_error());
             }
             _ => {
