@@ -8,12 +8,13 @@ use std::time::Duration;
 use bindery_sys::pidfd::PeerProcess;
 use bindery_sys::socket::{shutdown, wait_readable};
 use bindery_wire::channel::Channel;
-use bindery_wire::control::{FromDaemon, FromShim, Region, StoreId};
+use bindery_wire::control::{FromDaemon, FromShim, Offered, Region, StoreId, TOKEN_BYTES_MAX};
 use std::os::fd::AsFd;
 
+use crate::offered::OfferedTable;
 use crate::{
-    ANSWER_PATIENCE, Connection, GuestError, Identity, Lane, LaneLease, LanePool, RegionChange,
-    RegionTable, SocketLane, Written,
+    ANSWER_PATIENCE, Connection, GuestError, Identity, Lane, LaneLease, LanePool, LostSource,
+    RegionChange, RegionTable, SocketLane, Written,
 };
 
 /// The most reads of a connection at a time: a shim says all that it has to say in fewer.
@@ -36,9 +37,12 @@ pub struct Guest {
     written: Written,
 }
 
-struct Control {
+pub(crate) struct Control {
     channel: Channel<FromDaemon, FromShim>,
     regions: RegionTable,
+    offered: OfferedTable,
+    /// The source that it has lost last, and was given no other for.
+    pub(crate) lost_source: Option<LostSource>,
 }
 
 /// What a guest is made of.
@@ -53,7 +57,8 @@ pub(crate) struct Parts {
 
 impl Guest {
     pub(crate) fn new(parts: Parts) -> Self {
-        let control = Control { channel: parts.channel, regions: RegionTable::default() };
+        let (regions, offered) = (RegionTable::default(), OfferedTable::default());
+        let control = Control { channel: parts.channel, regions, offered, lost_source: None };
         Self {
             identity: parts.identity,
             store: parts.store,
@@ -68,7 +73,7 @@ impl Guest {
         }
     }
 
-    fn control(&self) -> MutexGuard<'_, Control> {
+    pub(crate) fn control(&self) -> MutexGuard<'_, Control> {
         // A panic under the lock cannot leave a message half taken in.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,18 +122,27 @@ impl Guest {
 
     fn apply_all(&self, control: &mut Control) -> Result<(), GuestError> {
         while let Some((message, _)) = control.channel.pop().map_err(frame_error)? {
-            self.apply(&mut control.regions, message)?;
+            self.apply(control, message)?;
         }
         Ok(())
     }
 
-    fn apply(&self, regions: &mut RegionTable, message: FromShim) -> Result<(), GuestError> {
+    fn apply(&self, control: &mut Control, message: FromShim) -> Result<(), GuestError> {
         if self.has_released() {
             return Err(GuestError::nonsense("more words after its last"));
         }
         match message {
-            FromShim::RegionAdded(region) => regions.add(region),
-            FromShim::RegionRemoved(range) => regions.remove(range),
+            FromShim::RegionAdded(region) => control.regions.add(region),
+            FromShim::RegionRemoved(range) => control.regions.remove(range),
+            FromShim::Offered(offered) => control.offered.add(offered),
+            FromShim::Withdrawn { number } => control.offered.withdraw(number),
+            FromShim::SourceLost { token, .. } if token.len() > TOKEN_BYTES_MAX => {
+                Err(GuestError::nonsense("a token that is longer than any"))
+            }
+            FromShim::SourceLost { token, missing_pages } => {
+                control.lost_source = Some(LostSource { token, missing_pages });
+                Ok(())
+            }
             FromShim::Released => {
                 // Release: pairs with the Acquire in `has_released`.
                 self.released.store(true, Ordering::Release);
@@ -138,7 +152,7 @@ impl Guest {
         }
     }
 
-    fn send(
+    pub(crate) fn send(
         &self,
         message: &FromDaemon,
         fds: &[std::os::fd::BorrowedFd<'_>],
@@ -161,6 +175,13 @@ impl Guest {
         // Relaxed: a flag, set before the guest can end a lane because of the message.
         self.asked_to_release.store(true, Ordering::Relaxed);
         self.send(&FromDaemon::Release, &[])
+    }
+
+    /// Returns the ranges that its VMM offered for merging and has mapped still, managed or not, in the order in
+    /// which it offered them: that in which a VMM makes its blocks of memory.
+    #[must_use]
+    pub fn offered(&self) -> Vec<Offered> {
+        self.control().offered.ranges()
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, GuestError> {

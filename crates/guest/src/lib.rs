@@ -5,6 +5,8 @@
 //! [`Arrival::welcome`] makes it a guest. From then on its control connection tells which regions
 //! come and go, and its [`Lane`]s do all work on pages, inside the guest's process.
 //!
+//! A guest that is restored is given its memory page by page: [`Guest::bind`].
+//!
 //! # Trust
 //! A guest is not trusted. All that comes over a socket or out of a lane's window is copied first
 //! and checked then ([`GuestError::Nonsense`] ends the connection); strings are made safe to print.
@@ -27,10 +29,12 @@ mod error;
 mod fetched;
 mod guest;
 mod lane;
+mod offered;
 mod pool;
 mod printable;
 mod regions;
 mod socket_lane;
+mod source;
 mod written;
 
 pub use accept::{Arrival, NAME_BYTES_MAX, Welcome, is_name};
@@ -43,6 +47,9 @@ pub use pool::{LaneLease, LanePool};
 pub use printable::printable;
 pub use regions::{PAGES_MAX, RegionChange, RegionTable};
 pub use socket_lane::{LaneEnds, SocketLane};
+pub use source::{
+    Image, ImageError, LostSource, ServeOptions, Served, SourceError, SourceHandle, SourceLink,
+};
 pub use written::{Doubt, Written};
 
 use std::time::Duration;

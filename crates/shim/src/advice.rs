@@ -7,6 +7,7 @@
 //! | `DONTNEED`, `DONTNEED_LOCKED`, `FREE`, `REMOVE` | discards, as the memory's first backing would |
 //! | `NORMAL`, `RANDOM`, `SEQUENTIAL` | nothing: they would cut mappings |
 //! | `DONTFORK`, `DOFORK`, `DONTDUMP`, `DODUMP`, `HUGEPAGE`, `NOHUGEPAGE` | passed on, and remembered for mappings made later |
+//! | `DOFORK`, of memory that is bound to a source | waits until its pages are there, then passed on |
 //! | `WIPEONFORK`, `KEEPONFORK`, `GUARD_INSTALL`, `GUARD_REMOVE` | gives it back, then passed on |
 //! | all others | passed on |
 
@@ -69,6 +70,9 @@ pub(crate) unsafe fn offer(address: usize, bytes: usize) -> Result<(), Errno> {
         // SAFETY: the caller's contract.
         return unsafe { pass_on(address, bytes, libc::MADV_MERGEABLE) };
     };
+    if managed.space.note_offered(HostAddress(address), bytes) {
+        managed.agent.offered_ranges_changed();
+    }
     let mut result = Ok(());
     let is_plain = !kept::may_keep(address, bytes);
     for piece in pieces(managed.regions_in(address, bytes), address, bytes) {
@@ -130,7 +134,13 @@ pub(crate) unsafe fn advise(
             | MADV_GUARD_INSTALL
             | MADV_GUARD_REMOVE => {
                 managed.step_aside(address, bytes, "guard memory, or wipe it on fork");
+                if advice == MADV_GUARD_INSTALL {
+                    managed.space.discard_bound(HostAddress(address), bytes, advice)?;
+                }
                 pass_on(address, bytes, advice)
+            }
+            libc::MADV_DOFORK if !managed.let_go(address, bytes, "give memory to its children") => {
+                Err(Errno(libc::ENOMEM))
             }
             _ => {
                 if let Some(advice) = LastingAdvice::of(advice) {

@@ -81,9 +81,23 @@ impl Managed {
         self.space.regions_in(HostAddress(address), bytes)
     }
 
+    /// Makes ordinary memory of what is bound to a source in a range, because the VMM is about to do `what` with
+    /// it: waits until its pages are there. False, said to the log, if they cannot be brought in.
+    pub(crate) fn let_go(&self, address: usize, bytes: usize, what: &str) -> bool {
+        let has_gone = self.space.let_go(HostAddress(address), bytes);
+        if !has_gone {
+            self.agent.say_rarely(
+                &format!("{what}, bound"),
+                format_args!("the VMM is to {what}, of which pages are missing and cannot be read"),
+            );
+        }
+        has_gone
+    }
+
     /// Gives back the regions that a range touches, because the VMM is about to do `what` with them,
     /// which cannot be done with managed memory. Says so. False if they could not be given back.
     pub(crate) fn step_aside(&self, address: usize, bytes: usize, what: &str) -> bool {
+        self.space.withhold(HostAddress(address), bytes);
         let offered = self.space.withdraw(HostAddress(address), bytes);
         let released = self.space.release_range(HostAddress(address), bytes);
         if released.as_ref().map_or(true, |ranges| !ranges.is_empty()) {

@@ -21,6 +21,7 @@ pub(crate) fn before_unmap(address: usize, bytes: usize) -> Option<Going> {
     if !address.is_multiple_of(PAGE_BYTES) {
         return None;
     }
+    forget_offered(address, bytes);
     let managed = managed::overlapping(address, bytes)?;
     let was_managed = aside(|| {
         if managed.space.would_tear(HostAddress(address), bytes) {
@@ -29,6 +30,14 @@ pub(crate) fn before_unmap(address: usize, bytes: usize) -> Option<Going> {
         !managed.space.forget(HostAddress(address), bytes).is_empty()
     });
     Some(Going { managed, address, bytes, was_managed })
+}
+
+/// Before a range is unmapped, replaced or moved: the daemon is to know of no offer there.
+fn forget_offered(address: usize, bytes: usize) {
+    let Some(managed) = managed::get() else { return };
+    if managed.space.withdraw_offered(HostAddress(address), bytes) {
+        aside(|| managed.agent.offered_ranges_changed());
+    }
 }
 
 /// Before other memory is moved to a range, which the kernel may yet refuse for what it finds elsewhere: what
@@ -44,6 +53,9 @@ pub(crate) fn before_overwrite(address: usize, bytes: usize) -> Option<Going> {
 impl Going {
     /// After the kernel did it, or did not.
     pub(crate) fn after(self, is_gone: bool) {
+        if is_gone {
+            aside(|| self.managed.space.forget_bound(HostAddress(self.address), self.bytes));
+        }
         if !self.was_managed {
             return;
         }
@@ -79,9 +91,10 @@ const WHAT: &str = "move memory (mremap)";
 /// that stays with us would be looked for where it was.
 pub(crate) fn before_move(address: usize, old_bytes: usize, new_bytes: usize) -> bool {
     let bytes = old_bytes.max(1);
+    forget_offered(address, bytes);
     let Some(managed) = managed::overlapping(address, bytes) else { return true };
     aside(|| {
-        if !managed.step_aside(address, bytes, WHAT) {
+        if !managed.let_go(address, bytes, WHAT) || !managed.step_aside(address, bytes, WHAT) {
             return false;
         }
         let grown = new_bytes.saturating_sub(bytes);

@@ -80,6 +80,8 @@ fn give_back(start: u64, bytes: u64) -> Result<(), Errno> {
     let (start, bytes) = (start as usize, bytes as usize);
     child::before(start, bytes, Content::Stays)?;
     if let Some(managed) = managed::overlapping(start, bytes) {
+        // If it cannot be let go, the kernel refuses the request: two may not watch the same memory.
+        managed.let_go(start, bytes, WHAT);
         managed.step_aside(start, bytes, WHAT);
     }
     Ok(())

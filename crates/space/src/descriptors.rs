@@ -44,6 +44,16 @@ impl Userfault {
         self.0.with(|faults| unsafe { faults.unregister(start, bytes) })
     }
 
+    /// As [`open`](Self::open), for who polls before it reads.
+    pub(crate) fn open_to_poll(features: u64) -> io::Result<Self> {
+        let open = || {
+            let faults = userfault::Userfault::open(features)?;
+            faults.set_nonblocking()?;
+            Ok(faults)
+        };
+        Kept::open(open).map(Self)
+    }
+
     pub(crate) fn wake(&self, start: HostAddress, bytes: usize) -> io::Result<()> {
         self.0.with(|faults| faults.wake(start, bytes))
     }
@@ -74,6 +84,13 @@ impl Userfault {
 
     /// # Safety
     /// See there.
+    pub(crate) unsafe fn poison(&self, start: HostAddress, bytes: usize) -> Result<(), Stopped> {
+        // SAFETY: the caller's contract.
+        self.0.with(|faults| unsafe { faults.poison(start, bytes) })
+    }
+
+    /// # Safety
+    /// See there.
     pub(crate) unsafe fn move_pages(
         &self,
         destination: HostAddress,
@@ -100,7 +117,6 @@ impl Userfault {
         self.0.inside().read(faults)
     }
 
-    #[cfg(test)]
     pub(crate) fn inside(&self) -> &userfault::Userfault {
         self.0.inside()
     }

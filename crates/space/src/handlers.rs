@@ -43,7 +43,7 @@ pub(crate) fn start(core: &Arc<Core>) -> io::Result<[CpuClock; 2]> {
 }
 
 /// What ends the process if its owner does: guests would wait for a handler that is gone, for ever.
-struct Lifeline;
+pub(crate) struct Lifeline;
 
 impl Drop for Lifeline {
     fn drop(&mut self) {

@@ -14,6 +14,9 @@
 //!      write tracking)
 //! ```
 //!
+//! Memory can also be *bound* to a [`source`], from which its pages come when they are touched. It is managed
+//! once all of them are there.
+//!
 //! Two userfaultfd contexts, because asynchronous write protection is a property of a context.
 //!
 //! # Concurrency
@@ -40,6 +43,7 @@ mod manage;
 mod mend;
 mod merge;
 mod nodes;
+mod offered;
 mod offers;
 mod pending_reports;
 mod readable;
@@ -50,6 +54,7 @@ mod release;
 mod restore;
 mod return_pages;
 mod sample;
+mod source;
 pub mod space_entry;
 mod spare;
 mod store;
@@ -84,9 +89,11 @@ use crate::{
     budget::Budget,
     descriptors::{Pagemap, Userfault},
     held::Held,
+    offered::OfferedRanges,
     offers::Offers,
     regions::Regions,
     release::Release,
+    source::Bound,
     store::StoreView,
 };
 
@@ -109,6 +116,8 @@ struct Core {
     pagemap: Pagemap,
     regions: Regions,
     offers: Offers,
+    offered: OfferedRanges,
+    bound: Bound,
     /// Held while memory is taken under management.
     managing: Mutex<()>,
     held: Held,
@@ -186,6 +195,8 @@ impl Space {
             pagemap: Pagemap::of_self().map_err(StartError::Resources)?,
             regions: Regions::default(),
             offers: Offers::default(),
+            offered: OfferedRanges::default(),
+            bound: Bound::default(),
             managing: Mutex::new(()),
             held: Held::new(),
             stores: RwLock::new([const { None }; STORE_MAX as usize + 1]),
@@ -245,14 +256,25 @@ impl Space {
     /// As madvise(2).
     pub fn discard(&self, address: HostAddress, bytes: usize, advice: i32) -> io::Result<()> {
         let end = end_of(address, bytes);
-        self.core.offers.while_resting(address, end, || self.core.discard(address, end, advice))
+        self.core.offers.while_resting(address, end, || {
+            let bound = self.core.bound.parts_in(address, end);
+            let mut at = address;
+            for (from, to) in bound {
+                self.core.discard(at, from, advice)?;
+                self.core.discard_bound(from, to, advice)?;
+                at = to;
+            }
+            self.core.discard(at, end, advice)
+        })
     }
 
-    /// Returns true if any byte of a range is managed or offered. Takes no lock and allocates nothing
-    /// where none is.
+    /// Returns true if any byte of a range is managed, offered, or bound to a source. Takes no lock and
+    /// allocates nothing where none is.
     #[must_use]
     pub fn overlaps(&self, address: HostAddress, bytes: usize) -> bool {
-        self.core.offers.overlap_with(&self.core.regions, address, end_of(address, bytes))
+        let end = end_of(address, bytes);
+        self.core.bound.overlaps(address, end)
+            || self.core.offers.overlap_with(&self.core.regions, address, end)
     }
 
     /// Returns the managed regions that have a byte of a range, ascending by address.
@@ -298,6 +320,9 @@ impl Space {
     pub fn note_advice(&self, address: HostAddress, bytes: usize, advice: LastingAdvice) {
         let end = end_of(address, bytes);
         self.core.offers.note_advice(address, end, advice);
+        if let LastingAdvice::DontFork(true) = advice {
+            self.core.bound.keep_from_children(address, end);
+        }
         for region in self.core.regions.overlapping(address, end) {
             let pages = region.pages_between(address, end);
             // Work under way sees all of a run advised alike, and what it maps is there for the caller's

@@ -105,7 +105,8 @@ impl Space {
     /// [`take_offers`](Self::take_offers), unless its owner unmaps, protects, locks or otherwise
     /// withdraws it before. Until then it is the kernel's. `is_plain` says that its owner has not
     /// advised anything for it that memory keeps for good (`MADV_DONTFORK`, `MADV_DONTDUMP`); where
-    /// that is not known, finding out takes a read of `/proc/self/smaps`.
+    /// that is not known, finding out takes a read of `/proc/self/smaps`. Memory that is bound to a source is
+    /// offered once it is filled.
     ///
     /// # Errors
     /// [`ManageError`], for a range that is not made of whole pages, or not all mapped, or one too many.
@@ -116,6 +117,9 @@ impl Space {
         is_plain: bool,
     ) -> Result<(), ManageError> {
         let end = end_of_pages(address, bytes)?;
+        if self.core.bound.offer_later(address, end) {
+            return Ok(());
+        }
         if !mapping::is_mapped(address, bytes) {
             return Err(ManageError::Unsuitable { address, what: "not mapped".to_owned() });
         }
@@ -303,7 +307,11 @@ const SHARED: &str = "which other mappings and descriptors can reach; give the g
                       plain -m, or memory-backend-ram with share=off";
 
 /// Whether a range may be taken, of which `areas` are the mappings.
-fn is_suitable(areas: &[Area], start: HostAddress, end: HostAddress) -> Result<(), ManageError> {
+pub(crate) fn is_suitable(
+    areas: &[Area],
+    start: HostAddress,
+    end: HostAddress,
+) -> Result<(), ManageError> {
     let unsuitable = |what: String| Err(ManageError::Unsuitable { address: start, what });
     let mut at = start;
     for area in areas {

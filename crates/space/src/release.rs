@@ -199,6 +199,14 @@ pub enum ReleaseError {
         "the memory of this guest cannot be given back now: {0}; free some memory, then try again"
     )]
     Memory(#[source] io::Error),
+    /// Memory is still filled from a source, which only a daemon can be.
+    #[error(
+        "{pages} pages of this guest are still missing, and are fetched from the daemon: try again when they are there"
+    )]
+    Bound {
+        /// Number of pages that are missing.
+        pages: u64,
+    },
     /// So many pages could not be made private.
     #[error(
         "{pages} merged pages cannot be made private: raise vm.max_map_count or free memory, then try again; those with a memory error stay merged"

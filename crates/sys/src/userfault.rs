@@ -26,6 +26,8 @@ pub mod feature {
     pub const SIGBUS: u64 = 1 << 7;
     /// Write protection on mappings of files in memory.
     pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
+    /// `UFFDIO_POISON` (Linux 6.6).
+    pub const POISON: u64 = 1 << 14;
     /// Write protection holds for anonymous pages that are not populated yet.
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     /// Faults on write-protected pages are resolved by the kernel, which remembers them.
@@ -122,6 +124,7 @@ const IOC_COPY: libc::c_ulong = request(READ_WRITE, 0x03, size_of::<TransferArg>
 const IOC_ZEROPAGE: libc::c_ulong = request(READ_WRITE, 0x04, size_of::<ZeroArg>());
 const IOC_MOVE: libc::c_ulong = request(READ_WRITE, 0x05, size_of::<TransferArg>());
 const IOC_WRITEPROTECT: libc::c_ulong = request(READ_WRITE, 0x06, size_of::<ProtectArg>());
+const IOC_POISON: libc::c_ulong = request(READ_WRITE, 0x08, size_of::<ZeroArg>());
 
 // The numbers that strace shows for these calls.
 const _: () = {
@@ -129,6 +132,7 @@ const _: () = {
     assert!(IOC_UNREGISTER == 0x8010_aa01 && IOC_WAKE == 0x8010_aa02);
     assert!(IOC_COPY == 0xc028_aa03 && IOC_ZEROPAGE == 0xc020_aa04);
     assert!(IOC_MOVE == 0xc028_aa05 && IOC_WRITEPROTECT == 0xc018_aa06);
+    assert!(IOC_POISON == 0xc020_aa08);
     assert!(size_of::<Message>() == 32);
 };
 
@@ -246,6 +250,30 @@ impl Userfault {
         // SAFETY: the structure is the one that the request expects.
         let result = unsafe { self.call(IOC_ZEROPAGE, &raw mut argument) };
         stopped(result, argument.done)
+    }
+
+    /// Marks absent pages as lost and wakes: whoever touches them from now on gets `SIGBUS`, and a system call
+    /// `EFAULT` or `EHWPOISON`, until they are discarded.
+    ///
+    /// # Safety
+    /// The range must be the caller's to change.
+    ///
+    /// # Errors
+    /// As for [`zero`](Self::zero).
+    pub unsafe fn poison(&self, start: HostAddress, bytes: usize) -> Result<(), Stopped> {
+        let mut argument = ZeroArg { range: range(start, bytes), mode: 0, done: 0 };
+        // SAFETY: the structure is the one that the request expects.
+        let result = unsafe { self.call(IOC_POISON, &raw mut argument) };
+        stopped(result, argument.done)
+    }
+
+    /// Has [`read`](Self::read) return at once where there is no fault, with `WouldBlock`, and poll(2) work: for
+    /// who waits for more than faults.
+    ///
+    /// # Errors
+    /// As fcntl(2).
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        Ok(rustix::fs::fcntl_setfl(&self.0, rustix::fs::OFlags::NONBLOCK)?)
     }
 
     /// Fills absent pages from `source` and wakes.

@@ -24,9 +24,13 @@ pub trait Message: Serialize + DeserializeOwned {
 impl Message for FromShim {
     fn descriptors(&self) -> usize {
         match self {
-            Self::Hello { .. } | Self::RegionAdded(_) | Self::RegionRemoved(_) | Self::Released => {
-                0
-            }
+            Self::Hello { .. }
+            | Self::RegionAdded(_)
+            | Self::RegionRemoved(_)
+            | Self::Offered(_)
+            | Self::Withdrawn { .. }
+            | Self::SourceLost { .. }
+            | Self::Released => 0,
         }
     }
 }
@@ -34,7 +38,7 @@ impl Message for FromShim {
 impl Message for FromDaemon {
     fn descriptors(&self) -> usize {
         match self {
-            Self::OpenLane => 2,
+            Self::OpenLane | Self::Bind { .. } | Self::Rebind { .. } => 2,
             Self::Welcome { .. } | Self::Refused { .. } | Self::Release => 0,
         }
     }
@@ -183,6 +187,9 @@ mod tests {
             hello,
             added,
             range().prop_map(FromShim::RegionRemoved),
+            any::<u32>().prop_map(|number| FromShim::Withdrawn { number }),
+            (prop::collection::vec(any::<u8>(), 0..9), any::<u64>())
+                .prop_map(|(token, missing_pages)| FromShim::SourceLost { token, missing_pages }),
             Just(FromShim::Released)
         ]
     }

@@ -6,6 +6,8 @@
 //! thread in the guest's process, a socket for fixed-size headers and a shared window of memory for
 //! the arrays. The daemon opens as many lanes as it has workers on that guest.
 //!
+//! A guest that is restored gets its memory over one more connection, from a [`source`].
+//!
 //! Neither side trusts the other's bytes: every length and index is checked by who reads it, and
 //! arrays are copied out of the shared window before they are looked at.
 
@@ -17,3 +19,4 @@ pub mod control;
 pub mod environment;
 pub mod frame;
 pub mod lane;
+pub mod source;

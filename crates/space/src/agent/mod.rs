@@ -23,6 +23,7 @@ pub mod log;
 mod repeats;
 mod request;
 mod session;
+mod source;
 
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -94,6 +95,11 @@ impl Agent {
 
     /// Says that memory came under management, or went: the daemon is told soon after. Never blocks.
     pub fn regions_changed(&self) {
+        self.shared.wake.ring();
+    }
+
+    /// Says that a range is to be reported as offered, or no more. Never blocks.
+    pub fn offered_ranges_changed(&self) {
         self.shared.wake.ring();
     }
 

@@ -16,10 +16,11 @@ use bindery_sys::{mapping, socket, table};
 
 use super::announce::changes;
 use super::lane::{Lane, Parts};
+use super::source::{self, Ends};
 use super::{Shared, log};
 use crate::{AttachError, ReleaseError};
 use bindery_wire::channel::{Channel, ChannelError};
-use bindery_wire::control::{FromDaemon, FromShim, MAGIC, Region, VERSION};
+use bindery_wire::control::{FromDaemon, FromShim, MAGIC, Offered, Region, VERSION};
 use bindery_wire::frame::FrameError;
 
 /// How long the daemon may leave a message of ours unread.
@@ -82,6 +83,10 @@ pub(super) struct Session<'a> {
     key: Option<DigestKey>,
     /// The regions that the daemon knows of.
     announced: Vec<Region>,
+    /// Ranges that it knows the VMM to have offered.
+    offered: Vec<Offered>,
+    /// Loss of a source that it was told of last, counted by the source.
+    told_loss: Option<u32>,
     /// Regions may have come or gone since it was told.
     stale: bool,
     /// When it may be told again.
@@ -113,6 +118,8 @@ impl<'a> Session<'a> {
             channel,
             key: None,
             announced: Vec::new(),
+            offered: Vec::new(),
+            told_loss: None,
             stale: false,
             next_announcement: Instant::now(),
             next_taking: Instant::now(),
@@ -201,6 +208,15 @@ impl<'a> Session<'a> {
                 let [socket, window] = exactly(fds);
                 self.lanes.open(self.shared, key.clone(), socket, window)?;
             }
+            (FromDaemon::Bind { ranges, token }, Some(_)) => {
+                let [socket, window] = exactly(fds);
+                source::bind(self.shared, Ends::new(socket, window), &ranges, token);
+                self.stale = true;
+            }
+            (FromDaemon::Rebind { token }, Some(_)) => {
+                let [socket, window] = exactly(fds);
+                source::rebind(self.shared, Ends::new(socket, window), &token);
+            }
             (FromDaemon::Release, Some(_)) => return Ok(Some(self.release())),
             (FromDaemon::Refused { reason }, None) => return Ok(Some(Ended::Refused { reason })),
             (FromDaemon::Welcome { .. }, Some(_)) => {
@@ -209,7 +225,13 @@ impl<'a> Session<'a> {
             (FromDaemon::Refused { .. }, Some(_)) => {
                 return Err(SessionError::Unexpected("Refused after Welcome"));
             }
-            (FromDaemon::OpenLane | FromDaemon::Release, None) => {
+            (
+                FromDaemon::OpenLane
+                | FromDaemon::Bind { .. }
+                | FromDaemon::Rebind { .. }
+                | FromDaemon::Release,
+                None,
+            ) => {
                 return Err(SessionError::Unexpected("a request before Welcome"));
             }
         }
@@ -228,14 +250,53 @@ impl<'a> Session<'a> {
             self.channel.send(&FromShim::RegionAdded(region), &[], PATIENCE)?;
         }
         self.announced = current;
+        self.announce_offered()?;
+        self.announce_loss()?;
         self.stale = false;
         self.next_announcement = begun + begun.elapsed() * REST_TIMES;
+        Ok(())
+    }
+
+    /// Tells the daemon which ranges the VMM offered, and unmapped, since it was told last.
+    fn announce_offered(&mut self) -> Result<(), SessionError> {
+        let current = self.shared.space.offered();
+        // Both ascend by number, and a number is never used again.
+        let has = |ranges: &[Offered], number| {
+            ranges.binary_search_by_key(&number, |range| range.number).is_ok()
+        };
+        for Offered { number, .. } in &self.offered {
+            if !has(&current, *number) {
+                self.channel.send(&FromShim::Withdrawn { number: *number }, &[], PATIENCE)?;
+            }
+        }
+        for range in current.iter().filter(|range| !has(&self.offered, range.number)) {
+            self.channel.send(&FromShim::Offered(*range), &[], PATIENCE)?;
+        }
+        self.offered = current;
+        Ok(())
+    }
+
+    /// Tells the daemon that bound memory has lost its source, once for each time.
+    fn announce_loss(&mut self) -> Result<(), SessionError> {
+        let Some(source) = self.shared.space.bound_source() else { return Ok(()) };
+        let Some((loss, missing_pages)) = source.loss() else { return Ok(()) };
+        if self.told_loss.replace(loss) != Some(loss) {
+            log::say(format_args!(
+                "the source of {missing_pages} missing pages is lost; whoever touches them waits for the daemon \
+                 to bring another"
+            ));
+            let lost = FromShim::SourceLost { token: source.token.clone(), missing_pages };
+            self.channel.send(&lost, &[], PATIENCE)?;
+        }
         Ok(())
     }
 
     /// Gives everything back, and says so. If that cannot be done the session ends: the daemon sees
     /// it, takes the guest again when it connects anew, and may ask again.
     fn release(&mut self) -> Ended {
+        if let Some(pages) = self.shared.space.missing_pages() {
+            return Ended::Kept(ReleaseError::Bound { pages });
+        }
         self.lanes.end();
         if let Err(error) = self.shared.give_everything_back() {
             return Ended::Kept(error);
