@@ -127,8 +127,16 @@ impl Guest {
             return Err(GuestError::nonsense("more words after its last"));
         }
         match message {
-            FromShim::RegionAdded(region) => regions.add(region),
-            FromShim::RegionRemoved(range) => regions.remove(range),
+            FromShim::RegionAdded(region) => {
+                regions.add(region)?;
+                self.written.note_region(region.pages);
+                Ok(())
+            }
+            FromShim::RegionRemoved(range) => {
+                regions.remove(range)?;
+                self.written.note_region(range);
+                Ok(())
+            }
             FromShim::Released => {
                 // Release: pairs with the Acquire in `has_released`.
                 self.released.store(true, Ordering::Release);

@@ -43,7 +43,7 @@ pub use pool::{LaneLease, LanePool};
 pub use printable::printable;
 pub use regions::{PAGES_MAX, RegionChange, RegionTable};
 pub use socket_lane::{LaneEnds, SocketLane};
-pub use written::{Doubt, Written};
+pub use written::{Alone, Doubt, Hush, Written};
 
 use std::time::Duration;
 
