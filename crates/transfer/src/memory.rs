@@ -107,7 +107,9 @@ pub enum MemoryError {
         error: io::Error,
     },
     /// A block is not where it was placed.
-    #[error("at {address} no {bytes} bytes of guest memory are mapped: the VMM has moved or removed a block")]
+    #[error(
+        "at {address} no {bytes} bytes of guest memory are mapped: the VMM has moved or removed a block"
+    )]
     Unmapped {
         /// Start of the block's memory.
         address: HostAddress,

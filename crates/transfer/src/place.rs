@@ -49,7 +49,9 @@ pub enum PlaceError {
         address: HostAddress,
     },
     /// Two blocks are in the same place.
-    #[error("the VMM's blocks {one:?} and {other:?} overlap: one of them is not where it is said to be")]
+    #[error(
+        "the VMM's blocks {one:?} and {other:?} overlap: one of them is not where it is said to be"
+    )]
     Overlap {
         /// Name of the lower one.
         one: String,
@@ -135,9 +137,8 @@ fn place(block: &MemoryBlock, ranges: &mut Ranges) -> Result<PlacedBlock, PlaceE
 fn check_apart(placed: &[PlacedBlock]) -> Result<(), PlaceError> {
     let mut sorted: Vec<&PlacedBlock> = placed.iter().filter(|block| block.pages > 0).collect();
     sorted.sort_by_key(|block| block.address);
-    let overlapping = |pair: &&[&PlacedBlock]| {
-        pair[0].address.plus_pages(pair[0].pages) > pair[1].address
-    };
+    let overlapping =
+        |pair: &&[&PlacedBlock]| pair[0].address.plus_pages(pair[0].pages) > pair[1].address;
     match sorted.windows(2).find(overlapping) {
         None => Ok(()),
         Some(pair) => {

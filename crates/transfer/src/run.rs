@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use bindery_units::PAGE_BYTES;
 use bindery_vmm::{DeviceState, Overlay, PauseTimes, Paused, Purpose, Vmm, VmmError};
 
+use crate::Memory;
 use crate::chunk::{Chunk, cut};
 use crate::memory::{BlockPages, Changed, MemoryError, PauseKind, Sink, SinkError, count};
 use crate::outcome::{Ending, Epoch, Limits, Outcome, Progress, Round, TransferError};
 use crate::pace::Pace;
 use crate::stream::{Broken, stream};
-use crate::Memory;
 
 /// Pages that the last pause has room for beyond what was estimated.
 const SPARE_PAGES: u64 = 512;
@@ -65,7 +65,8 @@ pub fn run<'m>(
         transfer.check_cancelled()?;
         let left = transfer.memory.estimate()?;
         // Of a guest that stands nothing changes from round to round.
-        let ending = if description.is_running { transfer.pace.ends(left) } else { Some(Ending::Fits) };
+        let ending =
+            if description.is_running { transfer.pace.ends(left) } else { Some(Ending::Fits) };
         match ending {
             Some(ending) => break (ending, left),
             None => rounds.push(transfer.round(rounds.len() as u32)?),
@@ -218,13 +219,13 @@ impl Rest<'_> {
             !(stays_paused && is_set(request.is_cancelled))
         };
         if all > 0 {
-            stream(self.memory, self.sink, &through, self.pace, &goes_on).map_err(
-                |broken| match broken {
+            stream(self.memory, self.sink, &through, self.pace, &goes_on).map_err(|broken| {
+                match broken {
                     Broken::Memory(error) => in_pause(&error),
                     Broken::Sink(error) => sink_in_pause(&error),
                     Broken::Cancelled => callback("capturing the guest", "cancelled".to_owned()),
-                },
-            )?;
+                }
+            })?;
         }
         buffer.load(kept, self.memory, self.pace).map_err(|error| in_pause(&error))?;
         Ok(all)
