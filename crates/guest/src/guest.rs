@@ -132,8 +132,16 @@ impl Guest {
             return Err(GuestError::nonsense("more words after its last"));
         }
         match message {
-            FromShim::RegionAdded(region) => control.regions.add(region),
-            FromShim::RegionRemoved(range) => control.regions.remove(range),
+            FromShim::RegionAdded(region) => {
+                control.regions.add(region)?;
+                self.written.note_region(region.pages);
+                Ok(())
+            }
+            FromShim::RegionRemoved(range) => {
+                control.regions.remove(range)?;
+                self.written.note_region(range);
+                Ok(())
+            }
             FromShim::Offered(offered) => control.offered.add(offered),
             FromShim::Withdrawn { number } => control.offered.withdraw(number),
             FromShim::SourceLost { token, .. } if token.len() > TOKEN_BYTES_MAX => {

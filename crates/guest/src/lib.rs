@@ -50,7 +50,7 @@ pub use socket_lane::{LaneEnds, SocketLane};
 pub use source::{
     Image, ImageError, LostSource, ServeOptions, Served, SourceError, SourceHandle, SourceLink,
 };
-pub use written::{Doubt, Written};
+pub use written::{Alone, Doubt, Hush, Written};
 
 use std::time::Duration;
 

@@ -25,8 +25,8 @@
 //! was asked for ([`Written::survey`]), after no lane owes an answer any more. For a visitor every page
 //! may have changed then.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use bindery_dirty::{Feed, JoinError, Joining, MOST_READERS, Reader};
 use bindery_units::{PageIndex, PageRange};
@@ -53,6 +53,8 @@ pub struct Written {
     /// Answers that were lost so far, and how many of them a survey has made up for.
     lost: AtomicU64,
     made_up_for: AtomicU64,
+    /// Number of those who want no page moved.
+    hushes: AtomicU32,
 }
 
 /// Answers that were lost up to some time.
@@ -71,7 +73,57 @@ impl Default for Written {
             asking: RwLock::default(),
             lost: AtomicU64::new(0),
             made_up_for: AtomicU64::new(0),
+            hushes: AtomicU32::new(0),
         }
+    }
+}
+
+/// Wish that no page of a guest is moved, until it is dropped: see [`Written::hush`].
+#[derive(Debug)]
+pub struct Hush<'a> {
+    written: &'a Written,
+}
+
+impl Drop for Hush<'_> {
+    fn drop(&mut self) {
+        self.written.hushes.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Right to ask a guest without anybody else asking, merging or unmerging meanwhile: see [`Written::alone`].
+#[derive(Debug)]
+pub struct Alone<'a> {
+    written: &'a Written,
+    _asking: RwLockWriteGuard<'a, ()>,
+}
+
+impl Alone<'_> {
+    /// As [`Written::collect`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn collect(&self, lane: &mut dyn Lane, range: PageRange) -> Result<(), GuestError> {
+        let reach = self.written.reach();
+        self.written.ask(range, || (), |request, spans| lane.scan(reach, request, spans))
+    }
+
+    /// As [`Written::survey`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn survey(
+        &self,
+        lane: &mut dyn Lane,
+        regions: &[PageRange],
+        doubt: Doubt,
+    ) -> Result<(), GuestError> {
+        self.written.survey_by(lane, regions, doubt, || ())
     }
 }
 
@@ -123,6 +175,36 @@ impl Written {
         self.asking.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Asks those who merge to begin no more requests until the returned guard is dropped, so that
+    /// [`alone`](Self::alone) waits for little. Never blocks.
+    pub fn hush(&self) -> Hush<'_> {
+        // Relaxed: a wish, which one who is late does not hear.
+        self.hushes.fetch_add(1, Ordering::Relaxed);
+        Hush { written: self }
+    }
+
+    /// Returns true while somebody wants no page of the guest moved.
+    #[must_use]
+    pub fn is_hushed(&self) -> bool {
+        self.hushes.load(Ordering::Relaxed) > 0
+    }
+
+    /// Waits until nobody asks, and nobody moves pages in [silence](Self::silence), and keeps it so. If no lane
+    /// owes an answer either, no page is in transit. Blocks for the rest of their requests. Keep it for
+    /// milliseconds: merging waits.
+    pub fn alone(&self) -> Alone<'_> {
+        Alone { written: self, _asking: self.question() }
+    }
+
+    fn question(&self) -> RwLockWriteGuard<'_, ()> {
+        self.asking.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells visitors that pages may not be what they were: their region came or went.
+    pub(crate) fn note_region(&self, pages: PageRange) {
+        mark(&self.changed, pages);
+    }
+
     /// Tells visitors that a page may not be what it was.
     ///
     /// # Panics
@@ -155,7 +237,7 @@ impl Written {
     /// If the range is not within [`PAGES_MAX`], as all regions are.
     pub fn collect(&self, lane: &mut dyn Lane, range: PageRange) -> Result<(), GuestError> {
         let reach = self.reach();
-        self.ask(range, |request, spans| lane.scan(reach, request, spans))
+        self.ask(range, || self.question(), |request, spans| lane.scan(reach, request, spans))
     }
 
     /// Asks for all that is there in `regions`, which are all that the guest has, and tells every reader
@@ -173,9 +255,19 @@ impl Written {
         regions: &[PageRange],
         doubt: Doubt,
     ) -> Result<(), GuestError> {
+        self.survey_by(lane, regions, doubt, || self.question())
+    }
+
+    fn survey_by<Question>(
+        &self,
+        lane: &mut dyn Lane,
+        regions: &[PageRange],
+        doubt: Doubt,
+        question: impl Fn() -> Question,
+    ) -> Result<(), GuestError> {
         let reach = self.reach();
         for range in regions {
-            self.ask(*range, |request, spans| lane.survey(reach, request, spans))?;
+            self.ask(*range, &question, |request, spans| lane.survey(reach, request, spans))?;
             if self.is_in_doubt() {
                 // What is gone was told in the answer that was lost.
                 mark(&self.changed, *range);
@@ -190,9 +282,11 @@ impl Written {
         if self.is_watched() { Reach::All } else { Reach::Split }
     }
 
-    fn ask(
+    /// Asks about a range, each time under what `question` returns.
+    fn ask<Question>(
         &self,
         range: PageRange,
+        question: impl Fn() -> Question,
         mut ask: impl FnMut(PageRange, &mut Vec<PageSpan>) -> Result<crate::Resume, GuestError>,
     ) -> Result<(), GuestError> {
         let mut spans: Vec<PageSpan> = Vec::new();
@@ -200,7 +294,7 @@ impl Written {
         while at < range.end() {
             let rest = range.end().0 - at.0;
             let request = PageRange::new(at, rest.min(REQUEST_PAGES));
-            let asking = self.asking.write().unwrap_or_else(PoisonError::into_inner);
+            let asking = question();
             let resume = ask(request, &mut spans).inspect_err(|_| {
                 self.lost.fetch_add(1, Ordering::Relaxed);
             })?;
@@ -421,6 +515,27 @@ mod tests {
         assert_eq!(harvest(&visitor), [7]);
         drop(visitor);
         assert!(!written.is_watched());
+    }
+
+    #[test]
+    fn whoever_asks_alone_waits_for_those_who_merge() {
+        let written = Written::default();
+        let mut process = Process::default();
+        let visitor = written.visit().unwrap();
+        process.write(5);
+        let silence = written.silence();
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| written.alone().collect(&mut process, ALL));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!asks.is_finished() && harvest(&visitor).is_empty());
+            drop(silence);
+            asks.join().unwrap().unwrap();
+        });
+        assert_eq!(harvest(&visitor), [5]);
+        let wishes = [written.hush(), written.hush()];
+        assert!(written.is_hushed());
+        drop(wishes);
+        assert!(!written.is_hushed());
     }
 
     #[test]

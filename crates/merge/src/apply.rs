@@ -143,6 +143,11 @@ impl Applying<'_> {
                 self.put_back(rest, BACK_OFF_MAX);
                 return Ok(());
             }
+            if self.guest.connection.written().is_hushed() {
+                // Its memory is about to be read as it is at one time.
+                self.put_back(rest, 0);
+                return Ok(());
+            }
             // What was not asked for is in no doubt.
             self.guest.lateness.check("to merge").inspect_err(|_| self.put_back(rest, 0))?;
             let (some, later) = rest.split_at(batch(rest, &self.domain.store));

@@ -173,10 +173,12 @@ impl Visit<'_> {
             self.state.blocks.note_asked_whole(PageIndex(*first));
             self.guest.gains.set_split(PageIndex(*first), false);
         });
+        let silence = self.guest.connection.written().silence();
         self.lane.collapse(&blocks, &mut room.outcomes).inspect_err(|_| {
             // Pages of those that stay split are known no more.
             self.state.tracking.require_survey();
         })?;
+        drop(silence);
         for (at, (first, cause)) in wanted.iter().enumerate() {
             self.take_collapsed(block_of(*first), *cause, room.outcomes.get(at).copied(), room);
         }

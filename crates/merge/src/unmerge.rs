@@ -87,7 +87,9 @@ impl Visit<'_> {
         for region in &self.state.managed {
             let mut rest = *region;
             while !rest.is_empty() {
+                let silence = self.guest.connection.written().silence();
                 let done = self.lane.unmerge(rest)?;
+                drop(silence);
                 pages += u64::from(done.pages);
                 let at = done.resume.unwrap_or(rest.end());
                 rest = PageRange::new(at, rest.end().0 - at.0);

@@ -33,6 +33,8 @@ pub struct MemoryBlock {
     pub name: String,
     /// Bytes in use, from its start.
     pub bytes: u64,
+    /// Bytes that the VMM has mapped for it, `bytes` at least: the length that it advises the kernel about.
+    pub total_bytes: u64,
     /// Address in the VMM's process; `None` where the VMM does not say.
     pub host_address: Option<HostAddress>,
 }

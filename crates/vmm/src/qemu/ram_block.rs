@@ -29,7 +29,13 @@ fn row(line: &str, columns: usize) -> Option<MemoryBlock> {
         Some(word) => Some(HostAddress(usize::try_from(hexadecimal(word)?).ok()?)),
         None => None,
     };
-    Some(MemoryBlock { name: name.join(" "), bytes: hexadecimal(columns.get(3)?)?, host_address })
+    let (bytes, total_bytes) = (hexadecimal(columns.get(3)?)?, hexadecimal(columns.get(4)?)?);
+    (bytes <= total_bytes).then(|| MemoryBlock {
+        name: name.join(" "),
+        bytes,
+        total_bytes,
+        host_address,
+    })
 }
 
 fn hexadecimal(word: &str) -> Option<u64> {
@@ -54,13 +60,15 @@ mod tests {
 ";
 
     fn block(name: &str, bytes: u64, address: Option<usize>) -> MemoryBlock {
-        MemoryBlock { name: name.to_owned(), bytes, host_address: address.map(HostAddress) }
+        let (name, host_address) = (name.to_owned(), address.map(HostAddress));
+        MemoryBlock { name, bytes, total_bytes: bytes, host_address }
     }
 
     #[test]
     fn tables_with_and_without_addresses_are_read() {
         let old = [("pc.ram", 64 << 20), ("", 1 << 20), ("/rom@etc/acpi/tables", 128 << 10)];
-        let old = old.map(|(name, bytes)| block(name, bytes, None));
+        let mut old = old.map(|(name, bytes)| block(name, bytes, None));
+        old[2].total_bytes = 2 << 20;
         assert_eq!(read(OLD).unwrap(), old);
         let new = [
             block("pc.ram", 64 << 20, Some(0x7f67_6fe0_0000)),
@@ -75,6 +83,8 @@ mod tests {
         assert_eq!(read("unknown command: 'info ramblock'"), None);
         assert_eq!(read(&NEW.replace("Used", "Free")), None);
         assert_eq!(read(&NEW.replace("0x0000000000040000", "x")), None);
+        // More in use than there is.
+        assert_eq!(read(&NEW.replacen("0x0000000004000000", "0x0000000004001000", 1)), None);
     }
 
     proptest! {

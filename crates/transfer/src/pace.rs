@@ -1,0 +1,129 @@
+//! Decides when the last pause comes. Pure.
+
+use std::time::Duration;
+
+use bindery_units::PAGE_BYTES;
+
+use crate::outcome::{Ending, Limits};
+
+/// Speed that is reckoned with until one was measured, in bytes a second.
+const SPEED: u64 = 400 << 20;
+
+/// Pages that are read at least before their time says anything.
+const MEASURED_PAGES: u64 = 1024;
+
+/// Part of a pause that copying may take at least, whatever the rest costs.
+const COPYING_MIN: u32 = 2;
+
+/// Time of a pause without any copying, about.
+const PAUSE_ALONE: Duration = Duration::from_millis(4);
+
+/// Number of rounds after each other that leave no less than nine tenths of what was there before.
+const STUCK_ROUNDS: u32 = 2;
+
+/// Measurements so far, and the limits.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    limits: Limits,
+    measured: Option<u64>,
+    /// Pages that were left before the last round.
+    left_before: Option<u64>,
+    stuck: u32,
+    rounds: u32,
+}
+
+impl Pace {
+    pub(crate) const fn new(limits: Limits) -> Self {
+        Self { limits, measured: limits.bytes_per_second, left_before: None, stuck: 0, rounds: 0 }
+    }
+
+    /// Returns the speed that was measured, in bytes a second.
+    pub(crate) const fn measured(&self) -> Option<u64> {
+        self.measured
+    }
+
+    /// Takes in that so many pages were read in so much time.
+    pub(crate) fn note_read(&mut self, pages: u64, took: Duration) {
+        if pages >= MEASURED_PAGES && !took.is_zero() {
+            self.measured = Some((bytes(pages) as f64 / took.as_secs_f64()) as u64);
+        }
+    }
+
+    /// Returns the reason to take the last pause now, with so many pages left, or none for another round.
+    pub(crate) fn ends(&mut self, left: u64) -> Option<Ending> {
+        if self.time_of(left) <= self.copying_max() {
+            return Some(Ending::Fits);
+        }
+        if self.rounds >= self.limits.rounds_max {
+            return Some(Ending::RoundsSpent);
+        }
+        let is_stuck = self.left_before.is_some_and(|before| left.saturating_mul(10) >= before * 9);
+        self.stuck = if is_stuck { self.stuck + 1 } else { 0 };
+        if self.stuck >= STUCK_ROUNDS {
+            return Some(Ending::NotConverging);
+        }
+        self.left_before = Some(left);
+        self.rounds += 1;
+        None
+    }
+
+    fn time_of(&self, pages: u64) -> Duration {
+        let speed = self.measured.unwrap_or(SPEED).max(1);
+        Duration::from_secs_f64(bytes(pages) as f64 / speed as f64)
+    }
+
+    fn copying_max(&self) -> Duration {
+        let pause = self.limits.pause_max;
+        pause.saturating_sub(PAUSE_ALONE).max(pause / COPYING_MIN)
+    }
+}
+
+const fn bytes(pages: u64) -> u64 {
+    pages * PAGE_BYTES as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace(rounds_max: u32) -> Pace {
+        let pause_max = Duration::from_millis(14);
+        Pace::new(Limits { pause_max, rounds_max, ..Limits::default() })
+    }
+
+    #[test]
+    fn what_fits_ends_at_once() {
+        // 10 ms at 400 MiB/s are 1024 pages.
+        assert_eq!(pace(5).ends(1000), Some(Ending::Fits));
+        assert_eq!(pace(5).ends(1100), None);
+        let mut slow = pace(5);
+        slow.note_read(2048, Duration::from_secs(1));
+        assert_eq!((slow.ends(1000), slow.ends(20)), (None, Some(Ending::Fits)));
+        slow.note_read(10, Duration::from_secs(1));
+        assert_eq!(slow.measured(), Some(2048 * 4096));
+    }
+
+    #[test]
+    fn rounds_end_when_they_are_spent() {
+        let mut pace = pace(3);
+        for left in [1 << 20, 1 << 19, 1 << 18] {
+            assert_eq!(pace.ends(left), None);
+        }
+        assert_eq!(pace.ends(1 << 17), Some(Ending::RoundsSpent));
+        assert_eq!(self::pace(0).ends(1 << 20), Some(Ending::RoundsSpent));
+    }
+
+    #[test]
+    fn rounds_that_gain_nothing_twice_are_given_up() {
+        let mut pace = pace(100);
+        let left = [1_000_000, 500_000, 490_000, 300_000, 299_000];
+        assert!(left.into_iter().all(|left| pace.ends(left).is_none()));
+        assert_eq!(pace.ends(310_000), Some(Ending::NotConverging));
+    }
+
+    #[test]
+    fn a_short_pause_is_half_for_copying() {
+        let limits = Limits { pause_max: Duration::from_millis(4), ..Limits::default() };
+        assert_eq!(Pace::new(limits).copying_max(), Duration::from_millis(2));
+    }
+}
