@@ -141,15 +141,21 @@ impl Life {
         };
         for &(block, page) in dirty {
             writer.put_changed(block, [range(page, 1)], read(block)).unwrap();
+            if memory[block][page as usize] == 0 {
+                // What was put before counts no more.
+                writer.put(block, PageIndex(page), &content(1 << 41)).unwrap();
+                writer.put_zeros(block, range(page, 1)).unwrap();
+            }
         }
         if base.is_none() {
             for (block, pages) in memory.iter().enumerate() {
                 let all = range(0, pages.len() as u32);
+                writer.put_zeros(block, all).unwrap();
                 writer.put_changed(block, [all], read(block)).unwrap();
             }
         }
         let summary = writer.finish().unwrap();
-        assert!(summary.new_pages <= summary.stored_pages + dirty.len() as u64);
+        assert!(summary.new_pages <= summary.stored_pages + 2 * dirty.len() as u64);
         self.last[guest] = Some(summary.id);
         self.made.insert(summary.id, (guest, memory));
     }

@@ -55,6 +55,8 @@ pub struct Vmm {
     pub version: String,
     /// Type of machine, such as `pc-i440fx-10.0`; empty where the VMM has none.
     pub machine: String,
+    /// Kind of device state, such as `xen-save-devices-state`, on which loading depends.
+    pub device_state: String,
     /// Arguments that it was started with, as the kernel has them.
     pub arguments: Vec<Vec<u8>>,
 }
@@ -127,7 +129,8 @@ impl Description {
             put_counted(into, name.as_str().as_bytes());
         }
         into.extend_from_slice(&self.time_ns.to_le_bytes());
-        for text in [&self.vmm.kind, &self.vmm.version, &self.vmm.machine] {
+        let Vmm { kind, version, machine, device_state, .. } = &self.vmm;
+        for text in [kind, version, machine, device_state] {
             put_counted(into, text.as_bytes());
         }
         put_count(into, self.vmm.arguments.len());
@@ -150,11 +153,12 @@ impl Description {
         let (guest, name, domain) = (take_name(fields)?, take_name(fields)?, take_name(fields)?);
         let time_ns = fields.u64()?;
         let (kind, version, machine) = (fields.text()?, fields.text()?, fields.text()?);
+        let kind_of_state = fields.text()?;
         let arguments = take_all(fields, 4, |fields| Ok(fields.counted()?.to_vec()))?;
         let blocks = take_all(fields, 12, take_block)?;
         let disks = take_all(fields, 12, take_disk)?;
+        let vmm = Vmm { kind, version, machine, device_state: kind_of_state, arguments };
         let device_state = fields.counted()?.to_vec();
-        let vmm = Vmm { kind, version, machine, arguments };
         check_blocks(&blocks)?;
         Ok(Self { guest, name, domain, time_ns, vmm, blocks, disks, device_state })
     }

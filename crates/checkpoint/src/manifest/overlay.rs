@@ -16,15 +16,16 @@ pub(crate) struct Overlay {
 }
 
 impl Overlay {
-    pub(crate) fn put(&mut self, page: PageIndex, place: Option<PagePlace>) {
+    /// Puts pages that lie one after the other in a pack, from `place` on.
+    pub(crate) fn put(&mut self, run: PageRange, place: Option<PagePlace>) {
         if let Some((pages, last)) = self.put.last_mut()
-            && pages.end() == page
+            && pages.end() == run.first
             && goes_on(*last, pages.count, place)
         {
-            pages.count += 1;
+            pages.count += run.count;
             return;
         }
-        self.put.push((PageRange::new(page, 1), place));
+        self.put.push((run, place));
     }
 
     /// Returns the runs of the block: those that were put, and between them those of `base`. `pack_number`
@@ -65,7 +66,7 @@ impl Overlay {
             let (put, place) = self.put[*run];
             let place = place.map(|(object, place)| (object, place + (page.0 - put.first.0)));
             if is_last {
-                flat.put(*page, place);
+                flat.put(PageRange::new(*page, 1), place);
             }
         }
         flat.put
@@ -116,7 +117,7 @@ mod tests {
                 let mut overlay = Overlay::default();
                 for (page, place) in round.into_iter().filter(|put| put.0 < length) {
                     let place = place.map(|(object, place)| (ObjectId(object), place));
-                    overlay.put(PageIndex(page), place);
+                    overlay.put(PageRange::new(PageIndex(page), 1), place);
                     expected[page as usize] = place;
                 }
                 expected[length as usize..].fill(None);

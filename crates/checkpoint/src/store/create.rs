@@ -178,7 +178,7 @@ impl CheckpointWriter {
         let failed_before = std::mem::replace(&mut self.has_failed, true);
         for (page, content) in (first.0..).map(PageIndex).zip(pages) {
             let place = self.place(content)?;
-            self.overlays[block].put(page, place);
+            self.overlays[block].put(PageRange::new(page, 1), place);
         }
         self.has_failed = failed_before;
         Ok(())
@@ -207,6 +207,23 @@ impl CheckpointWriter {
             }
         }
         Ok(())
+    }
+
+    /// Puts pages of zeros of a memory block. Costs the same however many they are.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoPages`].
+    pub fn put_zeros(&mut self, block: usize, pages: PageRange) -> Result<(), CheckpointError> {
+        self.check(block, pages.first, pages.count.into())?;
+        if !pages.is_empty() {
+            self.overlays[block].put(pages, None);
+        }
+        Ok(())
+    }
+
+    /// Sets the time of the pause, in nanoseconds since 1970-01-01 UTC.
+    pub fn set_time(&mut self, time_ns: u64) {
+        self.description.time_ns = time_ns;
     }
 
     /// Sets the device state, which is often known after memory only.
