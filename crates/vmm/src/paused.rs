@@ -7,6 +7,8 @@ use crate::{DeviceState, GuestAfter, Overlay, Pause, Purpose, Vmm, VmmError};
 /// Durations of a pause and of its parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PauseTimes {
+    /// Time by the VMM's clock at which the guest stood. `None` if it was paused before.
+    pub stopped_at: Option<SystemTime>,
     /// Time from STOP to RESUME by the VMM's own clock. `None` if the guest was paused before, was left
     /// paused, or the host's clock was set back meanwhile.
     pub outage: Option<Duration>,
@@ -55,7 +57,7 @@ impl<'vmm> Paused<'vmm> {
                 return Err(error);
             }
         };
-        let times = PauseTimes { stop: begun.elapsed(), ..PauseTimes::default() };
+        let times = PauseTimes { stopped_at, stop: begun.elapsed(), ..PauseTimes::default() };
         Ok(Self { vmm, stopped_at, begun, times, overlays, has_overlays: false, is_over: false })
     }
 

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Field};
 use super::ignore_shared::MigrationSettings;
-use super::{Qemu, QemuSettings, ignore_shared, left, run_state};
+use super::{Qemu, QemuSettings, ignore_shared, left, ram_block, run_state};
 use crate::qmp::{Qmp, QmpError};
-use crate::{DeviceState, IncomingVmm, SaveMethod, VmmError};
+use crate::{DeviceState, IncomingVmm, MemoryBlock, SaveMethod, VmmError};
 
 /// Name of the descriptor within QEMU.
 const DESCRIPTOR: &str = "bindery-state";
@@ -48,6 +48,14 @@ impl IncomingQemu {
     #[must_use]
     pub fn machine(&self) -> &str {
         &self.machine
+    }
+
+    /// Returns the memory blocks, in QEMU's order.
+    ///
+    /// # Errors
+    /// [`VmmError::Answer`] if QEMU does not list them.
+    pub fn memory(&mut self) -> Result<Vec<MemoryBlock>, VmmError> {
+        ram_block::all(&mut self.qmp)
     }
 
     /// Returns the monitor, for what this crate has no function for. Not for loading or starting.

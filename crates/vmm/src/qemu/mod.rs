@@ -28,7 +28,7 @@ use serde_json::json;
 
 use crate::qmp::Qmp;
 use crate::{
-    DeviceState, GuestAfter, GuestDescription, MemoryBlock, Obstacle, Overlay, Pause, Purpose,
+    DeviceState, GuestAfter, GuestDescription, Obstacle, Overlay, Pause, Purpose,
     SaveMethod, Vmm, VmmError, hidden_writers, stream,
 };
 use answer::Field;
@@ -103,14 +103,6 @@ impl Qemu {
         commit::commit(&mut self.qmp, overlay, limit)
     }
 
-    fn memory(&mut self) -> Result<Vec<MemoryBlock>, VmmError> {
-        let arguments = json!({ "command-line": "info ramblock" });
-        let table = self.qmp.execute("human-monitor-command", arguments)?;
-        let blocks = table.as_str().and_then(ram_block::read);
-        blocks
-            .ok_or(VmmError::Answer { command: "info ramblock", missing: "table of memory blocks" })
-    }
-
     /// Finds what forbids saving, and with nothing of that, how to save.
     fn find_obstacles(&mut self) -> Result<(Vec<Obstacle>, Option<SaveMethod>), VmmError> {
         let state = run_state::of(&mut self.qmp)?;
@@ -164,7 +156,7 @@ impl Vmm for Qemu {
             version: self.qmp.version().to_owned(),
             vcpus: vcpus.list("query-cpus-fast")?.len(),
             is_running,
-            memory: self.memory()?,
+            memory: ram_block::all(&mut self.qmp)?,
             disks: disks::writable(&mut self.qmp)?,
             obstacles,
         })

@@ -1,8 +1,19 @@
-//! Reads QEMU's table of memory blocks, which QMP gives as text for people only. Pure.
+//! Reads QEMU's table of memory blocks, which QMP gives as text for people only.
 
 use bindery_units::HostAddress;
+use serde_json::json;
 
-use crate::MemoryBlock;
+use crate::qmp::Qmp;
+use crate::{MemoryBlock, VmmError};
+
+const COMMAND: &str = "info ramblock";
+
+/// Returns all memory blocks, in QEMU's order.
+pub(super) fn all(qmp: &mut Qmp) -> Result<Vec<MemoryBlock>, VmmError> {
+    let table = qmp.execute("human-monitor-command", json!({ "command-line": COMMAND }))?;
+    let blocks = table.as_str().and_then(read);
+    blocks.ok_or(VmmError::Answer { command: COMMAND, missing: "table of memory blocks" })
+}
 
 /// Reads the answer to `info ramblock`. Since QEMU 9 it has addresses. `None` if it is no such table.
 ///
@@ -10,7 +21,7 @@ use crate::MemoryBlock;
 ///   Block Name    PSize              Offset               Used              Total                HVA  RO
 ///       pc.ram    4 KiB  0x0000000000000000 0x0000000040000000 0x0000000040000000 0x00007f676fe00000  rw
 /// ```
-pub(super) fn read(table: &str) -> Option<Vec<MemoryBlock>> {
+fn read(table: &str) -> Option<Vec<MemoryBlock>> {
     let mut lines = table.lines().filter(|line| !line.trim().is_empty());
     let heads: Vec<_> = lines.next()?.split_whitespace().collect();
     // Its number of columns behind the name, which may be empty or have spaces; a size is two words.
