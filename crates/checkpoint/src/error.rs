@@ -117,6 +117,9 @@ pub enum CheckpointError {
         /// Reason.
         source: PackError,
     },
+    /// The caller ended it.
+    #[error("it was ended before it was done")]
+    Stopped,
     /// The caller's memory could not be read.
     #[error("memory of the guest could not be read: {0}")]
     Memory(#[source] io::Error),

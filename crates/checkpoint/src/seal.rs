@@ -81,6 +81,12 @@ impl SecretKey {
         key.map(Self).ok_or_else(|| KeyError::Form { path: path.into() })
     }
 
+    /// Returns the key's bytes, for a process that is to use it.
+    #[must_use]
+    pub const fn expose(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+
     /// Derives bytes for one purpose, apart from those for any other (HKDF-SHA-256, RFC 5869).
     pub(crate) fn derive<const N: usize>(&self, salt: &[u8], purpose: &[u8]) -> [u8; N] {
         let mut derived = [0; N];

@@ -14,6 +14,7 @@ use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE}
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::advisor::AdvisorCommand;
+use crate::checkpoint::CheckpointCommand;
 use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
@@ -87,6 +88,9 @@ BINDERY_LOG chooses what it logs: error, warn, info (the default) or debug.")]
 Examples:
   bindery run -- qemu-system-x86_64 -m 1G -drive file=disk.img
   bindery run --name web1 --domain web -- cloud-hypervisor --memory size=1G,mergeable=on …
+
+A QEMU (called kvm, qemu, qemu-kvm or *qemu-system-*) gets a monitor of Bindery's own, which only its user
+reaches; checkpoints need it. --no-monitor leaves it out.
 
 The VMM replaces this command: its process id, exit code and signals are the VMM's. Where no daemon
 runs, one is started in the background for this user's guests.
@@ -208,6 +212,21 @@ Examples:
         #[command(subcommand)]
         command: KsmCommand,
     },
+    /// Keep guests: their checkpoints in a pool
+    #[command(after_help = "\
+Examples:
+  bindery checkpoint list --pool guests
+  bindery checkpoint verify --all
+  bindery checkpoint delete web1 --keep 24
+  bindery checkpoint export web1@monday web1.checkpoint --key-file key
+
+The daemon opens the pool, so it needs the right to; it closes it some seconds after its last use, and others
+can have it then. Root and the daemon's user see all checkpoints, members of the group those of their own
+guests.")]
+    Checkpoint {
+        #[command(subcommand)]
+        command: CheckpointCommand,
+    },
     /// Keep immutable objects in media classes, on files or block devices
     #[command(after_help = "\
 Examples:
@@ -283,6 +302,10 @@ pub(crate) struct DaemonArgs {
     /// The most memory that the canonical pages of each domain may take [default: no limit]
     #[arg(long, value_name = "MIB", value_parser = parse_store_mib, allow_negative_numbers = true)]
     pub(crate) store_mib: Option<u64>,
+    /// Keep checkpoints in this pool, where a command names no other: a directory with its files, or its
+    /// device
+    #[arg(long, value_name = "PATH")]
+    pub(crate) checkpoint_pool: Option<PathBuf>,
     /// Serve metrics, a JSON API and a dashboard at this address and port, for looking only; port 0
     /// takes a free one
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_address)]
@@ -313,6 +336,9 @@ pub(crate) struct RunArgs {
     /// Share pages only with guests of this domain [default: `default`]; never with other users'
     #[arg(long, env = DOMAIN_VARIABLE, value_parser = parse_name)]
     pub(crate) domain: Option<String>,
+    /// Give a QEMU no monitor of Bindery's own: its guest cannot be checkpointed then
+    #[arg(long)]
+    pub(crate) no_monitor: bool,
     /// The VMM and its arguments
     #[arg(
         required = true,

@@ -36,6 +36,7 @@ pub(crate) struct Start {
     pub(crate) log: Option<PathBuf>,
     pub(crate) store_mib: Option<u64>,
     pub(crate) unmerge_at_exit: Option<bool>,
+    pub(crate) checkpoint_pool: Option<PathBuf>,
 }
 
 /// A line that cannot be.
@@ -141,6 +142,7 @@ impl Start {
             }
             "http_token_file" => self.http_token_file = path()?,
             "log" => self.log = path()?,
+            "checkpoint_pool" => self.checkpoint_pool = path()?,
             "store_mib" => {
                 let mib = scalar(name, value).ok().and_then(|text| text.parse().ok());
                 let mib = mib.filter(|mib| STORES_MIB.contains(mib));
@@ -173,7 +175,8 @@ pub(crate) fn example() -> String {
          # http_token_file = \"/etc/bindery/token\"   # needed where http is no loopback address\n\
          # log = \"/var/log/bindery.log\"        # default: stderr\n\
          # store_mib = 65536                   # default: no limit\n\
-         # unmerge_at_exit = false\n\n",
+         # unmerge_at_exit = false\n\
+         # checkpoint_pool = \"/srv/pool\"       # default: none; the device or directory of a pool\n\n",
     );
     for line in SETTINGS.lines().skip(1) {
         let (usage, meaning) = line.trim().split_once("  ").expect("a name and what it means");
@@ -235,6 +238,7 @@ mod tests {
             ("\ngroup = 7\n", 2, "in quotes"),
             ("http = \"localhost\"\n", 1, "an address and a port"),
             ("http_token_file = \"token\"\n", 1, "absolute"),
+            ("\ncheckpoint_pool = \"guests\"\n", 2, "absolute"),
             ("workers = 1\ngroup = \"no-such-group\"\n", 2, "no group no-such-group"),
             ("\npages_to_scan = 100\n", 2, "advisor_mode=none"),
             ("# mine\nworkers = 2\nadvisor_max_pages_to_scan = 1000\n", 3, "advisor_min_"),

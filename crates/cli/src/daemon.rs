@@ -101,6 +101,7 @@ fn serve(
         group: arguments.group.clone().or(file.start.group.clone()),
         settings,
         store_bytes_max: arguments.store_mib.or(file.start.store_mib).map(|mib| mib << 20),
+        checkpoint_pool: checkpoint_pool(arguments, file)?,
         unmerge_at_exit: arguments.unmerge_at_exit || file.start.unmerge_at_exit == Some(true),
         reload: path.map(|path| reloading(path, file.start.clone(), flags)),
         http: arguments.http.or(file.start.http).map(|address| {
@@ -120,6 +121,12 @@ fn serve(
         handover::end_stdout().map_err(of_io)?;
     }
     daemon.run().map_err(of_io)
+}
+
+/// Returns the pool of checkpoints; the daemon's directory counts for a flag.
+fn checkpoint_pool(arguments: &DaemonArgs, file: &ConfigFile) -> Result<Option<PathBuf>, Failure> {
+    let flag = arguments.checkpoint_pool.as_deref().map(absolute).transpose()?;
+    Ok(flag.or(file.start.checkpoint_pool.clone()))
 }
 
 /// What the flags say of what can be changed later.
@@ -247,7 +254,8 @@ mod tests {
     use super::*;
 
     /// A value for each flag that takes one.
-    const VALUES: [(&str, &str); 10] = [
+    const VALUES: [(&str, &str); 11] = [
+        ("checkpoint_pool", "/srv/pool"),
         ("group", "root"),
         ("config", "/etc/bindery.toml"),
         ("workers", "3"),

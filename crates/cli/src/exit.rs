@@ -20,7 +20,7 @@ pub(crate) enum Reason {
     Usage = 2,
     /// No daemon listens on the socket.
     NoDaemon = 3,
-    /// No such guest, process, file, pool or object.
+    /// No such guest, process, file, pool, object or checkpoint.
     NotFound = 4,
     /// Another user's process or daemon, or a missing right.
     Refused = 5,
@@ -53,14 +53,14 @@ impl Reason {
             Self::Failed => "it was tried and failed; the message says why",
             Self::Usage => "the command line is wrong",
             Self::NoDaemon => "no daemon listens on the socket",
-            Self::NotFound => "no such guest, process, file, pool or object",
+            Self::NotFound => "no such guest, process, file, pool, object or checkpoint",
             Self::Refused => "not permitted: another user's process or daemon, or a missing right",
             Self::Taken => {
                 "a name, the socket (a daemon runs), the HTTP address or a device is taken, or a pilot paces KSM"
             }
             Self::Unsupported => "this kernel, its settings or this VMM lack something needed",
             Self::BadInput => {
-                "a memory image, configuration, token, saved state or device of a pool is wrong"
+                "a memory image, configuration, token, key file, export, saved state or device of a pool is wrong"
             }
             Self::Damaged => "something that a pool holds is damaged",
         }
@@ -140,7 +140,12 @@ impl From<ClientError> for Failure {
             ClientError::NoDaemon(_) => Reason::NoDaemon,
             ClientError::Refused(_) => Reason::Refused,
             ClientError::Failed(failure) => match failure.kind {
-                FailureKind::NoSuchGuest => Reason::NotFound,
+                FailureKind::NoSuchGuest
+                | FailureKind::NoSuchCheckpoint
+                | FailureKind::NoPool
+                | FailureKind::NoSuchJob => Reason::NotFound,
+                FailureKind::Taken => Reason::Taken,
+                FailureKind::Damaged => Reason::Damaged,
                 FailureKind::Refused => Reason::Refused,
                 FailureKind::BadSetting => Reason::Usage,
                 FailureKind::BadFile => Reason::BadInput,

@@ -4,6 +4,7 @@
 
 mod advisor;
 mod args;
+mod checkpoint;
 mod config;
 mod connect;
 mod daemon;
@@ -63,6 +64,7 @@ fn perform(arguments: &Arguments) -> Result<(), Failure> {
         Command::Scan(arguments) => scan::run(arguments, global.json),
         Command::Advisor { command } => advisor::run(command, global.json),
         Command::Ksm { command } => ksm::run(command, global.json),
+        Command::Checkpoint { command } => checkpoint::run(command, global),
         Command::Pool { command } => pool::run(command, global.json),
         Command::Doctor => doctor::run(global),
         Command::Completions(arguments) => manual::completions(arguments),

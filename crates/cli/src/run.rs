@@ -3,6 +3,8 @@
 //! The VMM replaces this process (`exec`), so its process id, its signals, its descriptors and its exit
 //! code are what whoever started us sees. All checks come before: afterwards only the VMM's log can tell.
 
+mod monitor;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -41,7 +43,10 @@ pub(crate) fn run(global: &Global, arguments: &RunArgs) -> Result<(), Failure> {
         check_name_is_free(global, name)?;
     }
     let mut command = Command::new(&program);
-    command.args(rest).env("LD_PRELOAD", preload).env(SOCKET_VARIABLE, socket);
+    command.args(rest).env("LD_PRELOAD", preload).env(SOCKET_VARIABLE, &socket);
+    if !arguments.no_monitor {
+        command.args(monitor::arguments(&program, rest, &socket));
+    }
     for (variable, value) in
         [(NAME_VARIABLE, &arguments.name), (DOMAIN_VARIABLE, &arguments.domain)]
     {

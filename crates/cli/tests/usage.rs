@@ -83,7 +83,7 @@ fn every_command_says_in_json_what_is_wrong_with_its_line() {
 #[test]
 fn every_failure_is_one_json_object() {
     const NONE: &str = "/nonexistent/x";
-    let failures: [(&[&str], i32); 26] = [
+    let failures: [(&[&str], i32); 29] = [
         (&["ps"], 3),
         (&["top"], 3),
         (&["status"], 3),
@@ -110,6 +110,9 @@ fn every_failure_is_one_json_object() {
         (&["pool", "delete", "none", "0x1"], 4),
         (&["pool", "verify", "none"], 4),
         (&["pool", "destroy", "none"], 4),
+        (&["checkpoint", "list"], 3),
+        (&["checkpoint", "verify", "--all"], 3),
+        (&["checkpoint", "show", "web@a", "--pool", "none"], 4),
     ];
     for (arguments, expected) in failures {
         let arguments = [&["--json", "--socket", "/nonexistent/b.sock"], arguments].concat();

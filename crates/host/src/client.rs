@@ -1,7 +1,7 @@
 //! The operators' side of the protocol, for the `bindery` command and programs like it.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -66,8 +66,21 @@ impl Client {
     /// `Failed` with what the daemon says; the connection stays usable then, and after no other
     /// error.
     pub fn ask(&mut self, request: &Request, patience: Duration) -> Result<Answer, ClientError> {
+        self.ask_passing(request, &[], patience)
+    }
+
+    /// Asks as [`ask`](Self::ask), and passes descriptors with the request, which stay open here.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn ask_passing(
+        &mut self,
+        request: &Request,
+        passed: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<Answer, ClientError> {
         // A daemon that refuses may hang up before it reads: its reason is still there to be read.
-        let sent = socket::send_all(&self.stream, &encode_line(request), &[], patience);
+        let sent = socket::send_all(&self.stream, &encode_line(request), passed, patience);
         let line = match (self.read_line(patience), sent) {
             (Ok(line), _) => line,
             (Err(_), Err(error)) => return Err(error.into()),

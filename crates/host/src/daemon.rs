@@ -2,11 +2,12 @@
 //!
 //! One thread takes connections. Each connection has a thread of its own: an operator's for as
 //! long as it asks, a guest's for as long as the guest lives. Merging has its thread and workers
-//! in [`HostEngine`]. All share [`Shared`], which locks inside.
+//! in [`HostEngine`], and each job its own ([`Jobs`]). All share [`Shared`], which locks inside.
 //!
 //! Ending takes nothing from guests: their shims serve their faults, and keep merged pages mapped
 //! until the next daemon.
 
+mod checkpoints;
 mod control;
 mod guests;
 mod look;
@@ -35,6 +36,9 @@ use crate::daemon_settings::{DaemonSettings, Refused};
 use crate::endpoint::{Endpoint, EndpointError};
 use crate::engine::HostEngine;
 use crate::http::{HttpConfig, HttpError, Server};
+use crate::jobs::Jobs;
+use crate::keeper::Keeper;
+use crate::monitors::Monitors;
 use crate::notify::{Notifier, Progress};
 use crate::operator;
 use crate::protocol::FailureKind;
@@ -74,6 +78,8 @@ pub struct Config {
     pub reload: Option<Reload>,
     /// Where it can be looked at over HTTP, if it can.
     pub http: Option<HttpConfig>,
+    /// Pool of checkpoints, where an operator names no other: a directory with its files, or its device.
+    pub checkpoint_pool: Option<PathBuf>,
 }
 
 /// Why a daemon could not start.
@@ -127,6 +133,9 @@ struct Shared {
     unmerge_at_exit: AtomicBool,
     reload: Option<Reload>,
     reloading: Mutex<()>,
+    keeper: Keeper,
+    jobs: Arc<Jobs>,
+    monitors: Monitors,
     stopper: Stopper,
     stopping: Stopping,
 }
@@ -149,6 +158,7 @@ impl Daemon {
         if let Err(error) = process::reserve_descriptors(DESCRIPTORS) {
             tracing::debug!("connections of many guests will take longer: {error}");
         }
+        let monitors = Monitors::prepare(&config.socket, config.group.as_ref())?;
         let stop = StopReceiver::new()?;
         let shared = Shared {
             engine: HostEngine::new(config.settings, config.store_bytes_max),
@@ -162,6 +172,9 @@ impl Daemon {
             unmerge_at_exit: AtomicBool::new(config.unmerge_at_exit),
             reload: config.reload,
             reloading: Mutex::default(),
+            keeper: Keeper::new(config.checkpoint_pool),
+            jobs: Arc::default(),
+            monitors,
             stopper: stop.stopper(),
             stopping: Stopping::default(),
         };
@@ -221,6 +234,7 @@ impl Daemon {
             shared.unmerge_all();
         }
         shared.stopping.set();
+        shared.jobs.end_all(FAREWELL_PATIENCE);
         drop(http);
         let engine = engine.join();
         shared.engine.close_guests();
@@ -354,7 +368,10 @@ impl Shared {
             return operator::refuse(stream, FailureKind::Refused, &reason);
         }
         match self.seats.take(rights) {
-            Ok(_seat) => operator::serve(stream, &Desk { shared: self, rights }, &self.stopping),
+            Ok(_seat) => {
+                let desk = Desk { shared: self, rights, uid: peer.uid };
+                operator::serve(stream, &desk, &self.stopping);
+            }
             Err(served) => {
                 let reason = format!("{served} operators are served already; try again");
                 operator::refuse(stream, FailureKind::Busy, &reason);

@@ -18,7 +18,7 @@ use crate::report;
 use crate::status::{AdvisorStatus, DomainStatus, GuestStatus, PhaseStatus};
 
 /// The domain of guests that ask for none.
-const DEFAULT_DOMAIN: &str = "default";
+pub(crate) const DEFAULT_DOMAIN: &str = "default";
 
 /// Why something was not done to a guest.
 #[derive(Debug, thiserror::Error)]

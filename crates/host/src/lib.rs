@@ -7,6 +7,9 @@
 //!
 //! With [`HttpConfig`] it can be looked at over HTTP as well (`http`): metrics, an API, a dashboard.
 //!
+//! Checkpoints lie in a pool that is open while somebody needs it (`keeper`); what takes long is a job with a
+//! number (`jobs`); monitors of QEMUs that `bindery run` started are found by [`monitors`].
+//!
 //! # Who may what
 //! The kernel says who a peer is, and [`access`] what follows from it. Operators are the daemon's own
 //! user, root, and, for their own guests, the members of a group. Guests are those of the daemon's own
@@ -22,6 +25,8 @@
 mod daemon;
 mod engine;
 mod http;
+mod jobs;
+mod keeper;
 mod notify;
 mod operator;
 mod registry;
@@ -32,6 +37,7 @@ pub mod access;
 pub mod client;
 pub mod daemon_settings;
 pub mod endpoint;
+pub mod monitors;
 pub mod protocol;
 pub mod status;
 

@@ -1,8 +1,8 @@
 //! One operator's connection: reads lines, performs them, writes answers.
 //!
 //! Nothing that comes over the connection stops the daemon, or holds a thread longer than
-//! [`Limits`] allow without a whole request. It holds a line of memory, and a session's: one guest
-//! that is watched.
+//! [`Limits`] allow without a whole request. It holds a line of memory, two descriptors that came with it, and a
+//! session's: one guest that is watched.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,13 +29,22 @@ const LIMITS: Limits = Limits { request: Duration::from_secs(60), answer: Durati
 /// How often a waiting connection looks whether the daemon ends.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// Most descriptors that are held for a request: one more than any takes, so that it sees there are too many.
+const PASSED_MAX: usize = 2;
+
 /// Who does what operators ask.
 pub(crate) trait Control {
     /// What is kept for an operator from one request to the next.
     type Session: Default;
 
-    /// Does it, and answers. May take as long as the work takes.
-    fn perform(&self, session: &mut Self::Session, request: Request) -> Answer;
+    /// Does it, and answers. May take as long as the work takes. Requests that need descriptors take them out
+    /// of `passed`, which has those that came with the line.
+    fn perform(
+        &self,
+        session: &mut Self::Session,
+        request: Request,
+        passed: &mut Vec<OwnedFd>,
+    ) -> Answer;
 }
 
 /// Serves one operator until it leaves, makes no request for a minute, or the daemon ends.
@@ -59,7 +68,7 @@ fn converse<C: Control>(
     stopping: &Stopping,
     limits: Limits,
 ) -> io::Result<()> {
-    let mut lines = Lines { stream, buffer: Vec::new(), searched: 0 };
+    let mut lines = Lines { stream, buffer: Vec::new(), searched: 0, passed: Vec::new() };
     let mut session = C::Session::default();
     loop {
         let reply = match lines.next(stopping, Instant::now() + limits.request)? {
@@ -70,10 +79,14 @@ fn converse<C: Control>(
                 return Ok(());
             }
             Line::Complete(line) => match decode_request(&line) {
-                Ok(request) => control.perform(&mut session, request),
+                Ok(request) => control.perform(&mut session, request, &mut lines.passed),
                 Err(failure) => Answer::Error(failure),
             },
         };
+        if lines.buffer.is_empty() {
+            // They came with no line that is still to be read.
+            lines.passed.clear();
+        }
         answer(stream, &reply, limits.answer)?;
     }
 }
@@ -94,6 +107,8 @@ struct Lines<'a> {
     buffer: Vec<u8>,
     /// Number of bytes of the buffer that are known to have no line end.
     searched: usize,
+    /// Descriptors that came with what is in the buffer or was returned last; [`PASSED_MAX`] at most.
+    passed: Vec<OwnedFd>,
 }
 
 impl Lines<'_> {
@@ -141,8 +156,9 @@ impl Lines<'_> {
             }
         }
         let mut piece = [0; 4096];
-        // An operator has no business sending descriptors: they are closed at once.
-        let count = socket::receive(self.stream, &mut piece, &mut Vec::new())?;
+        let count = socket::receive(self.stream, &mut piece, &mut self.passed)?;
+        // More than any request takes are closed at once.
+        self.passed.truncate(PASSED_MAX);
         self.buffer.extend_from_slice(&piece[..count]);
         Ok(count > 0)
     }
@@ -161,9 +177,16 @@ mod tests {
     impl Control for Echo {
         type Session = ();
 
-        fn perform(&self, (): &mut (), request: Request) -> Answer {
+        fn perform(&self, (): &mut (), request: Request, passed: &mut Vec<OwnedFd>) -> Answer {
             match request {
                 Request::Unmerge { guest } => Answer::Done { guest, pages: 7 },
+                // Descriptors that it takes, and those that are there.
+                Request::Job { .. } => {
+                    Answer::Done { guest: "job".into(), pages: passed.drain(..).count() as u64 }
+                }
+                Request::Jobs {} => {
+                    Answer::Done { guest: "jobs".into(), pages: passed.len() as u64 }
+                }
                 _ => Answer::Stopping {},
             }
         }
@@ -231,6 +254,32 @@ mod tests {
         assert_eq!(answers[0], r#"{"version":1,"answer":"done","guest":"a","pages":7}"#);
         assert!(answers[1].contains("bad-request"));
         assert_eq!(answers[2], r#"{"version":1,"answer":"stopping"}"#);
+    }
+
+    #[test]
+    fn descriptors_go_to_the_line_they_came_with() {
+        let (ours, theirs) = socket::stream_pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let job = encode_line(&Request::Job { job: 1, wait_ms: None });
+        let jobs = encode_line(&Request::Jobs {});
+        let pages = |sent: &[u8], descriptors: usize| {
+            let fds = vec![std::os::fd::AsFd::as_fd(&file); descriptors];
+            socket::send_all(&ours, sent, &fds, LIMITS.answer).unwrap();
+            let mut reader = BufReader::new(UnixStream::from(ours.try_clone().unwrap()));
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            let answer: serde_json::Value = serde_json::from_str(&line).unwrap();
+            answer["pages"].as_u64().unwrap()
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| serve(&theirs, &Echo, &Stopping::default()));
+            assert_eq!(pages(&job, 1), 1);
+            assert_eq!(pages(&job, 0), 0, "one that was taken is there no more");
+            assert_eq!(pages(&jobs, 1), 1);
+            assert_eq!(pages(&job, 0), 0, "one that came with another line is closed");
+            assert_eq!(pages(&job, 8), PASSED_MAX as u64);
+            socket::shutdown(&ours).unwrap();
+        });
     }
 
     #[test]

@@ -11,12 +11,17 @@
 //! answer, never silence: a misspelt field must not look like success. Within a version answers
 //! may gain fields; [`VERSION`] grows when anything else changes.
 
+pub mod checkpoint;
+pub mod job;
+
 use serde::{Deserialize, Serialize};
 
 use crate::daemon_settings::{
     Change, DaemonSettings, allowed, allowed_numbers, allowed_words, is_truth_value,
 };
 use crate::status::{GuestStatus, HostStatus};
+use checkpoint::{CheckpointDetail, CheckpointInfo, CheckpointName, ExportKey, Selection};
+use job::JobStatus;
 
 /// The protocol's version.
 pub const VERSION: u32 = 1;
@@ -60,6 +65,88 @@ pub enum Request {
         /// Its name or process id.
         guest: String,
     },
+    /// Checkpoints of a pool, that is of all guests whose checkpoints the operator may see.
+    CheckpointList {
+        /// Paths of the pool's devices or their directories; the daemon's own pool without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Name of the guest to which the list is confined.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        guest: Option<String>,
+    },
+    /// All about one checkpoint but its pages.
+    CheckpointShow {
+        /// As for `CheckpointList`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Names of the checkpoint.
+        checkpoint: CheckpointName,
+    },
+    /// Begin a job that reads all of some checkpoints.
+    CheckpointVerify {
+        /// As for `CheckpointList`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Checkpoints to read.
+        select: Selection,
+    },
+    /// Begin a job that deletes checkpoints.
+    CheckpointDelete {
+        /// As for `CheckpointList`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Checkpoints to delete.
+        select: Selection,
+    },
+    /// Begin a job that writes a checkpoint into the stream socket that comes with this line
+    /// (`SCM_RIGHTS`), and closes it.
+    CheckpointExport {
+        /// As for `CheckpointList`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Names of the checkpoint.
+        checkpoint: CheckpointName,
+        /// Key that the stream is to be encrypted with.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<ExportKey>,
+    },
+    /// Begin a job that reads a checkpoint from the stream socket that comes with this line (`SCM_RIGHTS`),
+    /// up to its end.
+    CheckpointImport {
+        /// As for `CheckpointList`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Name of the guest, in place of that in the stream.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        guest: Option<String>,
+        /// Name of the checkpoint, in place of that in the stream.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// Domain of the operator's user that it is to be of; `default` without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        domain: Option<String>,
+        /// Key that the stream was encrypted with.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<ExportKey>,
+        /// Length of the stream, where it is known, for the job's progress.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
+    },
+    /// Jobs that the operator may see: those that go on, and those that ended in the last minutes.
+    Jobs {},
+    /// State of a job.
+    Job {
+        /// Number of the job.
+        job: u64,
+        /// Milliseconds, 1000 at most, to wait for its end.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        wait_ms: Option<u64>,
+    },
+    /// End a job before it is done. Answered at once; the job ends soon after.
+    JobCancel {
+        /// Number of the job.
+        job: u64,
+    },
     /// End the daemon.
     Stop {
         /// Unmerge all guests first. Otherwise they keep their merged pages, for a new daemon.
@@ -89,6 +176,25 @@ pub enum Answer {
     },
     /// To `Dirty`.
     Dirty(Box<Epoch>),
+    /// To `CheckpointList`.
+    Checkpoints {
+        /// In the order in which they were made.
+        checkpoints: Vec<CheckpointInfo>,
+    },
+    /// To `CheckpointShow`.
+    Checkpoint(Box<CheckpointDetail>),
+    /// To requests that begin a job.
+    JobStarted {
+        /// Number of the job.
+        job: u64,
+    },
+    /// To `Job` and `JobCancel`.
+    Job(Box<JobStatus>),
+    /// To `Jobs`.
+    Jobs {
+        /// In the order in which they began.
+        jobs: Vec<JobStatus>,
+    },
     /// To `Stop`: the daemon ends once this is sent.
     Stopping {},
     /// The request was not done.
@@ -143,8 +249,20 @@ pub enum FailureKind {
     BadFile,
     /// The peer may not ask this.
     Refused,
-    /// Too many operators at once; try again.
+    /// Too many operators or jobs at once; try again.
     Busy,
+    /// No checkpoint has that name, or it is another user's.
+    NoSuchCheckpoint,
+    /// There is no such pool, or none is named.
+    NoPool,
+    /// A name is taken, or another process has the pool open.
+    Taken,
+    /// No job has that number, or it is another user's or forgotten.
+    NoSuchJob,
+    /// The job was ended before it was done.
+    Cancelled,
+    /// What was stored cannot be read.
+    Damaged,
     /// It was tried and did not work.
     Failed,
 }

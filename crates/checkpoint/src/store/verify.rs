@@ -1,6 +1,7 @@
 //! Verifying checkpoints: everything is read.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::sync::PoisonError;
 
 use bindery_pool::ObjectId;
@@ -52,12 +53,28 @@ impl Store {
     /// # Errors
     /// If the manifest cannot be read: [`CheckpointError::Damaged`], [`CheckpointError::Locked`].
     pub fn verify(&self, id: CheckpointId) -> Result<VerifyReport, CheckpointError> {
+        self.verify_watched(id, &mut |_| ControlFlow::Continue(()))
+    }
+
+    /// Verifies as [`verify`](Self::verify), and calls `watch` with the number of pages of each piece, damaged
+    /// ones included.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify); [`CheckpointError::Stopped`] once `watch` breaks.
+    pub fn verify_watched(
+        &self,
+        id: CheckpointId,
+        watch: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<VerifyReport, CheckpointError> {
         let reader = self.reader(id)?;
         let mut report = VerifyReport::default();
         let mut places = HashSet::new();
         for block in 0..reader.manifest().pages.len() {
             for run in reader.runs(block) {
-                verify_run(&reader, block, *run, &mut report, &mut places);
+                let verified = verify_run(&reader, block, *run, (&mut report, &mut places), watch);
+                if verified.is_break() {
+                    return Err(CheckpointError::Stopped);
+                }
             }
         }
         report.touched = self.touched(id).err().map(|error| error.to_string());
@@ -87,9 +104,9 @@ fn verify_run(
     reader: &CheckpointReader,
     block: usize,
     run: PlacedRun,
-    report: &mut VerifyReport,
-    places: &mut HashSet<(ObjectId, u32)>,
-) {
+    (report, places): (&mut VerifyReport, &mut HashSet<(ObjectId, u32)>),
+    watch: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> ControlFlow<()> {
     let mut bytes = vec![0; run.pages.count.min(READ_PAGES) as usize * PAGE_BYTES];
     let mut damaged = |pages: PageRange, error: &CheckpointError| {
         let pack = reader.manifest().packs[run.pack as usize];
@@ -99,10 +116,12 @@ fn verify_run(
     };
     if let Err(error) = reader.check_pack(block, run.pages.first) {
         // None of its pages can be read.
-        return damaged(run.pages, &error);
+        damaged(run.pages, &error);
+        return watch(run.pages.count.into());
     }
     let mut pages = 0;
     for piece in run.pages.pieces(READ_PAGES) {
+        watch(piece.count.into())?;
         let bytes = &mut bytes[..piece.count as usize * PAGE_BYTES];
         if reader.read(block, piece.first, bytes).is_ok() {
             pages += u64::from(piece.count);
@@ -116,6 +135,7 @@ fn verify_run(
         }
     }
     report.pages += pages;
+    ControlFlow::Continue(())
 }
 
 /// Adds pages to the last run, if they go on where it ends.

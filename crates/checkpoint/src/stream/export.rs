@@ -1,6 +1,7 @@
 //! Checkpoints written as a stream.
 
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 
 use bindery_units::{PAGE_BYTES, PageRange};
 
@@ -40,6 +41,20 @@ impl Store {
         into: &mut dyn Write,
         options: &ExportOptions,
     ) -> Result<Exported, CheckpointError> {
+        self.export_watched(id, into, options, &mut |_| ControlFlow::Continue(()))
+    }
+
+    /// Writes as [`export`](Self::export), and calls `watch` with the number of pages after each piece.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export); [`CheckpointError::Stopped`] once `watch` breaks.
+    pub fn export_watched(
+        &self,
+        id: CheckpointId,
+        into: &mut dyn Write,
+        options: &ExportOptions,
+        watch: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Exported, CheckpointError> {
         let reader = self.reader(id)?;
         let stream_id = u128::from_le_bytes(random()?);
         let mut stream = Stream::begin(into, stream_id, options.key.as_ref())?;
@@ -54,6 +69,9 @@ impl Store {
                     let bytes = &mut bytes[..pages.count as usize * PAGE_BYTES];
                     reader.read(block, pages.first, bytes)?;
                     stream.put(ChunkKind::Pages { block: block as u16, pages }, bytes)?;
+                    if watch(pages.count.into()).is_break() {
+                        return Err(CheckpointError::Stopped);
+                    }
                 }
             }
         }

@@ -23,6 +23,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use self::args::PoolCommand;
 use self::registry::{Entry, Registry};
+pub(crate) use self::target::Target;
 use crate::exit::{Failure, Reason};
 
 pub(crate) fn run(command: &PoolCommand, json: bool) -> Result<(), Failure> {
@@ -46,6 +47,14 @@ pub(crate) fn run(command: &PoolCommand, json: bool) -> Result<(), Failure> {
         PoolCommand::Restore(arguments) => archiving::restore(&pools, arguments),
         PoolCommand::Sweep(arguments) => sweep::run(&pools, arguments),
     }
+}
+
+/// Returns the devices of a pool that this user knows by name.
+///
+/// # Errors
+/// If there is none, or a device is not there.
+pub(crate) fn device_paths(name: &PoolName) -> Result<Vec<PathBuf>, Failure> {
+    Pools { registry: Registry::of_user(), json: false }.devices(name)
 }
 
 /// The pools of this machine, and how to speak of them.

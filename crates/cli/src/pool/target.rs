@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 const SPECIAL: [&str; 4] = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"];
 
 /// Target that an object is written to.
-pub(super) enum Target {
+pub(crate) enum Target {
     /// A file beside the one that it is to take the place of.
     Beside(NamedTempFile, PathBuf),
     /// Writes in place to a target that cannot be replaced: a device, a pipe, a terminal.
@@ -19,7 +19,7 @@ pub(super) enum Target {
 
 impl Target {
     /// Opens what an object is to be written to at a path.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let there = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             there => Some(there?),
@@ -51,7 +51,7 @@ impl Target {
     }
 
     /// Puts the file in its place. All of it is there then, after a crash too.
-    pub(super) fn finish(self) -> io::Result<()> {
+    pub(crate) fn finish(self) -> io::Result<()> {
         match self {
             Self::Direct(file) => drop(file),
             Self::Beside(file, place) => {

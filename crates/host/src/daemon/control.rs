@@ -1,5 +1,6 @@
 //! What operators may ask, and how it is done.
 
+use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -117,6 +118,8 @@ pub(super) struct Desk<'a> {
     pub(super) shared: &'a Shared,
     /// What the operator may do.
     pub(super) rights: Rights,
+    /// User of the operator.
+    pub(super) uid: u32,
 }
 
 impl Desk<'_> {
@@ -169,7 +172,12 @@ fn refused(message: String) -> Failure {
 impl Control for Desk<'_> {
     type Session = Option<Watch>;
 
-    fn perform(&self, watch: &mut Option<Watch>, request: Request) -> Answer {
+    fn perform(
+        &self,
+        watch: &mut Option<Watch>,
+        request: Request,
+        passed: &mut Vec<OwnedFd>,
+    ) -> Answer {
         let failed = |error: EngineError| Failure::new(FailureKind::Failed, error.to_string());
         let settings = |settings| Answer::Settings(Box::new(settings));
         let Self { shared, .. } = self;
@@ -201,6 +209,7 @@ impl Control for Desk<'_> {
             Request::Stop { unmerge } => {
                 self.require_owner("ending the daemon").map(|()| self.stop(unmerge))
             }
+            of_checkpoints => self.keep(of_checkpoints, passed),
         };
         done.unwrap_or_else(Answer::Error)
     }

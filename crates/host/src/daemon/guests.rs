@@ -39,6 +39,7 @@ impl Shared {
                 }
                 let end = self.attend_guest(&guest);
                 self.engine.remove(id);
+                self.monitors.sweep();
                 self.guests.leave(id);
                 self.log_end(&name, pid, end);
             }

@@ -1,0 +1,216 @@
+//! The command line of `bindery checkpoint`.
+
+use std::path::PathBuf;
+
+use bindery_host::protocol::checkpoint::CheckpointName;
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CheckpointCommand {
+    /// List checkpoints, of one guest or all
+    #[command(
+        visible_alias = "ls",
+        after_help = "\
+Examples:
+  bindery checkpoint list
+  bindery checkpoint list web1 --pool guests
+  bindery checkpoint list --json | jq -r '.[] | \"\\(.guest)@\\(.name)\"'
+
+STORED is what of RAM is not zero; OWN the part of it that no earlier checkpoint had, and WRITTEN what that
+takes in the pool. Sizes are of pages as they are in memory, but for WRITTEN."
+    )]
+    List(ListArgs),
+    /// Show all about a checkpoint: the VMM, memory blocks, disks
+    #[command(after_help = "\
+Examples:
+  bindery checkpoint show web1@monday
+  bindery checkpoint show web1@monday --json | jq -r '.arguments[]'")]
+    Show(ShowArgs),
+    /// Read all of checkpoints, and name what is damaged
+    #[command(after_help = "\
+Examples:
+  bindery checkpoint verify web1@monday
+  bindery checkpoint verify --all --pool guests
+  bindery checkpoint verify --all --json | jq '.[] | select(.damaged_pages > 0)'
+
+Exits with 9 if anything cannot be read. Damaged pages are stored anew by the next checkpoint that has them.
+^C ends the verification.")]
+    Verify(VerifyArgs),
+    /// Delete checkpoints, by name or all of a guest but the last ones
+    #[command(after_help = "\
+Examples:
+  bindery checkpoint delete web1@monday web1@tuesday
+  bindery checkpoint delete web1 --keep 24
+
+Any checkpoint can be deleted: others keep the pages that they share with it. Disks that it names are left
+as they are.")]
+    Delete(DeleteArgs),
+    /// Write a checkpoint to one file, for another host
+    #[command(after_help = "\
+Examples:
+  bindery checkpoint export web1@monday web1.checkpoint
+  bindery checkpoint export web1@monday - --key-file key | ssh other bindery checkpoint import - --key-file key
+  head -c 32 /dev/urandom > key && chmod 600 key
+
+The file holds memory and device state, not disks. FILE is what it was, or all of the checkpoint. Guest memory
+is full of secrets: without --key-file whoever has the file can read them.")]
+    Export(ExportArgs),
+    /// Make a checkpoint of a file that `export` wrote
+    #[command(after_help = "\
+Examples:
+  bindery checkpoint import web1.checkpoint
+  bindery checkpoint import web1.checkpoint --guest web2 --name copy --pool guests
+  zstd -dc web1.checkpoint.zst | bindery checkpoint import -
+
+It is there when all of the file was read and verified, or not at all. It becomes yours: a checkpoint of your
+user and the domain that --domain names.")]
+    Import(ImportArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolArgs {
+    /// The pool, by the name that `bindery pool list` shows or by the path of its device or directory
+    /// [default: the daemon's checkpoint_pool]
+    #[arg(long)]
+    pub(super) pool: Option<String>,
+}
+
+/// Tells guests of one name apart.
+#[derive(Debug, Args)]
+pub(crate) struct OwnerArgs {
+    /// The guest's domain, where guests of one name were in several
+    #[arg(long)]
+    pub(super) domain: Option<String>,
+    /// The guest's user by number, where guests of several users had one name
+    #[arg(long, value_name = "UID")]
+    pub(super) user: Option<u32>,
+}
+
+impl OwnerArgs {
+    /// Returns `name` with what tells it apart.
+    pub(super) fn of(&self, name: &CheckpointName) -> CheckpointName {
+        CheckpointName { domain: self.domain.clone(), uid: self.user, ..name.clone() }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// The guest whose checkpoints to list
+    pub(super) guest: Option<String>,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// The checkpoint
+    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    pub(super) checkpoint: CheckpointName,
+    #[command(flatten)]
+    pub(super) owner: OwnerArgs,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// The checkpoints
+    #[arg(
+        value_name = "GUEST@NAME",
+        value_parser = parse_checkpoint,
+        required_unless_present = "all",
+        conflicts_with = "all"
+    )]
+    pub(super) checkpoints: Vec<CheckpointName>,
+    /// All that you may see
+    #[arg(long)]
+    pub(super) all: bool,
+    #[command(flatten)]
+    pub(super) owner: OwnerArgs,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArgs {
+    /// The checkpoints; with --keep the guest
+    #[arg(required = true, value_name = "GUEST@NAME|GUEST")]
+    pub(super) names: Vec<String>,
+    /// Delete all checkpoints of the guest but the last N
+    #[arg(long, value_name = "N")]
+    pub(super) keep: Option<u64>,
+    #[command(flatten)]
+    pub(super) owner: OwnerArgs,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// The checkpoint
+    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    pub(super) checkpoint: CheckpointName,
+    /// The file; - is standard output
+    pub(super) file: PathBuf,
+    /// Encrypt with the key in this file: 32 random bytes, or 64 hexadecimal digits
+    #[arg(long, value_name = "FILE")]
+    pub(super) key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) owner: OwnerArgs,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// The file; - is standard input
+    pub(super) file: PathBuf,
+    /// What to call the guest [default: as in the file]
+    #[arg(long)]
+    pub(super) guest: Option<String>,
+    /// What to call the checkpoint [default: as in the file]
+    #[arg(long)]
+    pub(super) name: Option<String>,
+    /// Share pages with checkpoints of this domain of yours
+    #[arg(long, default_value = "default")]
+    pub(super) domain: String,
+    /// Decrypt with the key in this file; what is not encrypted is refused then
+    #[arg(long, value_name = "FILE")]
+    pub(super) key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+/// Splits at the last `@`: names of guests may have some, those of checkpoints have none.
+pub(super) fn parse_checkpoint(text: &str) -> Result<CheckpointName, String> {
+    let parts = text.rsplit_once('@').filter(|(guest, name)| !guest.is_empty() && !name.is_empty());
+    let (guest, name) =
+        parts.ok_or("a checkpoint is GUEST@NAME, as `bindery checkpoint list` has them")?;
+    Ok(CheckpointName { guest: guest.into(), name: name.into(), domain: None, uid: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Arguments;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_subcommand_has_examples() {
+        let command = Arguments::command();
+        let checkpoint = command.find_subcommand("checkpoint").unwrap();
+        for command in checkpoint.get_subcommands().filter(|command| command.get_name() != "help") {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Examples:"), "{} has none", command.get_name());
+        }
+    }
+
+    #[test]
+    fn guests_may_have_an_at_in_their_names() {
+        let name = parse_checkpoint("web@lab@monday").unwrap();
+        assert_eq!((&*name.guest, &*name.name), ("web@lab", "monday"));
+        for wrong in ["web", "@monday", "web@", "@", ""] {
+            parse_checkpoint(wrong).unwrap_err();
+        }
+    }
+}

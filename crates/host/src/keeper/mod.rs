@@ -1,0 +1,243 @@
+//! The keeper of checkpoints: pools that the daemon opens while somebody needs them.
+//!
+//! One process at a time has a pool open for writing. So a pool is opened with its first [`Lease`], and closed
+//! some seconds after its last one has ended: then `bindery pool` and other processes can have it. Nothing that
+//! reads or writes checkpoints outlives the lease that it was begun with.
+
+pub(crate) mod catalogue;
+pub(crate) mod failure;
+pub(crate) mod names;
+pub(crate) mod stream;
+pub(crate) mod work;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bindery_checkpoint::{Store, StoreOptions};
+use bindery_pool::Pool;
+use bindery_sys::thread::spawn_without_signals;
+
+use crate::access::Rights;
+use crate::protocol::{Failure, FailureKind};
+
+/// Time after which a pool is closed that nobody uses.
+const IDLE: Duration = Duration::from_secs(3);
+
+/// Time between two looks at a pool that is in use; its last user is heard of at once.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Most pools that are open at once.
+const POOLS_MAX: usize = 16;
+
+/// Most paths of one pool.
+const PATHS_MAX: usize = 256;
+
+/// Paths of a pool: of its devices, or of directories with its files.
+type Paths = Vec<PathBuf>;
+
+/// Pools for checkpoints, by their paths.
+pub(crate) struct Keeper {
+    /// The pool that the configuration names.
+    default: Option<Paths>,
+    idle: Duration,
+    pools: Mutex<BTreeMap<Paths, Arc<KeptPool>>>,
+}
+
+/// A pool that is or was open.
+struct KeptPool {
+    paths: Paths,
+    state: Mutex<PoolState>,
+    /// Notified when the last lease has ended.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct PoolState {
+    store: Option<Store>,
+    leases: usize,
+    /// Time at which the last lease ended.
+    left_at: Option<Instant>,
+}
+
+/// Use of an open pool, which stays open until this is dropped.
+pub(crate) struct Lease {
+    /// None while it is dropped.
+    store: Option<Store>,
+    pool: Arc<KeptPool>,
+}
+
+impl Keeper {
+    /// Keeps checkpoints in the pool at `default`, where no other is named.
+    pub(crate) fn new(default: Option<PathBuf>) -> Self {
+        Self::closing_after(default, IDLE)
+    }
+
+    fn closing_after(default: Option<PathBuf>, idle: Duration) -> Self {
+        let default = default.map(|path| canonical(vec![path]));
+        Self { default, idle, pools: Mutex::default() }
+    }
+
+    /// Opens the pool at `asked`, or the daemon's own, unless it is open. Blocks while its catalogue is read.
+    ///
+    /// # Errors
+    /// `NoPool` if none is named or there is none; `Taken` if another process has it open; `Refused` if the
+    /// operator may not name it.
+    pub(crate) fn lease(&self, asked: Option<&[String]>, rights: Rights) -> Result<Lease, Failure> {
+        let paths = self.choose(asked, rights)?;
+        let pool = self.kept(paths)?;
+        let mut state = pool.lock();
+        if state.store.is_none() {
+            state.store = Some(open(&pool.paths)?);
+            if let Err(error) = pool.close_when_idle(self.idle) {
+                state.store = None;
+                let message = format!("cannot start the thread that closes the pool: {error}");
+                return Err(Failure::new(FailureKind::Failed, message));
+            }
+        }
+        state.leases += 1;
+        let store = state.store.clone();
+        drop(state);
+        Ok(Lease { store, pool })
+    }
+
+    /// Returns the paths of the pool that is meant. The daemon opens what its own user may: so members name no
+    /// other pool than the daemon's.
+    fn choose(&self, asked: Option<&[String]>, rights: Rights) -> Result<Paths, Failure> {
+        let Some(asked) = asked else {
+            return self.default.clone().ok_or_else(no_pool);
+        };
+        let paths: Paths = asked.iter().map(PathBuf::from).collect();
+        let is_possible =
+            (1..=PATHS_MAX).contains(&paths.len()) && paths.iter().all(|path| path.is_absolute());
+        if !is_possible {
+            let message = format!("a pool is 1 to {PATHS_MAX} absolute paths of its devices");
+            return Err(Failure::new(FailureKind::BadRequest, message));
+        }
+        // Their paths are not looked at, so that nothing shows whether there is such a file.
+        if rights != Rights::Owner && self.default.as_ref() != Some(&paths) {
+            let message = "members of the group use the daemon's own pool: leave --pool out, or have \
+                           root set checkpoint_pool";
+            return Err(Failure::new(FailureKind::Refused, message));
+        }
+        Ok(canonical(paths))
+    }
+
+    /// Returns the entry of a pool, open or not.
+    fn kept(&self, paths: Paths) -> Result<Arc<KeptPool>, Failure> {
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(&paths) {
+            return Ok(Arc::clone(pool));
+        }
+        // Nobody has those that are not open, and not about to be.
+        pools.retain(|_, pool| Arc::strong_count(pool) > 1);
+        if pools.len() >= POOLS_MAX {
+            let message = format!("{POOLS_MAX} pools are open already: try again in some seconds");
+            return Err(Failure::new(FailureKind::Busy, message));
+        }
+        let (state, left) = (Mutex::default(), Condvar::new());
+        let pool = Arc::new(KeptPool { paths: paths.clone(), state, left });
+        pools.insert(paths, Arc::clone(&pool));
+        Ok(pool)
+    }
+}
+
+/// Follows links, so that a pool has one entry however it is called. Paths that cannot be followed stay, and
+/// are refused when the pool is opened.
+fn canonical(mut paths: Paths) -> Paths {
+    for path in &mut paths {
+        if let Ok(followed) = path.canonicalize() {
+            *path = followed;
+        }
+    }
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+fn no_pool() -> Failure {
+    let message = "no pool for checkpoints is named: make one with `bindery pool create guests --capacity \
+                   /srv/pool --size 200G`, and name it with --pool guests, or have the daemon use it with \
+                   checkpoint_pool = \"/srv/pool\" in its configuration file (--checkpoint-pool /srv/pool)";
+    Failure::new(FailureKind::NoPool, message)
+}
+
+fn open(paths: &Paths) -> Result<Store, Failure> {
+    let pool = Pool::open(paths, None).map_err(|error| failure::of_path(&error))?;
+    for damage in pool.healed() {
+        tracing::warn!("{damage}: made good from the other copy");
+    }
+    let opened = Store::open(Arc::new(pool), StoreOptions::default());
+    let store = opened.map_err(|error| failure::of_checkpoint(&error))?;
+    if store.collected() > 0 {
+        tracing::info!("{} objects of unfinished checkpoints were deleted", store.collected());
+    }
+    Ok(store)
+}
+
+impl KeptPool {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        // Each change is one assignment: a panic elsewhere leaves the state whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the thread that closes the pool when nobody has used it for `idle`.
+    fn close_when_idle(self: &Arc<Self>, idle: Duration) -> std::io::Result<()> {
+        let pool = Arc::clone(self);
+        spawn_without_signals("keeper", move || {
+            let mut state = pool.lock();
+            loop {
+                let idle_for = state.left_at.map_or(Duration::ZERO, |left| left.elapsed());
+                if state.leases == 0 && state.left_at.is_some() && idle_for >= idle {
+                    // Under the lock: whoever needs it next waits until it is closed.
+                    state.store = None;
+                    state.left_at = None;
+                    return;
+                }
+                let is_left = state.leases == 0 && state.left_at.is_some();
+                let patience = if is_left { idle.saturating_sub(idle_for) } else { LONG };
+                let waited = pool.left.wait_timeout(state, patience);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        })
+        .map(drop)
+    }
+}
+
+impl Deref for Lease {
+    type Target = Store;
+
+    fn deref(&self) -> &Store {
+        self.store.as_ref().expect("it is there until the lease is dropped")
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // First, so that the pool is closed by its thread and not here.
+        self.store = None;
+        let mut state = self.pool.lock();
+        state.leases -= 1;
+        state.left_at = Some(Instant::now());
+        drop(state);
+        self.pool.left.notify_all();
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("default", &self.default).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("pool", &self.pool.paths).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! Work on checkpoints that takes long, each the body of a job.
+
+use std::io::{BufReader, BufWriter, Write};
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+
+use bindery_checkpoint::{
+    CheckpointError, ExportOptions, ImportOptions, Name, PageEncoding, SecretKey, VerifyReport,
+};
+use bindery_guest::printable;
+
+use super::catalogue::Visible;
+use super::stream::OperatorStream;
+use super::{Lease, failure};
+use crate::jobs::{self, Progress};
+use crate::protocol::checkpoint::{DAMAGE_MAX, DamageInfo, ExportKey, Verified};
+use crate::protocol::job::JobResult;
+use crate::protocol::{Failure, FailureKind};
+
+/// Buffer of a stream, in bytes.
+const STREAM_BUFFER_BYTES: usize = 256 << 10;
+
+/// Reads all of some checkpoints. One that is damaged does not keep the others from being read.
+///
+/// # Errors
+/// `Cancelled`.
+pub(crate) fn verify(
+    lease: &Lease,
+    checkpoints: &[Visible],
+    progress: &Progress,
+) -> Result<JobResult, Failure> {
+    let pages = checkpoints.iter().map(|checkpoint| checkpoint.summary.stored_pages).sum();
+    progress.begin("reading", Some(pages));
+    let mut verified = Vec::with_capacity(checkpoints.len());
+    for checkpoint in checkpoints {
+        match lease.verify_watched(checkpoint.summary.id, &mut watching(progress)) {
+            Ok(report) => verified.push(of_report(checkpoint, report)),
+            // Somebody has deleted it meanwhile.
+            Err(CheckpointError::NoCheckpoint(_)) => {}
+            Err(CheckpointError::Stopped) => return Err(jobs::cancelled()),
+            Err(error) => {
+                let unreadable = VerifyReport::default();
+                let unreadable = Verified {
+                    unreadable: Some(error.to_string()),
+                    ..of_report(checkpoint, unreadable)
+                };
+                verified.push(unreadable);
+            }
+        }
+    }
+    Ok(JobResult::Verified(verified))
+}
+
+/// Counts pages, and breaks once the job is cancelled.
+fn watching(progress: &Progress) -> impl FnMut(u64) -> ControlFlow<()> {
+    move |pages| {
+        progress.add(pages);
+        if progress.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+fn of_report(checkpoint: &Visible, report: VerifyReport) -> Verified {
+    let damaged_pages = report.damaged.iter().map(|run| u64::from(run.pages.count)).sum();
+    let damaged = report.damaged.into_iter().take(DAMAGE_MAX).map(|run| DamageInfo {
+        block: printable(&run.block),
+        first_page: run.pages.first.0,
+        pages: run.pages.count,
+        why: run.why,
+    });
+    Verified {
+        checkpoint: checkpoint.name(),
+        pages: report.pages,
+        damaged_pages,
+        damaged: damaged.collect(),
+        unreadable: None,
+        touched: report.touched,
+    }
+}
+
+/// Deletes checkpoints, one after the other. Those that were deleted before one that cannot be stay deleted.
+///
+/// # Errors
+/// `Cancelled`, `Failed`; the message counts those that are gone.
+pub(crate) fn delete(
+    lease: &Lease,
+    checkpoints: &[Visible],
+    progress: &Progress,
+) -> Result<JobResult, Failure> {
+    progress.begin("deleting", Some(checkpoints.len() as u64));
+    let (mut gone, mut bytes, mut has_kept_packs) = (Vec::new(), 0, false);
+    for checkpoint in checkpoints {
+        let deleted = progress.check().and_then(|()| match lease.delete(checkpoint.summary.id) {
+            Err(CheckpointError::NoCheckpoint(_)) => Ok(None),
+            deleted => deleted.map(Some).map_err(|error| failure::of_checkpoint(&error)),
+        });
+        let deleted = deleted.map_err(|Failure { kind, message }| {
+            let (done, all) = (gone.len(), checkpoints.len());
+            Failure::new(kind, format!("{message}; {done} of {all} checkpoints were deleted"))
+        })?;
+        if let Some(deleted) = deleted {
+            bytes += deleted.bytes;
+            has_kept_packs |= deleted.has_kept_packs;
+            gone.push(checkpoint.name());
+        }
+        progress.add(1);
+    }
+    // What nobody reads any more is free before the job ends.
+    lease.pool().reclaim();
+    Ok(JobResult::Deleted { checkpoints: gone, bytes, has_kept_packs })
+}
+
+/// Writes a checkpoint into an operator's stream.
+///
+/// # Errors
+/// `Damaged` if pages cannot be read, `Cancelled`, `Failed` if the stream breaks.
+pub(crate) fn export(
+    lease: &Lease,
+    checkpoint: &Visible,
+    (socket, key): (OwnedFd, Option<SecretKey>),
+    progress: &Progress,
+) -> Result<JobResult, Failure> {
+    progress.begin("writing", Some(checkpoint.summary.stored_pages));
+    let stream = OperatorStream::new(socket, progress, false);
+    let mut stream = BufWriter::with_capacity(STREAM_BUFFER_BYTES, stream);
+    let (id, options) = (checkpoint.summary.id, ExportOptions { key });
+    let exported = lease.export_watched(id, &mut stream, &options, &mut watching(progress));
+    let exported = exported.and_then(|exported| {
+        stream.flush().map_err(CheckpointError::Export)?;
+        Ok(exported)
+    });
+    if exported.is_err() {
+        // What is buffered of a stream that is no whole one need not be sent.
+        drop(stream.into_parts());
+    }
+    let exported = exported.map_err(|error| of_stream(&error, progress))?;
+    Ok(JobResult::Exported { pages: exported.pages, bytes: exported.bytes })
+}
+
+/// Place of an imported checkpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct Import {
+    /// Domain in the store, which is made if it is not there.
+    pub(crate) domain: Name,
+    pub(crate) guest: Option<Name>,
+    pub(crate) name: Option<Name>,
+    pub(crate) key: Option<SecretKey>,
+    /// Length of the stream, where it is known.
+    pub(crate) bytes: Option<u64>,
+}
+
+/// Makes a checkpoint of an operator's stream.
+///
+/// # Errors
+/// `BadFile` if the stream is damaged, cut off or of another key; `Taken`, `Cancelled`, `Failed`.
+pub(crate) fn import(
+    lease: &Lease,
+    socket: OwnedFd,
+    import: Import,
+    progress: &Progress,
+) -> Result<JobResult, Failure> {
+    progress.begin("reading", import.bytes);
+    let Import { domain, guest, name, key, .. } = import;
+    let failed = |error: CheckpointError| of_stream(&error, progress);
+    lease.open_domain(&domain, None).map_err(failed)?;
+    let options = ImportOptions { domain, key, guest, name, encoding: PageEncoding::default() };
+    let stream = OperatorStream::new(socket, progress, true);
+    let mut stream = BufReader::with_capacity(STREAM_BUFFER_BYTES, stream);
+    let summary = lease.import(&mut stream, &options).map_err(failed)?;
+    Ok(JobResult::Imported(Visible::new(summary).info()))
+}
+
+fn of_stream(error: &CheckpointError, progress: &Progress) -> Failure {
+    // The stream breaks when the job is cancelled.
+    if progress.is_cancelled() { jobs::cancelled() } else { failure::of_checkpoint(error) }
+}
+
+/// Reads the key of an export.
+///
+/// # Errors
+/// `BadRequest` if it is none.
+pub(crate) fn key(key: &ExportKey) -> Result<SecretKey, Failure> {
+    let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
+    let byte = |pair: &[u8; 2]| Some(digit(pair[0])? << 4 | digit(pair[1])?);
+    let (pairs, rest) = key.0.as_bytes().as_chunks::<2>();
+    let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
+    let bytes = bytes.filter(|_| rest.is_empty()).and_then(|bytes| bytes.try_into().ok());
+    bytes
+        .map(SecretKey::from_bytes)
+        .ok_or_else(|| Failure::new(FailureKind::BadRequest, "\"key\" is 64 hexadecimal digits"))
+}
