@@ -38,6 +38,8 @@ use crate::engine::HostEngine;
 use crate::http::{HttpConfig, HttpError, Server};
 use crate::jobs::Jobs;
 use crate::keeper::Keeper;
+use crate::keeper::restore::Sources;
+use crate::keeper::trackers::Trackers;
 use crate::monitors::Monitors;
 use crate::notify::{Notifier, Progress};
 use crate::operator;
@@ -136,6 +138,8 @@ struct Shared {
     keeper: Keeper,
     jobs: Arc<Jobs>,
     monitors: Monitors,
+    trackers: Trackers,
+    sources: Arc<Sources>,
     stopper: Stopper,
     stopping: Stopping,
 }
@@ -175,6 +179,8 @@ impl Daemon {
             keeper: Keeper::new(config.checkpoint_pool),
             jobs: Arc::default(),
             monitors,
+            trackers: Trackers::default(),
+            sources: Arc::default(),
             stopper: stop.stopper(),
             stopping: Stopping::default(),
         };
@@ -235,6 +241,7 @@ impl Daemon {
         }
         shared.stopping.set();
         shared.jobs.end_all(FAREWELL_PATIENCE);
+        shared.sources.end_all();
         drop(http);
         let engine = engine.join();
         shared.engine.close_guests();

@@ -74,6 +74,18 @@ impl Progress {
         self.done.fetch_add(done, Ordering::Relaxed);
     }
 
+    /// Sets the phase, and how far it is.
+    pub(crate) fn set(&self, phase: &'static str, done: u64, total: u64) {
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        self.done.store(done, Ordering::Relaxed);
+        self.total.store(total, Ordering::Relaxed);
+    }
+
+    /// Returns the flag that is set once the job is to end before it is done.
+    pub(crate) const fn cancel_flag(&self) -> &AtomicBool {
+        &self.is_cancelled
+    }
+
     /// Returns true once the job is to end before it is done.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.is_cancelled.load(Ordering::Relaxed)

@@ -20,7 +20,9 @@ use crate::daemon_settings::{
     Change, DaemonSettings, allowed, allowed_numbers, allowed_words, is_truth_value,
 };
 use crate::status::{GuestStatus, HostStatus};
-use checkpoint::{CheckpointDetail, CheckpointInfo, CheckpointName, ExportKey, Selection};
+use checkpoint::{
+    CheckpointDetail, CheckpointInfo, CheckpointName, DiskPolicy, ExportKey, Selection,
+};
 use job::JobStatus;
 
 /// The protocol's version.
@@ -81,6 +83,38 @@ pub enum Request {
         pool: Option<Vec<String>>,
         /// Names of the checkpoint.
         checkpoint: CheckpointName,
+    },
+    /// Begin a job that makes a checkpoint of a guest that runs.
+    CheckpointCreate {
+        /// As for `CheckpointList`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Its name or process id.
+        guest: String,
+        /// Name of the checkpoint; the time in UTC without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// Disks.
+        disks: DiskPolicy,
+        /// Path of a QMP socket of the guest's QEMU; the one that `bindery run` made without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        monitor: Option<String>,
+        /// Milliseconds that the pause may take, as far as that can be foreseen.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pause_max_ms: Option<u64>,
+    },
+    /// Begin a job that has a QEMU that waits (`-incoming defer -S`) go on from a checkpoint of the same user.
+    CheckpointRestore {
+        /// As for `CheckpointList`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Names of the checkpoint.
+        checkpoint: CheckpointName,
+        /// Name or process id of the guest that waits.
+        guest: String,
+        /// True if it is not to run yet.
+        #[serde(default)]
+        paused: bool,
     },
     /// Begin a job that reads all of some checkpoints.
     CheckpointVerify {

@@ -226,8 +226,9 @@ impl CheckpointWriter {
         self.description.time_ns = time_ns;
     }
 
-    /// Sets the device state, which is often known after memory only.
-    pub fn set_device_state(&mut self, device_state: Vec<u8>) {
+    /// Sets the device state and its [kind](crate::Vmm::device_state), which are often known after memory only.
+    pub fn set_device_state(&mut self, kind: &str, device_state: Vec<u8>) {
+        kind.clone_into(&mut self.description.vmm.device_state);
         self.description.device_state = device_state;
     }
 

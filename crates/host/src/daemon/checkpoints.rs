@@ -1,15 +1,23 @@
 //! What operators may ask of checkpoints and jobs, and how it is done.
 
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bindery_guest::{Connection, Guest, Identity};
+use bindery_vmm::{Qemu, QemuSettings, VmmError};
 
 use super::control::Desk;
+use crate::access::Rights;
 use crate::engine::DEFAULT_DOMAIN;
 use crate::jobs::{NewJob, Progress};
 use crate::keeper::catalogue::{self, Visible};
+use crate::keeper::create::{self, CheckpointNames, Create};
+use crate::keeper::restore::{self, Restore};
 use crate::keeper::work::{self, Import};
 use crate::keeper::{Lease, names, stream};
-use crate::protocol::checkpoint::{CheckpointName, ExportKey, Selection};
+use crate::protocol::checkpoint::{CheckpointName, DiskPolicy, ExportKey, Selection};
 use crate::protocol::job::{JobKind, JobResult, JobUnit};
 use crate::protocol::{Answer, Failure, FailureKind, Request};
 
@@ -18,6 +26,21 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Paths of a pool, as a request names it.
 type AskedPool = Option<Vec<String>>;
+
+/// Checkpoint that is asked for.
+struct Asked {
+    guest: String,
+    name: Option<String>,
+    disks: DiskPolicy,
+    monitor: Option<String>,
+    pause_max: Option<Duration>,
+}
+
+fn no_monitor() -> Failure {
+    let message = "the guest has no monitor of Bindery's: start it with `bindery run`, which gives a QEMU one, or \
+                   name a QMP socket of it that nobody else uses with --qmp";
+    Failure::new(FailureKind::Refused, message)
+}
 
 impl Desk<'_> {
     /// Does what is asked of checkpoints and jobs. `passed` are the descriptors that came with it.
@@ -33,6 +56,14 @@ impl Desk<'_> {
                 let lease = self.lease(pool)?;
                 let found = catalogue::find(&lease, self.rights, &checkpoint)?;
                 Ok(Answer::Checkpoint(Box::new(catalogue::detail(&lease, &found)?)))
+            }
+            Request::CheckpointCreate { pool, guest, name, disks, monitor, pause_max_ms } => {
+                let pause_max = pause_max_ms.map(Duration::from_millis);
+                let asked = Asked { guest, name, disks, monitor, pause_max };
+                self.create(pool, asked)
+            }
+            Request::CheckpointRestore { pool, checkpoint, guest, paused } => {
+                self.restore(pool, &checkpoint, &guest, paused)
             }
             Request::CheckpointVerify { pool, select } => {
                 let kind = (JobKind::CheckpointVerify, JobUnit::Pages);
@@ -78,6 +109,97 @@ impl Desk<'_> {
         let mut visible = catalogue::visible(&lease, self.rights);
         visible.retain(|found| guest.is_none_or(|guest| found.is_of(guest, None, None)));
         Ok(Answer::Checkpoints { checkpoints: visible.iter().map(Visible::info).collect() })
+    }
+
+    fn create(&self, pool: AskedPool, asked: Asked) -> Result<Answer, Failure> {
+        let guest = self.guest(&asked.guest)?;
+        let Identity { id, uid, name, domain, .. } = guest.identity().clone();
+        self.require_whole(&guest)?;
+        let checkpoint = asked.name.unwrap_or_else(|| {
+            humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+        });
+        let names = CheckpointNames {
+            guest: names::guest(&name)?,
+            name: names::checkpoint(&checkpoint)?,
+            domain: names::domain(uid, &domain)?,
+        };
+        let qemu = self.monitor(&guest, asked.monitor.as_deref())?;
+        let lease = self.lease(pool)?;
+        let followed = self.shared.trackers.of(id);
+        let create =
+            Create { guest, qemu, names, disks: asked.disks, pause_max: asked.pause_max };
+        let kind = (JobKind::CheckpointCreate, JobUnit::Pages);
+        let new = self.new_job(kind, format!("{name}@{checkpoint}"), Some(uid));
+        self.start(new, move |progress| create::create(&lease, &followed, create, progress))
+    }
+
+    fn restore(
+        &self,
+        pool: AskedPool,
+        name: &CheckpointName,
+        guest: &str,
+        is_paused: bool,
+    ) -> Result<Answer, Failure> {
+        let guest = self.guest(guest)?;
+        let Identity { uid, pid, .. } = *guest.identity();
+        let lease = self.lease(pool)?;
+        let checkpoint = catalogue::find(&lease, self.rights, name)?;
+        if checkpoint.uid != Some(uid) {
+            let message = "the checkpoint is of another user than the guest that waits: export it, and import it \
+                           as that user";
+            return Err(Failure::new(FailureKind::Refused, message));
+        }
+        let monitor = self.shared.monitors.of(uid, pid as u32).ok_or_else(no_monitor)?;
+        let qemu = restore::connect(&monitor, pid)?;
+        let kind = (JobKind::CheckpointRestore, JobUnit::Pages);
+        let new = self.new_job(kind, name.to_string(), Some(uid));
+        let sources = Arc::clone(&self.shared.sources);
+        let restore = Restore { guest, qemu, checkpoint, is_paused };
+        self.start(new, move |progress| restore::restore(lease, &sources, restore, progress))
+    }
+
+    /// Finds a guest that the operator may handle, and that is connected.
+    fn guest(&self, guest: &str) -> Result<Arc<Guest>, Failure> {
+        let (name, id) = self.find(guest)?;
+        self.shared.engine.guest(id).ok_or_else(|| {
+            let message = format!("{name} has lost its connection to this daemon: try again");
+            Failure::new(FailureKind::Failed, message)
+        })
+    }
+
+    /// Refuses a guest that is being restored: pages that it lacks would be taken for zero.
+    fn require_whole(&self, guest: &Guest) -> Result<(), Failure> {
+        let missing = self.shared.sources.missing_pages(guest.identity().id);
+        if missing == 0 && guest.lost_source().is_none() {
+            return Ok(());
+        }
+        let message =
+            format!("the guest was just restored, and {missing} pages are on their way: try again");
+        Err(Failure::new(FailureKind::Busy, message))
+    }
+
+    /// Connects to the QEMU of a guest, and makes sure that it is this guest's.
+    fn monitor(&self, guest: &Guest, asked: Option<&str>) -> Result<Qemu, Failure> {
+        let Identity { uid, pid, .. } = *guest.identity();
+        let monitor = match asked {
+            Some(path) => PathBuf::from(path),
+            None => self.shared.monitors.of(uid, pid as u32).ok_or_else(no_monitor)?,
+        };
+        let failed = |error: VmmError| Failure::new(FailureKind::Failed, error.to_string());
+        let qemu = Qemu::connect(&monitor, QemuSettings::default()).map_err(failed)?;
+        if qemu.pid() == pid {
+            return Ok(qemu);
+        }
+        // Somebody else made the socket, as libvirt does: only owners may say whose it is.
+        if asked.is_none() || self.rights != Rights::Owner {
+            let message = format!(
+                "{} is not the monitor of process {pid}, but of {}", monitor.display(), qemu.pid()
+            );
+            return Err(Failure::new(FailureKind::Refused, message));
+        }
+        drop(qemu);
+        let settings = QemuSettings { pid: Some(pid), ..QemuSettings::default() };
+        Qemu::connect(&monitor, settings).map_err(failed)
     }
 
     /// Starts a job on all that is selected.

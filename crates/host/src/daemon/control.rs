@@ -135,7 +135,7 @@ impl Desk<'_> {
     }
 
     /// Finds a guest that the operator may handle: its name and number.
-    fn find(&self, guest: &str) -> Result<(String, u32), Failure> {
+    pub(super) fn find(&self, guest: &str) -> Result<(String, u32), Failure> {
         let (name, id) = self.shared.find(guest)?;
         if self.rights == Rights::Owner {
             return Ok((name, id));

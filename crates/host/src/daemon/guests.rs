@@ -38,6 +38,8 @@ impl Shared {
                     tracing::info!(name, pid, domain = identity.domain, "a guest has come");
                 }
                 let end = self.attend_guest(&guest);
+                self.trackers.leave(id);
+                self.sources.leave(id);
                 self.engine.remove(id);
                 self.monitors.sweep();
                 self.guests.leave(id);
@@ -111,7 +113,7 @@ impl Shared {
                 _ if self.stopping.is_set() => return End::Left("the daemon ends".into()),
                 Err(GuestError::Gone) => return End::Left(GuestError::Gone.to_string()),
                 Err(error) if error.is_fatal() => return End::Failed(error),
-                Ok(_) => {}
+                Ok(_) => self.sources.go_on(&self.keeper, guest),
                 Err(error) => {
                     let pid = guest.identity().pid;
                     if self.is_news(pid, &error) {

@@ -5,9 +5,15 @@
 //! reads or writes checkpoints outlives the lease that it was begun with.
 
 pub(crate) mod catalogue;
+pub(crate) mod create;
 pub(crate) mod failure;
+mod image;
 pub(crate) mod names;
+mod overlays;
+pub(crate) mod restore;
 pub(crate) mod stream;
+mod token;
+pub(crate) mod trackers;
 pub(crate) mod work;
 
 use std::collections::BTreeMap;
@@ -204,6 +210,13 @@ impl KeptPool {
             }
         })
         .map(drop)
+    }
+}
+
+impl Lease {
+    /// Returns the paths of the pool.
+    pub(crate) fn paths(&self) -> &[PathBuf] {
+        &self.pool.paths
     }
 }
 

@@ -133,6 +133,60 @@ pub struct DiskInfo {
     pub format: String,
 }
 
+/// Disks of a guest of which a checkpoint is made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum DiskPolicy {
+    /// Writable disks get overlays in the pause, so that their images stay as of the checkpoint.
+    Overlays {
+        /// Directory of the overlays, an absolute path; beside each image without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        directory: Option<String>,
+    },
+    /// Disks are left out: they have nothing of value, or are kept by other means.
+    Without,
+}
+
+/// Result of `checkpoint-create`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Created {
+    /// The checkpoint.
+    pub checkpoint: CheckpointInfo,
+    /// Time from STOP to RESUME by the VMM's clock; none if the guest was paused before.
+    pub pause_us: Option<u64>,
+    /// Part of the pause in which device state was saved.
+    pub device_state_us: u64,
+    /// Part of the pause in which disks got their overlays.
+    pub disks_us: u64,
+    /// Part of the pause in which changed pages were found and read.
+    pub memory_us: u64,
+    /// Number of shorter pauses before.
+    pub rounds: u32,
+    /// Number of pages that were read in the pause.
+    pub pages_in_pause: u64,
+    /// Overlays that the guest's disks write to from now on.
+    pub overlays: Vec<String>,
+}
+
+/// Result of `checkpoint-restore`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// Name of the guest.
+    pub guest: String,
+    /// Process of its VMM.
+    pub pid: i32,
+    /// Checkpoint that it goes on from.
+    pub checkpoint: CheckpointName,
+    /// Number of pages of its memory.
+    pub pages: u64,
+    /// Time until its memory was bound to the checkpoint.
+    pub binding_us: u64,
+    /// Time in which the VMM loaded device state.
+    pub loading_us: u64,
+    /// Time from the request until it ran, or could.
+    pub total_us: u64,
+}
+
 /// Result of the verification of one checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verified {

@@ -3,13 +3,15 @@
 use serde::{Deserialize, Serialize};
 
 use super::Failure;
-use super::checkpoint::{CheckpointInfo, CheckpointName, Verified};
+use super::checkpoint::{CheckpointInfo, CheckpointName, Created, Restored, Verified};
 
 /// Kinds of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[expect(missing_docs, reason = "each is the request of its name")]
 pub enum JobKind {
+    CheckpointCreate,
+    CheckpointRestore,
     CheckpointVerify,
     CheckpointDelete,
     CheckpointExport,
@@ -65,6 +67,10 @@ pub enum JobOutcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum JobResult {
+    /// Of `checkpoint-create`.
+    Created(Box<Created>),
+    /// Of `checkpoint-restore`.
+    Restored(Restored),
     /// Of `checkpoint-verify`: each checkpoint, damaged or not.
     Verified(Vec<Verified>),
     /// Of `checkpoint-delete`.

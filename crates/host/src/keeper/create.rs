@@ -1,0 +1,283 @@
+//! Checkpoints of guests that run.
+
+use std::fs;
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bindery_checkpoint::{
+    CheckpointId, CheckpointWriter, Description, Disk, MemoryBlock, Name, NewCheckpoint, PageEncoding, Vmm,
+};
+use bindery_guest::{Connection, Guest};
+use bindery_transfer::{
+    GuestMemory, Limits, Outcome, PlacedBlock, Sink, SinkError, Tracker, TransferError,
+    place_blocks,
+};
+use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
+use bindery_vmm::{GuestDescription, Overlay, Purpose, Qemu, Vmm as _, VmmError};
+
+use super::catalogue::Visible;
+use super::overlays::overlays;
+use super::trackers::{Followed, LastCheckpoint};
+use super::{Lease, failure};
+use crate::jobs::{self, Progress};
+use crate::protocol::checkpoint::{Created, DiskPolicy};
+use crate::protocol::job::JobResult;
+use crate::protocol::{Failure, FailureKind};
+
+/// A checkpoint that is to be made.
+pub(crate) struct Create {
+    pub(crate) guest: Arc<Guest>,
+    /// QEMU, whose monitor is the guest's own.
+    pub(crate) qemu: Qemu,
+    pub(crate) names: CheckpointNames,
+    pub(crate) disks: DiskPolicy,
+    pub(crate) pause_max: Option<Duration>,
+}
+
+/// Names of a checkpoint in a store.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckpointNames {
+    pub(crate) guest: Name,
+    pub(crate) name: Name,
+    pub(crate) domain: Name,
+}
+
+/// Makes a checkpoint: what has changed since the guest's last one in this pool, while the guest runs but for a
+/// pause at the end.
+///
+/// # Errors
+/// `Busy` while another checkpoint of the guest is made; `Refused` if it cannot be saved; `Cancelled`, `Taken`,
+/// `Failed`. Whatever happens, the guest is as it was, unless the message says how else.
+pub(crate) fn create(
+    lease: &Lease,
+    followed: &Mutex<Followed>,
+    mut create: Create,
+    progress: &Progress,
+) -> Result<JobResult, Failure> {
+    let mut followed = match followed.try_lock() {
+        Ok(followed) => followed,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Err(busy()),
+    };
+    progress.begin("asking the VMM", None);
+    let vmm = create.qemu.describe().map_err(|error| of_vmm(&error))?;
+    if !vmm.obstacles.is_empty() {
+        return Err(of_vmm(&VmmError::Obstructed(vmm.obstacles)));
+    }
+    let blocks = place(&create.guest, &vmm)?;
+    let overlays = overlays(&create.disks, &vmm.disks, &create.names)?;
+    let base = followed.base(lease, &blocks);
+    let domain = create.names.domain.clone();
+    lease.open_domain(&domain, None).map_err(|error| failure::of_checkpoint(&error))?;
+    let new = NewCheckpoint {
+        description: describe(&create, &vmm, &blocks)?,
+        base: base.as_ref().map(|last| last.id),
+        encoding: PageEncoding::default(),
+    };
+    let writer = lease.create(new).map_err(|error| failure::of_checkpoint(&error))?;
+    let limits = limits(create.pause_max, followed.bytes_per_second);
+    let tracker = follow(&mut followed.tracker, &create.guest, base.is_some())?;
+    let capture = Capture { writer, overlays: &overlays, limits, progress };
+    let (id, created, bytes_per_second) =
+        capture.run(tracker, blocks.clone(), &mut create.qemu)?;
+    followed.last = Some(LastCheckpoint { pool: lease.paths().to_vec(), id, blocks, made: Instant::now() });
+    followed.bytes_per_second = bytes_per_second.or(followed.bytes_per_second);
+    Ok(JobResult::Created(Box::new(created)))
+}
+
+/// Capture of a guest into a checkpoint.
+struct Capture<'a> {
+    writer: CheckpointWriter,
+    overlays: &'a [Overlay],
+    limits: Limits,
+    progress: &'a Progress,
+}
+
+impl Capture<'_> {
+    /// Captures the guest that `tracker` follows, and finishes the checkpoint.
+    fn run(
+        self,
+        tracker: &mut Tracker,
+        blocks: Vec<PlacedBlock>,
+        qemu: &mut Qemu,
+    ) -> Result<(CheckpointId, Created, Option<u64>), Failure> {
+        let Self { mut writer, overlays, limits, progress } = self;
+        let failed = |error: TransferError| of_transfer(&error, progress);
+        let mut memory = GuestMemory::new(tracker, blocks).map_err(|error| failed(error.into()))?;
+        let request = bindery_transfer::Request {
+            overlays,
+            purpose: Purpose::Checkpoint,
+            limits,
+            is_cancelled: progress.cancel_flag(),
+            progress: &|now| show(progress, &now),
+        };
+        let mut sink = Packs(&mut writer);
+        let outcome = bindery_transfer::run(qemu, &mut memory, &mut sink, &request);
+        let outcome = outcome.map_err(failed)?;
+        progress.begin("committing", None);
+        let time = outcome.last.pause.stopped_at.unwrap_or_else(SystemTime::now);
+        writer.set_time(since_epoch_ns(time));
+        let state = &outcome.device_state;
+        writer.set_device_state(state.method.as_str(), state.bytes.clone());
+        let summary = writer.finish().map_err(|error| {
+            let Failure { kind, message } = failure::of_checkpoint(&error);
+            Failure::new(kind, format!("{message}; {}", left_behind(overlays)))
+        })?;
+        let created = describe_outcome(Visible::new(summary.clone()), &outcome, overlays);
+        let bytes_per_second = outcome.bytes_per_second;
+        outcome.epoch.commit();
+        Ok((summary.id, created, bytes_per_second))
+    }
+}
+
+/// Packs of a checkpoint, as the place that pages go to.
+struct Packs<'w>(&'w mut CheckpointWriter);
+
+impl Sink for Packs<'_> {
+    fn put(&mut self, block: usize, first: PageIndex, bytes: &[u8]) -> Result<(), SinkError> {
+        Ok(self.0.put(block, first, bytes)?)
+    }
+
+    fn zeros(&mut self, block: usize, pages: PageRange) -> Result<(), SinkError> {
+        Ok(self.0.put_zeros(block, pages)?)
+    }
+}
+
+impl Followed {
+    /// Returns the last checkpoint, if what has changed since is known and it is still there.
+    fn base(&self, lease: &Lease, blocks: &[PlacedBlock]) -> Option<LastCheckpoint> {
+        let last = self.last.as_ref().filter(|_| self.tracker.is_some())?;
+        let is_there = || lease.list().iter().any(|summary| summary.id == last.id);
+        let is_base = last.pool == lease.paths() && last.blocks == blocks && is_there();
+        is_base.then(|| last.clone())
+    }
+}
+
+/// Returns the tracker that goes on from the last checkpoint, or a new one, for which everything has changed.
+fn follow<'t>(
+    tracker: &'t mut Option<Tracker>,
+    guest: &Arc<Guest>,
+    goes_on: bool,
+) -> Result<&'t mut Tracker, Failure> {
+    if !goes_on || tracker.is_none() {
+        // Its seat is needed for the new one.
+        *tracker = None;
+        let begun = Tracker::begin(Arc::clone(guest));
+        let begun = begun.map_err(|error| Failure::new(FailureKind::Failed, error.to_string()))?;
+        *tracker = Some(begun);
+    }
+    Ok(tracker.as_mut().expect("it was just begun"))
+}
+
+/// Finds the guest's memory blocks in its process. Those without a name get one, as no two may have the same.
+fn place(guest: &Guest, vmm: &GuestDescription) -> Result<Vec<PlacedBlock>, Failure> {
+    let offered = guest.offered();
+    let offered: Vec<_> = offered.iter().map(|range| (range.address, range.bytes)).collect();
+    let placed = place_blocks(&vmm.memory, &offered);
+    placed.map_err(|error| Failure::new(FailureKind::Failed, error.to_string()))
+}
+
+fn limits(pause_max: Option<Duration>, bytes_per_second: Option<u64>) -> Limits {
+    let limits = Limits { bytes_per_second, ..Limits::default() };
+    pause_max.map_or(limits, |pause_max| Limits { pause_max, ..limits })
+}
+
+fn describe(
+    create: &Create,
+    vmm: &GuestDescription,
+    blocks: &[PlacedBlock],
+) -> Result<Description, Failure> {
+    let pid = create.guest.identity().pid;
+    let block = |block: &PlacedBlock| MemoryBlock {
+        name: block.name.clone(),
+        bytes: u64::from(block.pages) * PAGE_BYTES as u64,
+    };
+    let disk = |disk: &bindery_vmm::Disk| Disk {
+        device: if disk.device.is_empty() { disk.node.clone() } else { disk.device.clone() },
+        path: disk.image.clone().into_bytes(),
+        format: disk.format.clone(),
+    };
+    let is_without = create.disks == DiskPolicy::Without;
+    let disks = if is_without { Vec::new() } else { vmm.disks.iter().map(disk).collect() };
+    let CheckpointNames { guest, name, domain } = create.names.clone();
+    Ok(Description {
+        guest,
+        name,
+        domain,
+        time_ns: since_epoch_ns(SystemTime::now()),
+        vmm: Vmm {
+            kind: "qemu".into(),
+            version: vmm.version.clone(),
+            machine: vmm.machine.clone(),
+            device_state: String::new(),
+            arguments: arguments(pid)?,
+        },
+        blocks: blocks.iter().map(block).collect(),
+        disks,
+        device_state: Vec::new(),
+    })
+}
+
+/// Reads the arguments that a process was started with.
+fn arguments(pid: i32) -> Result<Vec<Vec<u8>>, Failure> {
+    let path = format!("/proc/{pid}/cmdline");
+    let bytes = fs::read(&path).map_err(|error| {
+        Failure::new(FailureKind::Failed, format!("cannot read the VMM's arguments: {path}: {error}"))
+    })?;
+    let arguments = bytes.strip_suffix(b"\0").unwrap_or(&bytes);
+    Ok(arguments.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect())
+}
+
+fn since_epoch_ns(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+fn describe_outcome(made: Visible, outcome: &Outcome<'_>, overlays: &[Overlay]) -> Created {
+    let micros = |time: Duration| time.as_micros() as u64;
+    let pause = outcome.last.pause;
+    Created {
+        checkpoint: made.info(),
+        pause_us: pause.outage.map(micros),
+        device_state_us: micros(pause.save),
+        disks_us: micros(pause.disks),
+        memory_us: micros(outcome.taking + outcome.reading),
+        rounds: outcome.rounds.len() as u32,
+        pages_in_pause: outcome.last.pages,
+        overlays: overlays.iter().map(|overlay| overlay.path.display().to_string()).collect(),
+    }
+}
+
+fn show(progress: &Progress, now: &bindery_transfer::Progress) {
+    progress.set("copying memory", now.pages_done, now.pages_done + now.pages_left);
+}
+
+fn left_behind(overlays: &[Overlay]) -> String {
+    if overlays.is_empty() {
+        return "the guest runs on".to_owned();
+    }
+    let paths: Vec<String> =
+        overlays.iter().map(|overlay| overlay.path.display().to_string()).collect();
+    format!("the guest runs on, and its disks write to overlays, which must stay: {}", paths.join(", "))
+}
+
+fn of_transfer(error: &TransferError, progress: &Progress) -> Failure {
+    match error {
+        TransferError::Cancelled if progress.is_cancelled() => jobs::cancelled(),
+        TransferError::Vmm(error) => of_vmm(error),
+        error => Failure::new(FailureKind::Failed, error.to_string()),
+    }
+}
+
+/// Failure of a VMM, in the words of operators.
+pub(super) fn of_vmm(error: &VmmError) -> Failure {
+    let kind = match error {
+        VmmError::Obstructed(_) => FailureKind::Refused,
+        _ => FailureKind::Failed,
+    };
+    Failure::new(kind, error.to_string())
+}
+
+fn busy() -> Failure {
+    let message = "another checkpoint of this guest is being made: wait for it, or cancel it";
+    Failure::new(FailureKind::Busy, message)
+}
