@@ -285,7 +285,10 @@ impl Memory for GuestMemory<'_> {
 
     fn before_pause(&mut self) -> Result<(), MemoryError> {
         self.open_lanes(self.lanes_max)?;
-        self.hush = Some(self.guest.written().hush());
+        let written = self.guest.written();
+        self.hush = Some(written.hush());
+        // Requests that were begun end before the guest is stopped.
+        drop(written.alone());
         Ok(())
     }
 

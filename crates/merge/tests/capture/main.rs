@@ -5,3 +5,4 @@
 mod daemon;
 mod image;
 mod process;
+mod qemu;
