@@ -39,7 +39,7 @@ pub struct GuestMemory<'g> {
 
 impl<'g> GuestMemory<'g> {
     /// Prepares the blocks of the guest that `tracker` follows for one transfer. Blocks must be the same, in the same
-    /// order, from one transfer to the next.
+    /// order, from one transfer to the next, and all of their memory must be there: absent pages are zero.
     ///
     /// # Errors
     /// [`MemoryError`] if the process cannot be looked at, or has no memory where a block was placed.

@@ -78,6 +78,9 @@
 //!   changed counts.
 //! - **An epoch that fails** puts all pages back that it took, and so does one that is not committed.
 //!
+//! Memory that is still served on demand after a restore has to be complete before it is captured: there an absent
+//! page is not zero.
+//!
 //! Not seen: writers that need no page table (registered buffers, devices passed through). [`bindery_vmm`] refuses
 //! guests that have them.
 //!
@@ -86,10 +89,14 @@
 //! transit is waited for. What is not managed is read by process_vm_readv(2), after asking the page map, so that
 //! nothing absent is touched; this needs the right to trace the process.
 //!
+//! # Measured
 //! On two shared cores, small pages, 32 MiB: 3.7 GB/s over one lane, 6.5 over two, 6.4 over four, and 1.0 by
-//! process_vm_readv in pieces of 1 MiB. A Linux guest of 256 MiB under TCG in QEMU 10, merged every 50 ms while it
-//! reads a disk past the page cache: STOP to RESUME 6.2 ms at least and 9.9 in the median of ten, of which 1.2 to 2 are
-//! the scans and 1 to 2 the reading of some 400 pages; the machine was busy.
+//! process_vm_readv in pieces of 1 MiB.
+//!
+//! Linux guests of 256 MiB under TCG, merged every 50 ms while they read a disk past the page cache, 300 to 1000 pages
+//! left for the last pause: STOP to RESUME 4.8 ms at least and 5.6 in the median of ten with QEMU 7.2, of which 2.5 are
+//! device state, 1.0 to 1.7 the scans, 0.6 to 1.4 the reading. With QEMU 10 on a busy machine 6.2 and 9.9. Nothing was
+//! measured under KVM.
 //!
 //! ```sh
 //! cargo build -p bindery-shim && cargo test -p bindery-merge --test capture -- --nocapture --test-threads 1
