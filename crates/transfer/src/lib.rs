@@ -90,13 +90,13 @@
 //! nothing absent is touched; this needs the right to trace the process.
 //!
 //! # Measured
-//! On two shared cores, small pages, 32 MiB: 3.7 GB/s over one lane, 6.5 over two, 6.4 over four, and 1.0 by
-//! process_vm_readv in pieces of 1 MiB.
+//! On two shared cores, small pages, 32 MiB: 3.2 to 3.7 GB/s over one lane, 4.2 to 6.6 over two, 5.5 to 6.4 over four,
+//! and 1.0 to 2.0 by process_vm_readv in pieces of 1 MiB.
 //!
 //! Linux guests of 256 MiB under TCG, merged every 50 ms while they read a disk past the page cache, 300 to 1000 pages
-//! left for the last pause: STOP to RESUME 4.8 ms at least and 5.6 in the median of ten with QEMU 7.2, of which 2.5 are
-//! device state, 1.0 to 1.7 the scans, 0.6 to 1.4 the reading. With QEMU 10 on a busy machine 6.2 and 9.9. Nothing was
-//! measured under KVM.
+//! left for the last pause: STOP to RESUME of ten pauses, in the median, 5.6 and 7.3 ms with QEMU 7.2 and 7.2 and
+//! 9.9 ms with QEMU 10 (two runs each; at least 4.6). Of that, 2.5 ms are device state, 1.0 to 1.7 the scans, 0.6 to 1.4 the
+//! reading. Nothing was measured under KVM.
 //!
 //! ```sh
 //! cargo build -p bindery-shim && cargo test -p bindery-merge --test capture -- --nocapture --test-threads 1
