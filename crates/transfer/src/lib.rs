@@ -94,9 +94,9 @@
 //! and 1.0 to 2.0 by process_vm_readv in pieces of 1 MiB.
 //!
 //! Linux guests of 256 MiB under TCG, merged every 50 ms while they read a disk past the page cache, 300 to 1000 pages
-//! left for the last pause: STOP to RESUME of ten pauses, in the median, 5.6 and 7.3 ms with QEMU 7.2 and 7.2 and
-//! 9.9 ms with QEMU 10 (two runs each; at least 4.6). Of that, 2.5 ms are device state, 1.0 to 1.7 the scans, 0.6 to 1.4 the
-//! reading. Nothing was measured under KVM.
+//! left for the last pause: STOP to RESUME, in the median of ten pauses, 5.6 and 7.3 ms with QEMU 7.2, 7.2 and 9.9 ms
+//! with QEMU 10, and 23.7 ms (7.2) while the machine compiled; at least 4.6. In the quietest of these runs device state
+//! took 2.5 ms or more, the scans 1.0 to 1.7, reading 0.6 to 1.5. Nothing was measured under KVM.
 //!
 //! ```sh
 //! cargo build -p bindery-shim && cargo test -p bindery-merge --test capture -- --nocapture --test-threads 1
