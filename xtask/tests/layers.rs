@@ -13,6 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["shim"],
     &["host"],
     &["merge", "checkpoint", "migrate", "ksm"],
+    &["transfer"],
     &["guest", "vmm"],
     &["space"],
     &["wire"],
@@ -36,7 +37,18 @@ const BESIDE: &[(&str, Allowed)] = &[
 /// and shares nothing with the daemon but what passes between them.
 const FORBIDDEN: &[(&str, &[&str])] = &[(
     "shim",
-    &["host", "merge", "checkpoint", "migrate", "guest", "vmm", "index", "pool", "advisor"],
+    &[
+        "host",
+        "merge",
+        "checkpoint",
+        "migrate",
+        "transfer",
+        "guest",
+        "vmm",
+        "index",
+        "pool",
+        "advisor",
+    ],
 )];
 
 /// Where the document lists the crates that may hold `unsafe`, and what follows the list.

@@ -114,9 +114,14 @@ fn a_guest_is_welcomed_and_tells_its_regions() {
     assert_eq!(guest.identity().command, "vmm\u{fffd}--memory");
 
     assert!(!guest.wait_events(Duration::ZERO).unwrap());
+    let visitor = guest.written().visit().unwrap();
     shim.send(&FromShim::RegionAdded(region(512, 100)), &[], SOON).unwrap();
+    assert!(guest.wait_events(SOON).unwrap());
+    assert_eq!(visitor.count(), 100, "memory that is new has changed");
+    visitor.clear();
     shim.send(&FromShim::RegionRemoved(region(550, 10).pages), &[], SOON).unwrap();
     assert!(guest.wait_events(SOON).unwrap());
+    assert_eq!(visitor.count(), 10, "what comes there later is something else");
     let pages: Vec<_> = guest.regions().iter().map(|region| region.pages).collect();
     assert_eq!(pages, [region(512, 38).pages, region(560, 52).pages]);
     assert_eq!(guest.changes().unwrap().len(), 2);

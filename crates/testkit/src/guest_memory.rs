@@ -44,6 +44,17 @@ impl GuestMemory {
         unsafe { &mut *self.page(at) }
     }
 
+    /// Contents of consecutive pages, to be changed.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn pages_mut(&mut self, pages: std::ops::Range<usize>) -> &mut [u8] {
+        assert!(pages.start <= pages.end && pages.end <= self.pages(), "pages {pages:?}");
+        let first = self.0.as_ptr().wrapping_add(pages.start * PAGE_BYTES);
+        // SAFETY: the pages are in the mapping, which is borrowed by this alone.
+        unsafe { std::slice::from_raw_parts_mut(first, pages.len() * PAGE_BYTES) }
+    }
+
     /// Offers all pages for merging (`MADV_MERGEABLE`) as a VMM does: by the C library's function, which
     /// a preload library can take.
     ///

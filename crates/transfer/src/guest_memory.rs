@@ -39,7 +39,7 @@ pub struct GuestMemory<'g> {
 
 impl<'g> GuestMemory<'g> {
     /// Prepares the blocks of the guest that `tracker` follows for one transfer. Blocks must be the same, in the same
-    /// order, from one transfer to the next.
+    /// order, from one transfer to the next, and all of their memory must be there: absent pages are zero.
     ///
     /// # Errors
     /// [`MemoryError`] if the process cannot be looked at, or has no memory where a block was placed.
@@ -189,6 +189,22 @@ impl<'g> GuestMemory<'g> {
         Ok(())
     }
 
+    /// Counts pages that nobody tracks and that a last pause has to read.
+    fn count_unmanaged(&self) -> Result<u64, MemoryError> {
+        let (mut pages, mut content) = (0, Vec::new());
+        for (piece, absent_is_zero) in &self.pieces {
+            match (piece.managed, absent_is_zero) {
+                (Some(_), _) => {}
+                (None, false) => pages += u64::from(piece.of.pages.count),
+                (None, true) => {
+                    self.process.content(piece.address, piece.of.pages.count, &mut content)?;
+                    pages += content.iter().map(|run| u64::from(run.count)).sum::<u64>();
+                }
+            }
+        }
+        Ok(pages)
+    }
+
     /// Sorts pages that nobody tracks.
     fn sort_unmanaged(
         &self,
@@ -278,14 +294,16 @@ impl Memory for GuestMemory<'_> {
     fn estimate(&mut self) -> Result<u64, MemoryError> {
         self.cut(false)?;
         self.ask()?;
-        let unmanaged = self.pieces.iter().filter(|(piece, _)| piece.managed.is_none());
-        let unmanaged: u64 = unmanaged.map(|(piece, _)| u64::from(piece.of.pages.count)).sum();
+        let unmanaged = self.count_unmanaged()?;
         Ok(unmanaged + self.marks.count(&self.managed_pieces()))
     }
 
     fn before_pause(&mut self) -> Result<(), MemoryError> {
         self.open_lanes(self.lanes_max)?;
-        self.hush = Some(self.guest.written().hush());
+        let written = self.guest.written();
+        self.hush = Some(written.hush());
+        // Requests that were begun end before the guest is stopped.
+        drop(written.alone());
         Ok(())
     }
 

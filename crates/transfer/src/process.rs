@@ -58,22 +58,19 @@ impl<'g> Process<'g> {
         if is_gone || self.guest.has_ended() { Err(MemoryError::Ended) } else { Ok(()) }
     }
 
-    /// Makes sure that blocks are mapped, and returns for each piece whether its absent pages are zero, as those
-    /// of files need not be.
+    /// Returns for each piece whether its absent pages are zero, as those of files need not be, after making sure
+    /// that pieces are mapped that are not managed. Of managed ones the guest's library knows it; and their
+    /// mappings may change while they are looked at.
     pub(crate) fn absent_is_zero(&self, pieces: &[Piece]) -> Result<Vec<bool>, MemoryError> {
+        if pieces.iter().all(|piece| piece.managed.is_some()) {
+            return Ok(vec![true; pieces.len()]);
+        }
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid));
         let maps = maps.map_err(failed("reading the mappings"))?;
         self.check()?;
-        let each = pieces.iter().map(|piece| {
-            let bytes = piece.of.pages.count as usize * PAGE_BYTES;
-            let areas = maps::areas_in(&maps, piece.address, piece.address.plus(bytes));
-            let mapped: usize = areas.iter().map(|area| area.end.0 - area.start.0).sum();
-            if mapped < bytes {
-                return Err(MemoryError::Unmapped { address: piece.address, bytes });
-            }
-            // Merged pages are a file's, and known to the guest's library.
-            let is_anonymous = areas.iter().all(|area| area.inode == 0 && !area.is_shared());
-            Ok(piece.managed.is_some() || is_anonymous)
+        let each = pieces.iter().map(|piece| match piece.managed {
+            Some(_) => Ok(true),
+            None => is_anonymous(&maps, piece),
         });
         each.collect()
     }
@@ -178,6 +175,17 @@ impl<'g> Process<'g> {
         }
         Ok(())
     }
+}
+
+/// Returns true if all of a piece is private memory of no file.
+fn is_anonymous(maps: &str, piece: &Piece) -> Result<bool, MemoryError> {
+    let bytes = piece.of.pages.count as usize * PAGE_BYTES;
+    let areas = maps::areas_in(maps, piece.address, piece.address.plus(bytes));
+    let mapped: usize = areas.iter().map(|area| area.end.0 - area.start.0).sum();
+    if mapped < bytes {
+        return Err(MemoryError::Unmapped { address: piece.address, bytes });
+    }
+    Ok(areas.iter().all(|area| area.inode == 0 && !area.is_shared()))
 }
 
 /// Number of the error for an address that cannot be read, errno(3).

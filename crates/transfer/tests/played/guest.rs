@@ -154,7 +154,7 @@ impl State {
     fn write(&mut self, page: Page) {
         let word = self.fresh();
         // Zeros now and then.
-        self.words.insert(page, if word % 16 == 0 { 0 } else { word });
+        self.words.insert(page, if word.is_multiple_of(16) { 0 } else { word });
         self.written.insert(page);
     }
 
