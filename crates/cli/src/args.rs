@@ -14,7 +14,7 @@ use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE}
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::advisor::AdvisorCommand;
-use crate::checkpoint::CheckpointCommand;
+use crate::checkpoint::{CheckpointCommand, RestoreArgs};
 use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
@@ -227,6 +227,19 @@ guests.")]
         #[command(subcommand)]
         command: CheckpointCommand,
     },
+    /// Start a guest that goes on from a checkpoint
+    #[command(after_help = "\
+Examples:
+  bindery restore web1@monday
+  bindery restore web1@monday --name web2 --detach --log web2.log
+  bindery restore web1@monday --paused -- -smp 2 -netdev user,id=net0
+  bindery restore web1@monday --pool guests --disks-directory /srv/overlays
+
+The VMM is started as the saved one was, but for the options behind --, and runs at once: memory comes from the
+pool when it is touched, first what the last restore touched. Disks write to new overlays above the images of the
+checkpoint. In the foreground this command becomes the VMM, as `bindery run` does. The saved guest may run on
+beside it: network addresses and UUIDs that both have are named.")]
+    Restore(RestoreArgs),
     /// Keep immutable objects in media classes, on files or block devices
     #[command(after_help = "\
 Examples:

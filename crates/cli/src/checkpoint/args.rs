@@ -1,12 +1,28 @@
 //! The command line of `bindery checkpoint`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bindery_host::protocol::checkpoint::CheckpointName;
 use clap::{Args, Subcommand};
 
+use crate::times::parse_within;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckpointCommand {
+    /// Make a checkpoint of a guest that runs
+    #[command(after_help = "\
+Examples:
+  bindery checkpoint create web1 --pool guests
+  bindery checkpoint create web1 --name before-upgrade --disks-directory /srv/overlays
+  bindery checkpoint create sandbox7 --without-disks --json | jq .pause_us
+
+The guest runs on but for a pause of some milliseconds. Only what has changed since its last checkpoint is read
+if that was made in the last quarter of an hour, and only what the pool lacks is stored. Writable disks get
+overlays: their images stay as of the checkpoint, and the guest writes to the overlays from then on, which its
+next start has to use. ^C ends the job; the guest runs on.")]
+    Create(CreateArgs),
     /// List checkpoints, of one guest or all
     #[command(
         visible_alias = "ls",
@@ -91,6 +107,64 @@ impl OwnerArgs {
     pub(super) fn of(&self, name: &CheckpointName) -> CheckpointName {
         CheckpointName { domain: self.domain.clone(), uid: self.user, ..name.clone() }
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// The guest, by its name or process id
+    pub(super) guest: String,
+    /// What to call the checkpoint [default: the time in UTC]
+    #[arg(long)]
+    pub(super) name: Option<String>,
+    /// How long the guest may stand still, as far as that can be foreseen
+    #[arg(long, value_name = "TIME", value_parser = parse_pause)]
+    pub(super) pause_max: Option<Duration>,
+    /// Leave the disks out: they have nothing of value, or are kept by other means
+    #[arg(long, conflicts_with = "disks_directory")]
+    pub(super) without_disks: bool,
+    /// Where to make the disks' overlays [default: beside each image]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(super) disks_directory: Option<PathBuf>,
+    /// A QMP socket of the guest's QEMU that nobody else uses [default: the one that `bindery run` made]
+    #[arg(long, value_name = "SOCKET")]
+    pub(super) qmp: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArgs {
+    /// The checkpoint
+    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    pub(super) checkpoint: CheckpointName,
+    /// What to call the guest [default: as it was called]
+    #[arg(long)]
+    pub(super) name: Option<String>,
+    /// Leave it paused: QMP's `cont` lets it run
+    #[arg(long)]
+    pub(super) paused: bool,
+    /// Leave the VMM in the background, once the guest runs
+    #[arg(long)]
+    pub(super) detach: bool,
+    /// Where the VMM's output goes if it is in the background [default: nowhere]
+    #[arg(long, value_name = "FILE", requires = "detach")]
+    pub(super) log: Option<PathBuf>,
+    /// Where to make the overlays that the guest's disks write to [default: beside each image]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(super) disks_directory: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) owner: OwnerArgs,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+    /// Start the VMM, and leave it to another process to have the guest go on
+    #[arg(long, hide = true, conflicts_with_all = ["detach", "attach"])]
+    pub(super) wait: bool,
+    /// Have the guest of this process go on, which waits
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(super) attach: Option<u32>,
+    /// Options of the VMM that differ from the saved ones
+    #[arg(last = true, value_name = "OPTION")]
+    pub(super) instead: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -179,6 +253,10 @@ pub(crate) struct ImportArgs {
     pub(super) key_file: Option<PathBuf>,
     #[command(flatten)]
     pub(super) pool: PoolArgs,
+}
+
+fn parse_pause(text: &str) -> Result<Duration, String> {
+    parse_within(text, &(Duration::from_millis(1)..=Duration::from_secs(60)))
 }
 
 /// Splits at the last `@`: names of guests may have some, those of checkpoints have none.

@@ -1,9 +1,11 @@
 //! `bindery checkpoint`: checkpoints of guests, listed, read, verified, deleted, taken out and in.
 
 mod args;
+mod create;
 mod delete;
 mod job;
 mod list;
+mod restore;
 mod show;
 mod transfer;
 mod verify;
@@ -14,8 +16,9 @@ use bindery_host::client::Client;
 use bindery_host::protocol::{Answer, Request};
 use bindery_pool::PoolName;
 
-pub(crate) use self::args::CheckpointCommand;
 use self::args::PoolArgs;
+pub(crate) use self::args::{CheckpointCommand, RestoreArgs};
+pub(crate) use self::restore::run as restore;
 use crate::args::Global;
 use crate::connect::connect;
 use crate::exit::{Failure, Reason};
@@ -26,6 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(command: &CheckpointCommand, global: &Global) -> Result<(), Failure> {
     match command {
+        CheckpointCommand::Create(arguments) => create::run(global, arguments),
         CheckpointCommand::List(arguments) => list::run(global, arguments),
         CheckpointCommand::Show(arguments) => show::run(global, arguments),
         CheckpointCommand::Verify(arguments) => verify::run(global, arguments),

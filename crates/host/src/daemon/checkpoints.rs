@@ -115,9 +115,9 @@ impl Desk<'_> {
         let guest = self.guest(&asked.guest)?;
         let Identity { id, uid, name, domain, .. } = guest.identity().clone();
         self.require_whole(&guest)?;
-        let checkpoint = asked.name.unwrap_or_else(|| {
-            humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
-        });
+        let checkpoint = asked
+            .name
+            .unwrap_or_else(|| humantime::format_rfc3339_seconds(SystemTime::now()).to_string());
         let names = CheckpointNames {
             guest: names::guest(&name)?,
             name: names::checkpoint(&checkpoint)?,
@@ -126,8 +126,7 @@ impl Desk<'_> {
         let qemu = self.monitor(&guest, asked.monitor.as_deref())?;
         let lease = self.lease(pool)?;
         let followed = self.shared.trackers.of(id);
-        let create =
-            Create { guest, qemu, names, disks: asked.disks, pause_max: asked.pause_max };
+        let create = Create { guest, qemu, names, disks: asked.disks, pause_max: asked.pause_max };
         let kind = (JobKind::CheckpointCreate, JobUnit::Pages);
         let new = self.new_job(kind, format!("{name}@{checkpoint}"), Some(uid));
         self.start(new, move |progress| create::create(&lease, &followed, create, progress))
@@ -193,7 +192,9 @@ impl Desk<'_> {
         // Somebody else made the socket, as libvirt does: only owners may say whose it is.
         if asked.is_none() || self.rights != Rights::Owner {
             let message = format!(
-                "{} is not the monitor of process {pid}, but of {}", monitor.display(), qemu.pid()
+                "{} is not the monitor of process {pid}, but of {}",
+                monitor.display(),
+                qemu.pid()
             );
             return Err(Failure::new(FailureKind::Refused, message));
         }

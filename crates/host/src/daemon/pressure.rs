@@ -25,6 +25,7 @@ pub(super) fn watch_memory(shared: &Shared) {
         // Better to merge without need than not to when there is.
         let is_short = level.is_none_or(|level| level == MemoryLevel::Short);
         shared.engine.set_idle(settings.run_when == RunWhen::Pressure && !is_short);
+        shared.trackers.expire();
         shared.stopping.sleep(LOOK_EVERY);
     }
 }

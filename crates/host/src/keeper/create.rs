@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bindery_checkpoint::{
-    CheckpointId, CheckpointWriter, Description, Disk, MemoryBlock, Name, NewCheckpoint, PageEncoding, Vmm,
+    CheckpointId, CheckpointWriter, Description, Disk, MemoryBlock, Name, NewCheckpoint,
+    PageEncoding, Vmm,
 };
 use bindery_guest::{Connection, Guest};
 use bindery_transfer::{
@@ -78,9 +79,9 @@ pub(crate) fn create(
     let limits = limits(create.pause_max, followed.bytes_per_second);
     let tracker = follow(&mut followed.tracker, &create.guest, base.is_some())?;
     let capture = Capture { writer, overlays: &overlays, limits, progress };
-    let (id, created, bytes_per_second) =
-        capture.run(tracker, blocks.clone(), &mut create.qemu)?;
-    followed.last = Some(LastCheckpoint { pool: lease.paths().to_vec(), id, blocks, made: Instant::now() });
+    let (id, created, bytes_per_second) = capture.run(tracker, blocks.clone(), &mut create.qemu)?;
+    followed.last =
+        Some(LastCheckpoint { pool: lease.paths().to_vec(), id, blocks, made: Instant::now() });
     followed.bytes_per_second = bytes_per_second.or(followed.bytes_per_second);
     Ok(JobResult::Created(Box::new(created)))
 }
@@ -222,7 +223,10 @@ fn describe(
 fn arguments(pid: i32) -> Result<Vec<Vec<u8>>, Failure> {
     let path = format!("/proc/{pid}/cmdline");
     let bytes = fs::read(&path).map_err(|error| {
-        Failure::new(FailureKind::Failed, format!("cannot read the VMM's arguments: {path}: {error}"))
+        Failure::new(
+            FailureKind::Failed,
+            format!("cannot read the VMM's arguments: {path}: {error}"),
+        )
     })?;
     let arguments = bytes.strip_suffix(b"\0").unwrap_or(&bytes);
     Ok(arguments.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect())
@@ -257,7 +261,10 @@ fn left_behind(overlays: &[Overlay]) -> String {
     }
     let paths: Vec<String> =
         overlays.iter().map(|overlay| overlay.path.display().to_string()).collect();
-    format!("the guest runs on, and its disks write to overlays, which must stay: {}", paths.join(", "))
+    format!(
+        "the guest runs on, and its disks write to overlays, which must stay: {}",
+        paths.join(", ")
+    )
 }
 
 fn of_transfer(error: &TransferError, progress: &Progress) -> Failure {

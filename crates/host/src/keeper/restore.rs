@@ -16,7 +16,9 @@ use bindery_guest::{
 use bindery_sys::thread::spawn_without_signals;
 use bindery_transfer::{PlacedBlock, place_blocks};
 use bindery_units::{PAGE_BYTES, PageRange};
-use bindery_vmm::{DeviceState, IncomingQemu, IncomingVmm as _, MemoryBlock, QemuSettings, SaveMethod};
+use bindery_vmm::{
+    DeviceState, IncomingQemu, IncomingVmm as _, MemoryBlock, QemuSettings, SaveMethod,
+};
 use bindery_wire::control::BoundRange;
 
 use super::catalogue::Visible;
@@ -32,6 +34,9 @@ use crate::protocol::{Failure, FailureKind};
 
 /// Time until a source that broke is offered again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Time until a VMM's blocks must be known where they lie.
+const OFFERS_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A guest that is to go on.
 pub(crate) struct Restore {
@@ -122,9 +127,7 @@ fn bind_where(
     saved: &[SavedBlock],
     memory: &[MemoryBlock],
 ) -> Result<Vec<BoundRange>, Failure> {
-    let offered: Vec<_> =
-        guest.offered().iter().map(|range| (range.address, range.bytes)).collect();
-    let placed = place_blocks(memory, &offered).map_err(|error| failed(error.to_string()))?;
+    let placed = place(guest, memory)?;
     let extra = placed.iter().find(|block| saved.iter().all(|saved| saved.name != block.name));
     if let Some(PlacedBlock { name, .. }) = extra {
         return Err(other_machine(&format!("has a memory block {name:?} more")));
@@ -144,6 +147,20 @@ fn bind_where(
         Ok(BoundRange { address: placed[at].address, bytes: saved.bytes, first: pages.first })
     });
     bound.collect()
+}
+
+/// Finds the blocks of a VMM that has just begun to wait: what it offered last may not have been heard yet.
+fn place(guest: &Guest, memory: &[MemoryBlock]) -> Result<Vec<PlacedBlock>, Failure> {
+    let deadline = Instant::now() + OFFERS_PATIENCE;
+    loop {
+        let offered: Vec<_> =
+            guest.offered().iter().map(|range| (range.address, range.bytes)).collect();
+        match place_blocks(memory, &offered) {
+            Err(error) if Instant::now() >= deadline => return Err(failed(error.to_string())),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            placed => return placed.map_err(|error| failed(error.to_string())),
+        }
+    }
 }
 
 fn other_machine(what: &str) -> Failure {
@@ -188,7 +205,13 @@ impl Content {
         let Served { content_pages, zero_pages, faults, damaged, .. } = served;
         let (ms, damaged) = (begun.elapsed().as_millis(), damaged.len());
         tracing::info!(
-            guest, content_pages, zero_pages, faults, damaged, ms, "a restored guest has all of its memory"
+            guest,
+            content_pages,
+            zero_pages,
+            faults,
+            damaged,
+            ms,
+            "a restored guest has all of its memory"
         );
         let touched = self.image.to_touched(&served.touched);
         if touched.is_empty() {
@@ -237,7 +260,8 @@ impl Sources {
             lock(&self.broke).insert(id, Instant::now());
             let name = &guest.identity().name;
             tracing::error!(
-                guest = name, missing_pages = lost.missing_pages,
+                guest = name,
+                missing_pages = lost.missing_pages,
                 "a restored guest waits for memory that cannot be had: {failure}"
             );
         }

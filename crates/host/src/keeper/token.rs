@@ -46,7 +46,8 @@ impl Token {
     /// `Failed` if the guest says what no daemon of this version said.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Failure> {
         serde_json::from_slice(bytes).map_err(|error| {
-            let message = format!("it names its checkpoint as no daemon of this version does: {error}");
+            let message =
+                format!("it names its checkpoint as no daemon of this version does: {error}");
             Failure::new(FailureKind::Failed, message)
         })
     }

@@ -28,8 +28,8 @@ use serde_json::json;
 
 use crate::qmp::Qmp;
 use crate::{
-    DeviceState, GuestAfter, GuestDescription, Obstacle, Overlay, Pause, Purpose,
-    SaveMethod, Vmm, VmmError, hidden_writers, stream,
+    DeviceState, GuestAfter, GuestDescription, Obstacle, Overlay, Pause, Purpose, SaveMethod, Vmm,
+    VmmError, hidden_writers, stream,
 };
 use answer::Field;
 use state_file::StateFile;
