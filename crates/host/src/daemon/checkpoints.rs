@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::control::Desk;
+use crate::access::Rights;
 use crate::engine::DEFAULT_DOMAIN;
 use crate::jobs::{NewJob, Progress};
 use crate::keeper::catalogue::{self, Visible};
@@ -89,7 +90,12 @@ impl Desk<'_> {
     ) -> Result<Answer, Failure> {
         let lease = self.lease(pool)?;
         let selected = catalogue::select(&lease, self.rights, select)?;
-        let new = self.new_job((kind, unit), subject(&selected), user_of(&selected));
+        // A member sees the own user's alone, and the job too where there are none.
+        let of_user = match self.rights {
+            Rights::Member { uid } => Some(uid),
+            _ => user_of(&selected),
+        };
+        let new = self.new_job((kind, unit), subject(&selected), of_user);
         let body = move |progress: &Progress| work(&lease, &selected, progress);
         self.start(new, body)
     }
