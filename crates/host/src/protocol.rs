@@ -303,7 +303,7 @@ pub fn decode_request(line: &[u8]) -> Result<Request, Failure> {
     serde_json::from_value(object.into()).map_err(|error| {
         if let Some(refusal) = refusal {
             refusal
-        } else if error.to_string().starts_with("unknown variant") {
+        } else if error.to_string().starts_with(&format!("unknown variant `{name}`")) {
             Failure::new(FailureKind::UnknownRequest, format!("no such request: {error}"))
         } else {
             bad(format!("{name:?}: {error}"))

@@ -63,8 +63,7 @@ pub(super) fn of_drive(
     if driver.is_some_and(|driver| !is_format(&driver)) || drive.has_any("backing") {
         return Err(refuse(&option, "an image of this shape cannot be exchanged"));
     }
-    drive.remove("file");
-    drive.remove("driver");
+    ["file", "format", "driver"].iter().for_each(|key| drive.remove(key));
     drive.set("file", &disk.path);
     drive.set("format", &disk.format);
     Ok(QemuOption::new("drive", drive.write()))

@@ -43,7 +43,7 @@ fn real_command_lines_are_rewritten() {
         "/usr/bin/qemu-system-x86_64 --enable-kvm -m 1G -drive file=/d.img,format=raw,if=virtio -S",
         &format!(
             "/usr/bin/qemu-system-x86_64 -enable-kvm -m 1G -drive \
-             format=qcow2,if=virtio,file={NEW}"
+             if=virtio,file={NEW},format=qcow2"
         ),
     );
     check("qemu /d.img", &format!("qemu -drive index=0,media=disk,file={NEW},format=qcow2"));
