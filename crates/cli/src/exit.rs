@@ -60,7 +60,7 @@ impl Reason {
             }
             Self::Unsupported => "this kernel, its settings or this VMM lack something needed",
             Self::BadInput => {
-                "a memory image, configuration, token, key file, export, saved state or device of a pool is wrong"
+                "an image, export, configuration, token, key, saved state or device of a pool is wrong"
             }
             Self::Damaged => "something that a pool holds is damaged",
         }

@@ -337,7 +337,7 @@ pub fn decode_request(line: &[u8]) -> Result<Request, Failure> {
     serde_json::from_value(object.into()).map_err(|error| {
         if let Some(refusal) = refusal {
             refusal
-        } else if error.to_string().starts_with("unknown variant") {
+        } else if error.to_string().starts_with(&format!("unknown variant `{name}`")) {
             Failure::new(FailureKind::UnknownRequest, format!("no such request: {error}"))
         } else {
             bad(format!("{name:?}: {error}"))
@@ -400,12 +400,36 @@ mod tests {
             Request::Status {},
             Request::Set(Box::new(Change { workers: Some(3), ..Change::default() })),
             Request::Unmerge { guest: "web \"1\"".into() },
+            Request::CheckpointVerify { pool: None, select: Selection::All {} },
+            Request::CheckpointDelete { pool: Some(vec!["/p".into()]), select: older() },
+            Request::CheckpointExport { pool: None, checkpoint: called(), key: Some(key()) },
+            Request::Job { job: 7, wait_ms: Some(200) },
             Request::Stop { unmerge: true },
         ] {
             let line = encode_line(&request);
             assert_eq!(line.iter().filter(|&&byte| byte == b'\n').count(), 1);
             assert_eq!(decode_request(&line), Ok(request));
         }
+    }
+
+    fn called() -> CheckpointName {
+        let (guest, name) = ("web".into(), "a".into());
+        CheckpointName { guest, name, domain: Some("db".into()), uid: None }
+    }
+
+    fn older() -> Selection {
+        Selection::Older { guest: "web".into(), keep: 3, domain: None, uid: Some(7) }
+    }
+
+    fn key() -> ExportKey {
+        ExportKey("ab".repeat(32))
+    }
+
+    #[test]
+    fn a_key_is_not_printed() {
+        let request =
+            Request::CheckpointExport { pool: None, checkpoint: called(), key: Some(key()) };
+        assert!(!format!("{request:?}").contains("abab"));
     }
 
     #[test]
@@ -423,6 +447,9 @@ mod tests {
             r#"{"version":1}"#,
             r#"{"version":1,"request":7}"#,
             r#"{"version":1,"request":"unmerge"}"#,
+            r#"{"version":1,"request":"checkpoint-verify","select":{"some":{}}}"#,
+            r#"{"version":1,"request":"checkpoint-verify","select":{"all":{"guest":"a"}}}"#,
+            r#"{"version":1,"request":"checkpoint-show","checkpoint":{"guest":"a","name":"b","x":1}}"#,
             r#"{"version":1,"request":"set","worker":2}"#,
             r#"{"version":1,"request":"status"} {"#,
         ] {
@@ -459,8 +486,8 @@ mod tests {
 
         #[test]
         fn no_near_miss_stops_the_decoder(
-            name in "status|guests|set|unmerge|merge|unmanage|stop|[a-z]{0,8}",
-            field in "guest|workers|period_ms|unmerge|[a-z]{0,8}",
+            name in "status|guests|set|unmerge|merge|unmanage|job|jobs|checkpoint-(list|show|verify)|stop|[a-z]{0,8}",
+            field in "guest|workers|period_ms|unmerge|job|pool|checkpoint|select|[a-z]{0,8}",
             value in "-?[0-9]{1,25}|null|true|\"[a-z]{0,8}\"|\\[{1,64}|\\{",
         ) {
             let line = format!(r#"{{"version":1,"request":"{name}","{field}":{value}}}"#);

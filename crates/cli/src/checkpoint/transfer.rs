@@ -135,7 +135,7 @@ fn open_source(file: &Path) -> io::Result<(Box<dyn Read + Send>, Option<u64>)> {
     }
     let source = File::open(file)?;
     let found = source.metadata()?;
-    let bytes = found.is_file().then(|| found.len());
+    let bytes = found.is_file().then_some(found.len());
     Ok((Box::new(source), bytes))
 }
 

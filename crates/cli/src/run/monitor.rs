@@ -5,14 +5,12 @@
 //! others for its own.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use bindery_host::monitors::Monitors;
 use bindery_sys::process::effective_user;
-
-/// Id of the monitor's character device within QEMU.
-const CHARDEV: &str = "bindery-monitor";
+use bindery_vmm::qemu::arguments::monitor_arguments;
 
 /// Returns the arguments that give a QEMU its monitor; nothing for other programs. Says on stderr why a QEMU gets
 /// none: its guest can be merged all the same.
@@ -30,19 +28,9 @@ pub(super) fn arguments(program: &Path, given: &[OsString], socket: &Path) -> Ve
     // The process id stays: QEMU takes this process's place.
     let room = Monitors::of_daemon(socket).make_room(effective_user(), std::process::id());
     match room {
-        Ok(path) => of_path(&path),
+        Ok(path) => monitor_arguments(&path).into(),
         Err(error) => without(&format!("{error}; or leave it out with --no-monitor")),
     }
-}
-
-fn of_path(path: &Path) -> Vec<OsString> {
-    let mut chardev = format!("socket,id={CHARDEV},server=on,wait=off,path=").into_bytes();
-    for byte in path.as_os_str().as_bytes() {
-        // QEMU takes two commas for one.
-        chardev.extend(std::iter::repeat_n(*byte, if *byte == b',' { 2 } else { 1 }));
-    }
-    let monitor = format!("chardev={CHARDEV},mode=control");
-    ["-chardev".into(), OsString::from_vec(chardev), "-mon".into(), monitor.into()].into()
 }
 
 fn is_qemu(program: &Path) -> bool {
@@ -76,13 +64,5 @@ mod tests {
         }
         std::os::unix::fs::symlink("qemu-system-x86_64", at("vmm")).unwrap();
         assert!(is_qemu(&at("vmm")));
-    }
-
-    #[test]
-    fn commas_in_the_path_are_doubled() {
-        let [_, chardev, ..] = &of_path(Path::new("/run/a,b/7.sock"))[..] else {
-            panic!("four words")
-        };
-        assert!(chardev.to_str().unwrap().ends_with("path=/run/a,,b/7.sock"), "{chardev:?}");
     }
 }

@@ -212,7 +212,12 @@ impl Desk<'_> {
     ) -> Result<Answer, Failure> {
         let lease = self.lease(pool)?;
         let selected = catalogue::select(&lease, self.rights, select)?;
-        let new = self.new_job((kind, unit), subject(&selected), user_of(&selected));
+        // A member sees the own user's alone, and the job too where there are none.
+        let of_user = match self.rights {
+            Rights::Member { uid } => Some(uid),
+            _ => user_of(&selected),
+        };
+        let new = self.new_job((kind, unit), subject(&selected), of_user);
         let body = move |progress: &Progress| work(&lease, &selected, progress);
         self.start(new, body)
     }

@@ -28,6 +28,15 @@ pub(super) fn of_path(error: &PathError) -> Failure {
     Failure::new(kind, format!("the pool for checkpoints cannot be opened: {error}"))
 }
 
+/// Failure to read what a pool says of itself.
+pub(super) fn of_open(error: &OpenError) -> Failure {
+    let kind = match error {
+        OpenError::NoPool { .. } | OpenError::Missing { .. } => FailureKind::NoPool,
+        _ => FailureKind::Failed,
+    };
+    Failure::new(kind, format!("the pool for checkpoints cannot be opened: {error}"))
+}
+
 /// Failure of something about checkpoints.
 pub(crate) fn of_checkpoint(error: &CheckpointError) -> Failure {
     let kind = match error {

@@ -24,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bindery_checkpoint::{Store, StoreOptions};
-use bindery_pool::Pool;
+use bindery_pool::{Pool, scan_pools};
 use bindery_sys::thread::spawn_without_signals;
 
 use crate::access::Rights;
@@ -45,17 +45,16 @@ const PATHS_MAX: usize = 256;
 /// Paths of a pool: of its devices, or of directories with its files.
 type Paths = Vec<PathBuf>;
 
-/// Pools for checkpoints, by their paths.
+/// Pools for checkpoints, by their ids: a pool is one, whatever paths lead to it.
 pub(crate) struct Keeper {
     /// The pool that the configuration names.
     default: Option<Paths>,
     idle: Duration,
-    pools: Mutex<BTreeMap<Paths, Arc<KeptPool>>>,
+    pools: Mutex<BTreeMap<u128, Arc<KeptPool>>>,
 }
 
 /// A pool that is or was open.
 struct KeptPool {
-    paths: Paths,
     state: Mutex<PoolState>,
     /// Notified when the last lease has ended.
     left: Condvar,
@@ -83,7 +82,7 @@ impl Keeper {
     }
 
     fn closing_after(default: Option<PathBuf>, idle: Duration) -> Self {
-        let default = default.map(|path| canonical(vec![path]));
+        let default = default.map(|path| vec![path]);
         Self { default, idle, pools: Mutex::default() }
     }
 
@@ -94,10 +93,10 @@ impl Keeper {
     /// operator may not name it.
     pub(crate) fn lease(&self, asked: Option<&[String]>, rights: Rights) -> Result<Lease, Failure> {
         let paths = self.choose(asked, rights)?;
-        let pool = self.kept(paths)?;
+        let pool = self.kept(identify(&paths)?)?;
         let mut state = pool.lock();
         if state.store.is_none() {
-            state.store = Some(open(&pool.paths)?);
+            state.store = Some(open(&paths)?);
             if let Err(error) = pool.close_when_idle(self.idle) {
                 state.store = None;
                 let message = format!("cannot start the thread that closes the pool: {error}");
@@ -129,13 +128,13 @@ impl Keeper {
                            root set checkpoint_pool";
             return Err(Failure::new(FailureKind::Refused, message));
         }
-        Ok(canonical(paths))
+        Ok(paths)
     }
 
     /// Returns the entry of a pool, open or not.
-    fn kept(&self, paths: Paths) -> Result<Arc<KeptPool>, Failure> {
+    fn kept(&self, id: u128) -> Result<Arc<KeptPool>, Failure> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pool) = pools.get(&paths) {
+        if let Some(pool) = pools.get(&id) {
             return Ok(Arc::clone(pool));
         }
         // Nobody has those that are not open, and not about to be.
@@ -144,24 +143,31 @@ impl Keeper {
             let message = format!("{POOLS_MAX} pools are open already: try again in some seconds");
             return Err(Failure::new(FailureKind::Busy, message));
         }
-        let (state, left) = (Mutex::default(), Condvar::new());
-        let pool = Arc::new(KeptPool { paths: paths.clone(), state, left });
-        pools.insert(paths, Arc::clone(&pool));
+        let pool = Arc::new(KeptPool { state: Mutex::default(), left: Condvar::new() });
+        pools.insert(id, Arc::clone(&pool));
         Ok(pool)
     }
 }
 
-/// Follows links, so that a pool has one entry however it is called. Paths that cannot be followed stay, and
-/// are refused when the pool is opened.
-fn canonical(mut paths: Paths) -> Paths {
-    for path in &mut paths {
-        if let Ok(followed) = path.canonicalize() {
-            *path = followed;
+/// Returns the id of the only pool at some paths. Reads its superblocks, also while it is open.
+fn identify(paths: &Paths) -> Result<u128, Failure> {
+    let scan = scan_pools(paths).map_err(|error| failure::of_path(&error))?;
+    let shown = || {
+        let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+        paths.join(", ")
+    };
+    match (scan.pools.as_slice(), scan.unusable.first()) {
+        ([pool], _) => Ok(pool.id),
+        ([], Some((_, error))) => Err(failure::of_open(error)),
+        ([], None) => {
+            let message = format!("there is no pool at {}: see `bindery pool scan`", shown());
+            Err(Failure::new(FailureKind::NoPool, message))
+        }
+        _ => {
+            let message = format!("there are several pools at {}: name a device of one", shown());
+            Err(Failure::new(FailureKind::NoPool, message))
         }
     }
-    paths.sort();
-    paths.dedup();
-    paths
 }
 
 fn no_pool() -> Failure {
@@ -248,7 +254,7 @@ impl fmt::Debug for Keeper {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("pool", &self.pool.paths).finish_non_exhaustive()
+        f.debug_struct("Lease").finish_non_exhaustive()
     }
 }
 

@@ -8,6 +8,7 @@
 //! 2. `migrate` with `x-ignore-shared`: where all of guest memory is in `memory-backend-file,share=on`.
 
 mod answer;
+pub mod arguments;
 mod commit;
 mod disks;
 mod ignore_shared;
