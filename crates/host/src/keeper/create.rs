@@ -81,7 +81,7 @@ pub(crate) fn create(
     let capture = Capture { writer, overlays: &overlays, limits, progress };
     let (id, created, bytes_per_second) = capture.run(tracker, blocks.clone(), &mut create.qemu)?;
     followed.last =
-        Some(LastCheckpoint { pool: lease.paths().to_vec(), id, blocks, made: Instant::now() });
+        Some(LastCheckpoint { pool: lease.pool_id(), id, blocks, made: Instant::now() });
     followed.bytes_per_second = bytes_per_second.or(followed.bytes_per_second);
     Ok(JobResult::Created(Box::new(created)))
 }
@@ -149,7 +149,7 @@ impl Followed {
     fn base(&self, lease: &Lease, blocks: &[PlacedBlock]) -> Option<LastCheckpoint> {
         let last = self.last.as_ref().filter(|_| self.tracker.is_some())?;
         let is_there = || lease.list().iter().any(|summary| summary.id == last.id);
-        let is_base = last.pool == lease.paths() && last.blocks == blocks && is_there();
+        let is_base = last.pool == lease.pool_id() && last.blocks == blocks && is_there();
         is_base.then(|| last.clone())
     }
 }

@@ -73,6 +73,8 @@ pub(crate) struct Lease {
     /// None while it is dropped.
     store: Option<Store>,
     pool: Arc<KeptPool>,
+    id: u128,
+    paths: Paths,
 }
 
 impl Keeper {
@@ -93,7 +95,8 @@ impl Keeper {
     /// operator may not name it.
     pub(crate) fn lease(&self, asked: Option<&[String]>, rights: Rights) -> Result<Lease, Failure> {
         let paths = self.choose(asked, rights)?;
-        let pool = self.kept(identify(&paths)?)?;
+        let id = identify(&paths)?;
+        let pool = self.kept(id)?;
         let mut state = pool.lock();
         if state.store.is_none() {
             state.store = Some(open(&paths)?);
@@ -106,7 +109,7 @@ impl Keeper {
         state.leases += 1;
         let store = state.store.clone();
         drop(state);
-        Ok(Lease { store, pool })
+        Ok(Lease { store, pool, id, paths })
     }
 
     /// Returns the paths of the pool that is meant. The daemon opens what its own user may: so members name no
@@ -220,9 +223,14 @@ impl KeptPool {
 }
 
 impl Lease {
-    /// Returns the paths of the pool.
+    /// Returns the paths that the pool was asked for by.
     pub(crate) fn paths(&self) -> &[PathBuf] {
-        &self.pool.paths
+        &self.paths
+    }
+
+    /// Returns the id of the pool, by which it is known whatever paths lead to it.
+    pub(crate) const fn pool_id(&self) -> u128 {
+        self.id
     }
 }
 

@@ -1,7 +1,6 @@
 //! Guests whose changes are followed from one checkpoint to the next.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,8 +31,8 @@ pub(crate) struct Followed {
 /// Checkpoint that the next one builds upon.
 #[derive(Clone, Debug)]
 pub(crate) struct LastCheckpoint {
-    /// Paths of its pool.
-    pub(crate) pool: Vec<PathBuf>,
+    /// Id of its pool.
+    pub(crate) pool: u128,
     pub(crate) id: CheckpointId,
     /// Memory blocks of the guest then.
     pub(crate) blocks: Vec<PlacedBlock>,
