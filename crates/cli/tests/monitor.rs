@@ -3,15 +3,21 @@
 
 mod common;
 
-use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bindery_host::monitors::Monitors;
+use bindery_sys::group::group_id;
 use bindery_sys::process::effective_user;
 use bindery_sys::socket;
 use bindery_testkit::guest::{Kit, Qemu};
-use common::{PATIENCE, TestDaemon, bindery};
+use common::{
+    Ended, NOBODY, PATIENCE, TestDaemon, bindery, can_change_user, program_for_all, run,
+    with_program,
+};
 
 /// A QEMU that `bindery run` started. Killed when dropped.
 struct Started(Child);
@@ -84,4 +90,62 @@ fn a_qemu_has_a_monitor_that_is_found_by_its_process_id() {
     let (third, _) = start(&daemon, &kit, &[]);
     await_it("the old socket is removed", || !path.exists());
     drop((second, third));
+}
+
+/// A program that counts as QEMU and prints its arguments, where all users may run it.
+fn echo(directory: &Path) -> PathBuf {
+    let path = directory.join("kvm");
+    std::fs::write(&path, "#!/bin/sh\necho \"$$ $@\"\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// Runs that program by `bindery run`.
+fn run_echo(daemon: &TestDaemon, change: impl FnOnce(Command) -> Command, words: &[&str]) -> Ended {
+    let program = echo(daemon.directory());
+    let mut command = bindery(["run"]);
+    command.arg("--socket").arg(daemon.socket()).arg("--").arg(program).args(words);
+    let mut command = change(command);
+    command.env("BINDERY_SHIM", harmless_library()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    run(command)
+}
+
+#[test]
+fn a_qemu_without_room_for_a_monitor_runs_all_the_same() {
+    let daemon = TestDaemon::start(&[]);
+    let ended = run_echo(&daemon, |command| command, &["-daemonize"]);
+    assert!(!ended.out.contains("chardev") && ended.err.contains("-daemonize"), "{}", ended.err);
+    let directory = tempfile::tempdir().unwrap();
+    let room = 100 - directory.path().as_os_str().len() - "//b.sock".len();
+    let long = directory.path().join("x".repeat(room));
+    std::fs::create_dir(&long).unwrap();
+    let daemon = TestDaemon::start_at(&long.join("b.sock"), &[]);
+    let ended = run_echo(&daemon, |command| command, &["-m", "1G"]);
+    assert_eq!(ended.code, Some(0));
+    assert!(ended.out.ends_with(" -m 1G\n") && ended.err.contains("--socket"), "{}", ended.err);
+}
+
+#[test]
+fn members_of_the_group_have_monitors_of_their_own() {
+    let test = "members_of_the_group_have_monitors_of_their_own";
+    let Some(gid) = group_id("users").unwrap() else {
+        return bindery_testkit::skipped!("{test}: this machine has no group users");
+    };
+    if !can_change_user(test) {
+        return;
+    }
+    let daemon = TestDaemon::start(&["--group", "users"]);
+    let program = program_for_all(daemon.directory());
+    let as_member = |command: Command| {
+        let mut command = with_program(&command, &program);
+        command.uid(NOBODY).gid(gid).current_dir("/");
+        command
+    };
+    let ended = run_echo(&daemon, as_member, &[]);
+    assert_eq!((ended.code, &*ended.err), (Some(0), ""));
+    let pid = ended.out.split(' ').next().unwrap().parse().unwrap();
+    let path = Monitors::of_daemon(&daemon.socket()).path(NOBODY, pid);
+    assert!(ended.out.contains(path.to_str().unwrap()), "{}", ended.out);
+    let mode = std::fs::metadata(path.parent().unwrap()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o700);
 }

@@ -1,8 +1,9 @@
 //! Monitors of QEMUs, where a daemon finds them by user and process id alone.
 //!
-//! `bindery run` gives a QEMU a QMP socket of Bindery's own, `monitors/UID/PID.sock` beside the daemon's socket. A
-//! monitor commands all of its QEMU, so the directory `UID` is its user's alone (0700). Members of the daemon's
-//! group may make theirs: `monitors` is the group's then, with the sticky bit, so that none removes another's.
+//! `bindery run` gives a QEMU a QMP socket of Bindery's own: `bindery.monitors/UID/PID.sock` beside the daemon's
+//! `bindery.sock`. A monitor commands all of its QEMU, so the directory `UID` is its user's alone (0700). Members of
+//! the daemon's group may make theirs: the directory above is the group's then, with the sticky bit, so that none
+//! removes another's.
 //! Whoever took another's number first is found out, since a directory counts only if its number owns it.
 //!
 //! A QEMU that ends leaves its socket behind. Users' own `bindery run` and the daemon remove those of processes
@@ -14,13 +15,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
+use bindery_sys::process::effective_user;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, open, unlinkat};
 
 use crate::access::Group;
 use crate::endpoint::EndpointError;
 
-/// Name of the directory beside the daemon's socket.
-const DIRECTORY: &str = "monitors";
+/// Extension of the directory, in place of that of the daemon's socket.
+const EXTENSION: &str = "monitors";
 
 /// Longest path of a socket, in bytes: the kernel takes 108, and the last one is zero (unix(7)).
 pub const PATH_BYTES_MAX: usize = 107;
@@ -69,14 +71,14 @@ impl Monitors {
     /// Returns those of the daemon that listens at `socket`, an absolute path.
     #[must_use]
     pub fn of_daemon(socket: &Path) -> Self {
-        let beside = socket.parent().unwrap_or(Path::new("/"));
-        Self { directory: beside.join(DIRECTORY) }
+        Self { directory: socket.with_extension(EXTENSION) }
     }
 
     /// Makes the directory, for this user or for `group` too, and removes sockets of processes that are gone.
     /// For daemons, once the socket is theirs.
     ///
     /// # Errors
+    /// [`EndpointError::UnsafeDirectory`] if something of another user's is in its place;
     /// [`EndpointError::Group`], [`EndpointError::Io`].
     pub fn prepare(socket: &Path, group: Option<&Group>) -> Result<Self, EndpointError> {
         let monitors = Self::of_daemon(socket);
@@ -90,6 +92,12 @@ impl Monitors {
                 return Err(failed("make the directory")(error));
             }
             _ => {}
+        }
+        let found = fs::symlink_metadata(path).map_err(failed("look at"))?;
+        if !found.is_dir() || found.uid() != effective_user() {
+            let reason = format!("{} is no directory of this daemon's user", path.display());
+            let directory = path.parent().unwrap_or(path).into();
+            return Err(EndpointError::UnsafeDirectory { directory, reason });
         }
         if let Some(group) = group {
             chown(path, None, Some(group.gid())).map_err(|source| EndpointError::Group {
@@ -204,13 +212,13 @@ fn names(directory: &OwnedFd) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bindery_sys::{process, socket};
+    use bindery_sys::socket;
     use std::os::unix::fs::symlink;
 
     fn monitors() -> (tempfile::TempDir, Monitors, u32) {
         let directory = tempfile::tempdir().unwrap();
         let monitors = Monitors::prepare(&directory.path().join("b.sock"), None).unwrap();
-        (directory, monitors, process::effective_user())
+        (directory, monitors, effective_user())
     }
 
     #[test]
@@ -250,8 +258,13 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_is_named() {
+    fn paths_that_cannot_be_are_named() {
         let long = PathBuf::from(format!("/{}/b.sock", "x".repeat(90)));
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("b.sock");
+        symlink("/tmp", socket.with_extension(EXTENSION)).unwrap();
+        let prepared = Monitors::prepare(&socket, None);
+        assert!(matches!(prepared, Err(EndpointError::UnsafeDirectory { .. })));
         let error = Monitors::of_daemon(&long).make_room(1000, 4711).unwrap_err();
         assert!(error.to_string().contains("--socket"), "{error}");
         let missing = Monitors::of_daemon(Path::new("/nonexistent/b.sock"));

@@ -22,7 +22,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 pub(super) struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Has `SIGINT` and `SIGTERM` cancel the job. Before it is begun, so that none is missed.
+    /// Lets `SIGINT` and `SIGTERM` cancel the job. To be called before it is begun, so that none is missed.
     pub(super) fn on_signals() -> Result<Self, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
         let register = |signal| {

@@ -24,7 +24,7 @@ use crate::connect::connect;
 use crate::exit::{Failure, Reason};
 use crate::pool;
 
-/// How long the daemon may take to open a pool with many objects, and to look something up in it.
+/// Time that the daemon may take to open a pool with many objects, and to look something up in it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(command: &CheckpointCommand, global: &Global) -> Result<(), Failure> {

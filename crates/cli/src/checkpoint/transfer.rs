@@ -29,10 +29,10 @@ use crate::pool::Target;
 /// Bytes that are passed on at once.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// How long the daemon may take nothing of a stream.
+/// Time for which the daemon may take nothing of a stream.
 const STREAM_PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long it may take to find out why a stream broke.
+/// Time in which a stream that broke says why.
 const REASON_PATIENCE: Duration = Duration::from_millis(500);
 
 pub(super) fn export(global: &Global, arguments: &ExportArgs) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! What operators may ask of checkpoints and jobs, and how it is done.
+//! Operators' requests about checkpoints and jobs.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

@@ -9,10 +9,10 @@ use bindery_guest::is_name;
 
 use crate::protocol::{Failure, FailureKind};
 
-/// What `@` becomes.
+/// Replacement of `@`.
 const AT: char = '=';
 
-/// What a first dot and a first dash become.
+/// Replacements of a first dot and a first dash.
 const FIRST: [(char, char); 2] = [('.', '+'), ('-', '~')];
 
 /// Returns a domain's name in a store.

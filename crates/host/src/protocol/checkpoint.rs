@@ -41,11 +41,11 @@ impl fmt::Debug for ExportKey {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Selection {
-    /// Those with these names.
+    /// Checkpoints with these names.
     Named(Vec<CheckpointName>),
     /// All that the operator may see.
     All {},
-    /// Those of a guest, but for the last `keep`.
+    /// All checkpoints of a guest but the last `keep`.
     Older {
         /// Name of the guest.
         guest: String,

@@ -59,7 +59,7 @@ pub struct JobStatus {
 pub enum JobOutcome {
     /// All was done.
     Done(Box<JobResult>),
-    /// It was tried and failed, or was cancelled.
+    /// The job failed, or was cancelled.
     Failed(Failure),
 }
 

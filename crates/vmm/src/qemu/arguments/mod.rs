@@ -66,7 +66,7 @@ pub struct RestoredArguments {
     pub words: Vec<Vec<u8>>,
     /// Options that were left out and that somebody may miss, such as `-daemonize`.
     pub dropped: Vec<String>,
-    /// What the restored guest has alike with the saved one: of consequence where both run.
+    /// Identities that the restored guest has alike with the saved one: of consequence where both run.
     pub shared: Vec<SharedIdentity>,
 }
 
