@@ -14,7 +14,7 @@
 //!      write tracking)
 //! ```
 //!
-//! Memory can also be *bound* to a [`source`], from which its pages come when they are touched. It is managed
+//! Memory can also be *bound* to a source ([`agent`]), from which its pages come when they are touched. It is managed
 //! once all of them are there.
 //!
 //! Two userfaultfd contexts, because asynchronous write protection is a property of a context.

@@ -1,4 +1,5 @@
 //! A daemon that binds memory and sends what the test wants, nonsense included.
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
