@@ -14,7 +14,7 @@
 //!      write tracking)
 //! ```
 //!
-//! Memory can also be *bound* to a [`source`], from which its pages come when they are touched. It is managed
+//! Memory can also be *bound* to a source ([`agent`]), from which its pages come when they are touched. It is managed
 //! once all of them are there.
 //!
 //! Two userfaultfd contexts, because asynchronous write protection is a property of a context.
@@ -257,14 +257,15 @@ impl Space {
     pub fn discard(&self, address: HostAddress, bytes: usize, advice: i32) -> io::Result<()> {
         let end = end_of(address, bytes);
         self.core.offers.while_resting(address, end, || {
-            let bound = self.core.bound.parts_in(address, end);
+            // As the kernel, over memory that is not mapped: the rest is discarded all the same.
             let mut at = address;
-            for (from, to) in bound {
-                self.core.discard(at, from, advice)?;
-                self.core.discard_bound(from, to, advice)?;
+            let mut result = Ok(());
+            for (from, to) in self.core.bound.parts_in(address, end) {
+                result = beyond_holes(result, self.core.discard(at, from, advice))?;
+                result = beyond_holes(result, self.core.discard_bound(from, to, advice))?;
                 at = to;
             }
-            self.core.discard(at, end, advice)
+            beyond_holes(result, self.core.discard(at, end, advice))?
         })
     }
 
@@ -444,6 +445,16 @@ impl Core {
                 assert!(woken.is_ok(), "waking a range of whole pages cannot fail");
             }
         });
+    }
+}
+
+/// Returns what is to be said of two parts of a range: an error at once, but for memory that is not mapped, of
+/// which is told when all is done.
+fn beyond_holes(before: io::Result<()>, now: io::Result<()>) -> io::Result<io::Result<()>> {
+    match now {
+        Ok(()) => Ok(before),
+        Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => Ok(Err(error)),
+        Err(error) => Err(error),
     }
 }
 

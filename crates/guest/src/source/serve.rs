@@ -112,9 +112,9 @@ impl SourceLink {
                 }
                 pushed
             });
+            let ends = Ends(&serving);
             let answered = Answerer::new(&serving).answer();
-            serving.state().is_over = true;
-            serving.changed.notify_all();
+            drop(ends);
             let pushed = pusher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (answered, pushed)
         });
@@ -125,6 +125,16 @@ impl SourceLink {
         }
         let state = serving.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(state.served)
+    }
+}
+
+/// Ends the serving, also where it panics: the other thread is waited for.
+struct Ends<'a>(&'a Serving<'a>);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.state().is_over = true;
+        self.0.changed.notify_all();
     }
 }
 
@@ -286,7 +296,7 @@ impl<'a> Answerer<'a> {
     fn read(&mut self) -> Result<(), GuestError> {
         let frame = read_frame(&self.serving.link.socket)?;
         match frame.word {
-            GuestWord::Fault if self.faults.len() < FAULTS_MAX => {
+            GuestWord::Fault if frame.first < PAGES_MAX && self.faults.len() < FAULTS_MAX => {
                 self.faults.push_back((PageIndex(frame.first), Instant::now()));
             }
             GuestWord::Taken => {
@@ -299,7 +309,11 @@ impl<'a> Answerer<'a> {
                 self.serving.changed.notify_all();
             }
             GuestWord::Complete => self.is_complete = true,
-            _ => return Err(GuestError::nonsense("faults without end, or a word out of place")),
+            _ => {
+                return Err(GuestError::nonsense(
+                    "faults without end or at no page, or a word out of place",
+                ));
+            }
         }
         Ok(())
     }

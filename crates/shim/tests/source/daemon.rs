@@ -20,17 +20,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Takes the program's guest.
     pub(crate) fn accept(program: &Program) -> Self {
-        let stream = next(&program.listener);
-        let arrival = Guest::accept(stream).expect("a shim");
-        let welcome = Welcome {
-            id: 1,
-            name: "restored".into(),
-            domain: "test".into(),
-            digest_key: [1; 32],
-            slots: 64,
-            segment_slots: 64,
-        };
-        Self { guest: arrival.welcome(welcome).expect("a guest") }
+        accept(&program.listener)
     }
 
     /// Ends this daemon. Another takes the guest.
@@ -66,6 +56,20 @@ impl Daemon {
     pub(crate) fn wait_for_region(&self) {
         self.wait("region", |guest| (!guest.regions().is_empty()).then_some(()));
     }
+}
+
+/// Takes the next guest that calls.
+pub(crate) fn accept(listener: &OwnedFd) -> Daemon {
+    let arrival = Guest::accept(next(listener)).expect("a shim");
+    let welcome = Welcome {
+        id: 1,
+        name: "restored".into(),
+        domain: "test".into(),
+        digest_key: [1; 32],
+        slots: 64,
+        segment_slots: 64,
+    };
+    Daemon { guest: arrival.welcome(welcome).expect("a guest") }
 }
 
 fn next(listener: &OwnedFd) -> OwnedFd {

@@ -8,6 +8,7 @@ mod content;
 mod daemon;
 mod guest;
 mod program;
+mod qemu;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -104,8 +104,21 @@ fn try_bind(
         shared.wake.ring();
         return Ok(());
     }
-    source.give_link(link);
+    give(&source, link);
     Ok(())
+}
+
+/// Gives the serving thread a connection, or ends it if nothing is missing any more.
+fn give(source: &Source, link: Link) {
+    if let Some(link) = source.give_link(link) {
+        complete(&link);
+    }
+}
+
+fn complete(link: &Link) {
+    let complete = FromGuest::of(GuestWord::Complete, 0);
+    // The daemon sees the end of the connection anyway.
+    let _ = socket::send_all(&link.socket, complete.as_bytes(), &[], PATIENCE);
 }
 
 /// Gives bound memory that has lost its source another, if it was bound with this token.
@@ -132,7 +145,7 @@ fn try_rebind(source: &Source, ends: Ends) -> io::Result<()> {
     for frame in frames.chain([FromGuest::of(GuestWord::Bound, 0)]) {
         socket::send_all(&link.socket, frame.as_bytes(), &[], PATIENCE)?;
     }
-    source.give_link(link);
+    give(source, link);
     Ok(())
 }
 
@@ -170,12 +183,11 @@ impl Server {
         }
         // Nobody waits for this thread any more.
         std::mem::forget(lifeline);
-        if let Some(link) = &self.link {
-            let complete = FromGuest::of(GuestWord::Complete, 0);
-            // The daemon sees the end of the connection anyway.
-            let _ = socket::send_all(&link.socket, complete.as_bytes(), &[], PATIENCE);
-            self.shared.space.next_offer().is_some().then(|| self.shared.wake.ring());
+        if let Some(link) = self.link.take().or_else(|| self.source.take_link()) {
+            complete(&link);
         }
+        // For what is offered now.
+        self.shared.wake.ring();
     }
 
     /// Waits for something to do, and does it.

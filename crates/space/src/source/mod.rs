@@ -134,10 +134,21 @@ impl Source {
         }
     }
 
-    /// Gives the serving thread a connection to go on with.
-    pub(crate) fn give_link(&self, link: Link) {
-        self.lock().link = Some(link);
+    /// Gives the serving thread a connection to go on with. Returns it if nothing is missing any more, and the
+    /// thread has ended.
+    pub(crate) fn give_link(&self, link: Link) -> Option<Link> {
+        let mut state = self.lock();
+        if state.phase == Phase::Ended {
+            return Some(link);
+        }
+        state.link = Some(link);
         self.bell.ring();
+        None
+    }
+
+    /// Takes a connection that the serving thread has not begun to use.
+    pub(crate) fn take_link(&self) -> Option<Link> {
+        self.lock().link.take()
     }
 
     /// Notes that the connection is lost.
@@ -250,14 +261,17 @@ impl Core {
         let discard = || unsafe { mapping::advise(start, end.0 - start.0, advice) };
         let Some(source) = self.bound.overlapping(start, end) else { return discard() };
         let mut state = source.lock();
-        // Nothing is filled meanwhile.
-        discard()?;
+        // Nothing is filled meanwhile. Around holes the kernel discards the rest.
+        let result = discard();
+        if result.as_ref().is_err_and(|error| error.raw_os_error() != Some(libc::ENOMEM)) {
+            return result;
+        }
         let discarded: Vec<PageRange> =
             state.table.within(start, end).iter().map(|part| part.pages).collect();
         discarded.into_iter().for_each(|pages| state.table.decide(pages));
         self.bound.follow(&state.table);
         source.ring_if_complete(&state);
-        Ok(())
+        result
     }
 }
 

@@ -4,6 +4,7 @@ mod common;
 mod daemon;
 mod lanes;
 mod nonsense;
+mod source;
 
 use std::fs;
 use std::os::fd::AsFd;
