@@ -181,6 +181,12 @@ impl Daemon {
         }
     }
 
+    /// The program that it is of.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        self.bindery.program()
+    }
+
     /// Its pid, while it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {

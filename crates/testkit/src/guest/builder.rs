@@ -194,13 +194,38 @@ impl GuestBuilder {
         QemuGuest::start(command, directory)
     }
 
-    fn command(&self, directory: &Path) -> Command {
-        let mut words = self.launcher.clone();
-        words.push(self.kit.qemu(self.qemu).into());
+    /// Starts a QEMU by a launcher that has its command line from elsewhere and takes only what differs, behind
+    /// `--`: the guest's connections, and the words that were added. It is to go on running a guest of this image.
+    ///
+    /// # Errors
+    /// As [`spawn`](Self::spawn).
+    pub fn spawn_restored(self) -> Result<QemuGuest, GuestError> {
+        let directory = tempfile::Builder::new()
+            .prefix("bindery-guest-")
+            .tempdir()
+            .map_err(GuestError::io("creating a directory for the guest's sockets"))?;
+        let mut command = self.launch(&self.launcher);
+        command.arg("--");
+        for (option, value) in Self::endpoints(directory.path()) {
+            command.args([option, &value]);
+        }
+        command.args(&self.arguments);
+        QemuGuest::start(command, directory)
+    }
+
+    /// Returns a command of these words in the guest's environment.
+    fn launch(&self, words: &[OsString]) -> Command {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         command.env("LD_LIBRARY_PATH", self.kit.library_path(self.qemu));
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    fn command(&self, directory: &Path) -> Command {
+        let mut words = self.launcher.clone();
+        words.push(self.kit.qemu(self.qemu).into());
+        let mut command = self.launch(&words);
         for firmware in self.kit.firmware(self.qemu) {
             command.arg("-L").arg(firmware);
         }
@@ -258,17 +283,22 @@ impl GuestBuilder {
     }
 
     fn connections(&self, command: &mut Command, directory: &Path) {
-        let at = |name: &str| directory.join(name).display().to_string();
-        command.args(["-chardev", &format!("file,id=console,path={}", at("console.log"))]);
-        command.args(["-serial", "chardev:console"]);
-        command.args(["-qmp", &format!("unix:{},server=on,wait=off", at("qmp.sock"))]);
-        command.args(["-device", "virtio-serial-pci"]);
-        command.args([
-            "-chardev",
-            &format!("socket,id=agent,path={},server=on,wait=off", at("agent.sock")),
-        ]);
+        for (option, value) in Self::endpoints(directory) {
+            command.args([option, &value]);
+        }
+        command.args(["-serial", "chardev:console", "-device", "virtio-serial-pci"]);
         command.args(["-device", "virtserialport,chardev=agent,name=bindery.agent"]);
-        command.args(["-pidfile", &at("qemu.pid")]);
+        command.args(["-pidfile", &directory.join("qemu.pid").display().to_string()]);
+    }
+
+    /// Returns the options of sockets and files that each guest has of its own.
+    fn endpoints(directory: &Path) -> [(&'static str, String); 3] {
+        let at = |name: &str| directory.join(name).display().to_string();
+        [
+            ("-chardev", format!("file,id=console,path={}", at("console.log"))),
+            ("-qmp", format!("unix:{},server=on,wait=off", at("qmp.sock"))),
+            ("-chardev", format!("socket,id=agent,path={},server=on,wait=off", at("agent.sock"))),
+        ]
     }
 
     fn devices(&self, command: &mut Command) {

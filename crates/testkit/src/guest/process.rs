@@ -182,10 +182,12 @@ impl QemuGuest {
         Ok(self.qmp.insert(qmp))
     }
 
-    /// The pid of QEMU itself, once it has written its pid file, whoever started it.
+    /// The pid of QEMU itself, once it has written its pid file, whoever started it. One that has no pid file
+    /// takes the place of its launcher.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
-        let pid: u32 = self.text("qemu.pid").trim().parse().ok()?;
+        let file = self.text("qemu.pid");
+        let pid = if file.is_empty() { self.child.id() } else { file.trim().parse().ok()? };
         let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let ours = self.directory.path().as_os_str().as_encoded_bytes();
         command_line.windows(ours.len()).any(|window| window == ours).then_some(pid)

@@ -1,0 +1,124 @@
+//! Guests that are checkpointed while they run, and go on from their checkpoints, with every byte of their memory.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod fire;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use bindery_testkit::bindery::Daemon;
+use bindery_testkit::guest::{GuestBuilder, Kit, Qemu, QemuGuest};
+use fire::{
+    BOOT, Writer, amount, assert_no_complaints, await_guest, bindery_and_kit, boot, daemon_with,
+    figure, managed_guest, server_image,
+};
+use serde_json::Value;
+
+const WRITERS: Duration = Duration::from_secs(180);
+
+/// A daemon that merges and keeps checkpoints, and what guests boot from.
+struct Stage {
+    daemon: Daemon,
+    kit: Kit,
+    _directory: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Option<Self> {
+        let (bindery, kit) = bindery_and_kit()?;
+        let directory = tempfile::tempdir().unwrap();
+        let pool = directory.path().join("pool");
+        std::fs::create_dir(&pool).unwrap();
+        make_pool(bindery.program(), &pool, directory.path());
+        let daemon = daemon_with(&bindery, &["--checkpoint-pool", pool.to_str().unwrap()]);
+        Some(Self { daemon, kit, _directory: directory })
+    }
+
+    fn builder(&self, qemu: Qemu, machine: &str, name: &str) -> GuestBuilder {
+        let builder = managed_guest(&self.daemon, &self.kit, &server_image(&self.kit), qemu, name);
+        builder.machine_type(machine)
+    }
+
+    /// Makes a checkpoint without disks.
+    fn checkpoint(&self, guest: &str, name: &str) -> Value {
+        let words = ["checkpoint", "create", guest, "--name", name, "--without-disks", "--json"];
+        let made = self.daemon.command(&words);
+        serde_json::from_str(&made.unwrap_or_else(|e| panic!("{e}\n{}", self.daemon.log())))
+            .unwrap()
+    }
+
+    /// Starts a guest that goes on from a checkpoint, and waits until it runs commands.
+    fn restore(&self, qemu: Qemu, checkpoint: &str, name: &str) -> QemuGuest {
+        let mut words = vec![self.program().into_os_string()];
+        words.extend(["restore", "--socket"].map(Into::into));
+        words.push(self.daemon.socket().into());
+        words.extend([checkpoint, "--name", name].map(Into::into));
+        let builder = QemuGuest::builder(&self.kit, &server_image(&self.kit)).qemu(qemu);
+        let mut guest = builder.launcher(words).spawn_restored().unwrap();
+        if let Err(error) = guest.wait_ready(BOOT) {
+            panic!("{error}\n{}\n{}", guest.log(), self.daemon.log());
+        }
+        guest
+    }
+
+    fn program(&self) -> PathBuf {
+        self.daemon.program().to_path_buf()
+    }
+}
+
+fn make_pool(program: &Path, pool: &Path, registry: &Path) {
+    let mut command = Command::new(program);
+    command.args(["pool", "create", "guests", "--size", "2G", "--capacity"]).arg(pool);
+    let made = command.env("BINDERY_POOLS", registry.join("registry")).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// Something that only this guest's memory knows, and that no reboot brings back.
+fn nonce(guest: &mut QemuGuest) -> String {
+    guest.check("cat /tmp/nonce /proc/sys/kernel/random/boot_id").unwrap()
+}
+
+fn goes_on(machine: &str) {
+    let Some(stage) = Stage::new() else { return };
+    for qemu in Qemu::ALL {
+        let version = format!("{qemu:?}").to_lowercase();
+        let mut guest = boot(stage.builder(qemu, machine, &version));
+        guest.check("head -c 16 /dev/urandom | od -x > /tmp/nonce").unwrap();
+        let known = nonce(&mut guest);
+        await_guest(&stage.daemon, &version, "it is merged", |status| {
+            figure(status, "pages_sharing") > 0
+        });
+        let writer = Writer::start(&mut guest, "writer", "--dir /tmp/w --rounds 6 --files 4");
+        let mut name = version.clone();
+        for round in 0..amount("BINDERY_RESTORES", 3) {
+            let made = stage.checkpoint(&name, &format!("n{round}"));
+            eprintln!("{qemu:?} {machine}: {made}");
+            assert!(made["pause_us"].as_u64().unwrap() > 0, "{made}");
+            // It runs on, and what it does from here on is undone.
+            guest.check("echo after > /tmp/nonce").unwrap();
+            guest.shut_down();
+            let checkpoint = format!("{name}@n{round}");
+            name = format!("{version}-{round}");
+            guest = stage.restore(qemu, &checkpoint, &name);
+            assert_eq!(nonce(&mut guest), known, "it is another guest");
+        }
+        writer.finish(&mut guest, WRITERS);
+        assert_no_complaints(&mut guest);
+        // A guest that has all of its memory is merged like any other.
+        await_guest(&stage.daemon, &name, "it is merged again", |status| {
+            figure(status, "pages_sharing") > 0
+        });
+        guest.shut_down();
+    }
+}
+
+#[test]
+fn pc_guests_go_on_from_their_checkpoints() {
+    goes_on("pc");
+}
+
+#[test]
+fn q35_guests_go_on_from_their_checkpoints() {
+    goes_on("q35");
+}
