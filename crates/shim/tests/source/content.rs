@@ -88,6 +88,20 @@ impl Image for Damaged {
     }
 }
 
+/// The same, from far away.
+pub(crate) struct Slow;
+
+impl Image for Slow {
+    fn read(&self, first: PageIndex, into: &mut [u8]) -> Result<(), ImageError> {
+        std::thread::sleep(std::time::Duration::from_millis(3));
+        Content.read(first, into)
+    }
+
+    fn zero_run(&self, page: PageIndex) -> Option<PageRange> {
+        zeros_from(page)
+    }
+}
+
 /// An image that cannot be read for a while.
 pub(crate) struct Refusing<'a>(pub(crate) &'a AtomicBool);
 
