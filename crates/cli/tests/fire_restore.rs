@@ -87,7 +87,7 @@ fn goes_on(machine: &str) {
         guest.check("head -c 16 /dev/urandom | od -x > /tmp/nonce").unwrap();
         let known = nonce(&mut guest);
         await_guest(&stage.daemon, &version, "it is merged", |status| {
-            figure(status, "pages_sharing") > 0
+            figure(status, "pages_merged") > 0
         });
         let writer = Writer::start(&mut guest, "writer", "--dir /tmp/w --rounds 6 --files 4");
         let mut name = version.clone();
@@ -107,7 +107,7 @@ fn goes_on(machine: &str) {
         assert_no_complaints(&mut guest);
         // A guest that has all of its memory is merged like any other.
         await_guest(&stage.daemon, &name, "it is merged again", |status| {
-            figure(status, "pages_sharing") > 0
+            figure(status, "pages_merged") > 0
         });
         guest.shut_down();
     }

@@ -114,7 +114,6 @@ impl Desk<'_> {
     fn create(&self, pool: AskedPool, asked: Asked) -> Result<Answer, Failure> {
         let guest = self.guest(&asked.guest)?;
         let Identity { id, uid, name, domain, .. } = guest.identity().clone();
-        self.require_whole(&guest)?;
         let checkpoint = asked
             .name
             .unwrap_or_else(|| humantime::format_rfc3339_seconds(SystemTime::now()).to_string());
@@ -129,7 +128,11 @@ impl Desk<'_> {
         let create = Create { guest, qemu, names, disks: asked.disks, pause_max: asked.pause_max };
         let kind = (JobKind::CheckpointCreate, JobUnit::Pages);
         let new = self.new_job(kind, format!("{name}@{checkpoint}"), Some(uid));
-        self.start(new, move |progress| create::create(&lease, &followed, create, progress))
+        let sources = Arc::clone(&self.shared.sources);
+        self.start(new, move |progress| {
+            sources.await_whole(&create.guest, progress)?;
+            create::create(&lease, &followed, create, progress)
+        })
     }
 
     fn restore(
@@ -164,17 +167,6 @@ impl Desk<'_> {
             let message = format!("{name} has lost its connection to this daemon: try again");
             Failure::new(FailureKind::Failed, message)
         })
-    }
-
-    /// Refuses a guest that is being restored: pages that it lacks would be taken for zero.
-    fn require_whole(&self, guest: &Guest) -> Result<(), Failure> {
-        let missing = self.shared.sources.missing_pages(guest.identity().id);
-        if missing == 0 && guest.lost_source().is_none() {
-            return Ok(());
-        }
-        let message =
-            format!("the guest was just restored, and {missing} pages are on their way: try again");
-        Err(Failure::new(FailureKind::Busy, message))
     }
 
     /// Connects to the QEMU of a guest, and makes sure that it is this guest's.

@@ -38,6 +38,9 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Time until a VMM's blocks must be known where they lie.
 const OFFERS_PATIENCE: Duration = Duration::from_secs(3);
 
+/// Interval at which a guest that is being restored is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
 /// A guest that is to go on.
 pub(crate) struct Restore {
     /// Guest whose VMM waits for device state.
@@ -283,9 +286,27 @@ impl Sources {
         self.serve(guest, link, content)
     }
 
-    /// Returns the number of pages that a guest has not been sent yet.
-    pub(crate) fn missing_pages(&self, guest: u32) -> u64 {
-        lock(&self.serving).get(&guest).map_or(0, SourceHandle::unsent_pages)
+    /// Waits until a guest that was restored has all of its memory: pages that it lacks would be taken for zero.
+    ///
+    /// # Errors
+    /// `Cancelled`; `Failed` if the guest ends.
+    pub(crate) fn await_whole(&self, guest: &Guest, progress: &Progress) -> Result<(), Failure> {
+        let id = guest.identity().id;
+        let mut total = None;
+        loop {
+            let missing = lock(&self.serving).get(&id).map(SourceHandle::unsent_pages);
+            if missing.is_none() && guest.lost_source().is_none() {
+                return Ok(());
+            }
+            if guest.has_ended() {
+                return Err(failed("the guest has ended".into()));
+            }
+            progress.check()?;
+            let missing = missing.unwrap_or(0);
+            let total = *total.get_or_insert(missing);
+            progress.set("waiting for restored memory", total.saturating_sub(missing), total);
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 
     /// Hangs up on all guests, which look for another daemon.
