@@ -14,7 +14,7 @@ use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE}
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::advisor::AdvisorCommand;
-use crate::checkpoint::{CheckpointCommand, RestoreArgs};
+use crate::checkpoint::{CheckpointCommand, CloneArgs, RestoreArgs};
 use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
@@ -240,6 +240,17 @@ pool when it is touched, first what the last restore touched. Disks write to new
 checkpoint. In the foreground this command becomes the VMM, as `bindery run` does. The saved guest may run on
 beside it: network addresses and UUIDs that both have are named.")]
     Restore(RestoreArgs),
+    /// Start several guests that go on from one checkpoint
+    #[command(after_help = "\
+Examples:
+  bindery clone ci@booted --count 8
+  bindery clone ci@booted --count 8 --name runner --log-directory /var/log/runners
+  bindery clone ci@booted --count 8 --json -- -qmp unix:/run/runner-{}.sock,server=on,wait=off
+
+Each is started as `bindery restore --detach` starts one, one after the other, and has what it has not touched yet
+in the pool. What they have in common is merged like any guests' pages. All have the saved guest's network addresses
+unless options behind -- say otherwise. If one fails, those before it stay, and are named.")]
+    Clone(CloneArgs),
     /// Keep immutable objects in media classes, on files or block devices
     #[command(after_help = "\
 Examples:

@@ -102,6 +102,9 @@ pub enum Request {
         /// Milliseconds that the pause may take, as far as that can be foreseen.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pause_max_ms: Option<u64>,
+        /// True if pages are to be compressed where that saves an eighth.
+        #[serde(default)]
+        compress: bool,
     },
     /// Begin a job that has a QEMU that waits (`-incoming defer -S`) go on from a checkpoint of the same user.
     CheckpointRestore {

@@ -125,6 +125,9 @@ pub(crate) struct CreateArgs {
     /// Where to make the disks' overlays [default: beside each image]
     #[arg(long, value_name = "DIRECTORY")]
     pub(super) disks_directory: Option<PathBuf>,
+    /// Compress pages with zstd where that saves an eighth, which takes longer
+    #[arg(long)]
+    pub(super) compress: bool,
     /// A QMP socket of the guest's QEMU that nobody else uses [default: the one that `bindery run` made]
     #[arg(long, value_name = "SOCKET")]
     pub(super) qmp: Option<PathBuf>,
@@ -163,6 +166,35 @@ pub(crate) struct RestoreArgs {
     #[arg(long, hide = true, value_name = "PID")]
     pub(super) attach: Option<u32>,
     /// Options of the VMM that differ from the saved ones
+    #[arg(last = true, value_name = "OPTION")]
+    pub(super) instead: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CloneArgs {
+    /// The checkpoint
+    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    pub(super) checkpoint: CheckpointName,
+    /// How many guests to start
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) count: u32,
+    /// What to call them: the first one is NAME-1 [default: as the guest was called]
+    #[arg(long)]
+    pub(super) name: Option<String>,
+    /// Leave them paused: QMP's `cont` lets one run
+    #[arg(long)]
+    pub(super) paused: bool,
+    /// Where the VMMs' output goes: a file for each, NAME-1.log [default: nowhere]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(super) log_directory: Option<PathBuf>,
+    /// Where to make the overlays that the guests' disks write to [default: beside each image]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(super) disks_directory: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) owner: OwnerArgs,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+    /// Options of the VMMs that differ from the saved ones; {} stands for the number of the guest
     #[arg(last = true, value_name = "OPTION")]
     pub(super) instead: Vec<OsString>,
 }

@@ -39,6 +39,7 @@ fn request(arguments: &CreateArgs) -> Result<Request, Failure> {
         name: arguments.name.clone(),
         disks,
         monitor: arguments.qmp.as_deref().map(text).transpose()?,
+        compress: arguments.compress,
         pause_max_ms: arguments.pause_max.map(|pause| pause.as_millis() as u64),
     })
 }

@@ -1,6 +1,7 @@
 //! `bindery checkpoint`: checkpoints of guests, listed, read, verified, deleted, taken out and in.
 
 mod args;
+mod clone;
 mod create;
 mod delete;
 mod job;
@@ -17,7 +18,8 @@ use bindery_host::protocol::{Answer, Request};
 use bindery_pool::PoolName;
 
 use self::args::PoolArgs;
-pub(crate) use self::args::{CheckpointCommand, RestoreArgs};
+pub(crate) use self::args::{CheckpointCommand, CloneArgs, RestoreArgs};
+pub(crate) use self::clone::run as clone;
 pub(crate) use self::restore::run as restore;
 use crate::args::Global;
 use crate::connect::connect;

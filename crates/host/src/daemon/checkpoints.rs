@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bindery_checkpoint::PageEncoding;
 use bindery_guest::{Connection, Guest, Identity};
 use bindery_vmm::{Qemu, QemuSettings, VmmError};
 
@@ -34,6 +35,7 @@ struct Asked {
     disks: DiskPolicy,
     monitor: Option<String>,
     pause_max: Option<Duration>,
+    compress: bool,
 }
 
 fn no_monitor() -> Failure {
@@ -57,9 +59,17 @@ impl Desk<'_> {
                 let found = catalogue::find(&lease, self.rights, &checkpoint)?;
                 Ok(Answer::Checkpoint(Box::new(catalogue::detail(&lease, &found)?)))
             }
-            Request::CheckpointCreate { pool, guest, name, disks, monitor, pause_max_ms } => {
+            Request::CheckpointCreate {
+                pool,
+                guest,
+                name,
+                disks,
+                monitor,
+                pause_max_ms,
+                compress,
+            } => {
                 let pause_max = pause_max_ms.map(Duration::from_millis);
-                let asked = Asked { guest, name, disks, monitor, pause_max };
+                let asked = Asked { guest, name, disks, monitor, pause_max, compress };
                 self.create(pool, asked)
             }
             Request::CheckpointRestore { pool, checkpoint, guest, paused } => {
@@ -125,7 +135,14 @@ impl Desk<'_> {
         let qemu = self.monitor(&guest, asked.monitor.as_deref())?;
         let lease = self.lease(pool)?;
         let followed = self.shared.trackers.of(id);
-        let create = Create { guest, qemu, names, disks: asked.disks, pause_max: asked.pause_max };
+        let create = Create {
+            guest,
+            qemu,
+            names,
+            disks: asked.disks,
+            pause_max: asked.pause_max,
+            encoding: if asked.compress { PageEncoding::Compressed } else { PageEncoding::Raw },
+        };
         let kind = (JobKind::CheckpointCreate, JobUnit::Pages);
         let new = self.new_job(kind, format!("{name}@{checkpoint}"), Some(uid));
         let sources = Arc::clone(&self.shared.sources);

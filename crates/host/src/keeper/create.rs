@@ -33,6 +33,7 @@ pub(crate) struct Create {
     pub(crate) names: CheckpointNames,
     pub(crate) disks: DiskPolicy,
     pub(crate) pause_max: Option<Duration>,
+    pub(crate) encoding: PageEncoding,
 }
 
 /// Names of a checkpoint in a store.
@@ -73,7 +74,7 @@ pub(crate) fn create(
     let new = NewCheckpoint {
         description: describe(&create, &vmm, &blocks)?,
         base: base.as_ref().map(|last| last.id),
-        encoding: PageEncoding::default(),
+        encoding: create.encoding,
     };
     let writer = lease.create(new).map_err(|error| failure::of_checkpoint(&error))?;
     let limits = limits(create.pause_max, followed.bytes_per_second);

@@ -38,6 +38,9 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Time until a VMM's blocks must be known where they lie.
 const OFFERS_PATIENCE: Duration = Duration::from_secs(3);
 
+/// Time within which a guest's restored memory comes under management.
+const SETTLING: Duration = Duration::from_secs(2);
+
 /// Interval at which a guest that is being restored is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -57,6 +60,8 @@ pub(crate) struct Sources {
     serving: Mutex<BTreeMap<u32, SourceHandle>>,
     /// Time at which a source of a guest broke.
     broke: Mutex<BTreeMap<u32, Instant>>,
+    /// Time at which a guest had all of its memory.
+    whole: Mutex<BTreeMap<u32, Instant>>,
 }
 
 /// Memory of a checkpoint, with the pool that it is in.
@@ -240,9 +245,8 @@ impl Sources {
         let started = spawn_without_signals("source", move || {
             let is_done = content.serve(link, &name);
             lock(&sources.serving).remove(&id);
-            if !is_done {
-                lock(&sources.broke).insert(id, Instant::now());
-            }
+            let ends = if is_done { &sources.whole } else { &sources.broke };
+            lock(ends).insert(id, Instant::now());
         });
         started.map(drop).map_err(|error| {
             lock(&self.serving).remove(&id);
@@ -295,7 +299,7 @@ impl Sources {
         let mut total = None;
         loop {
             let missing = lock(&self.serving).get(&id).map(SourceHandle::unsent_pages);
-            if missing.is_none() && guest.lost_source().is_none() {
+            if missing.is_none() && guest.lost_source().is_none() && self.has_settled(guest) {
                 return Ok(());
             }
             if guest.has_ended() {
@@ -309,6 +313,16 @@ impl Sources {
         }
     }
 
+    /// Returns true unless a guest had all of its memory only now, and it is not managed again yet: unmanaged memory
+    /// would be read whole in the pause.
+    fn has_settled(&self, guest: &Guest) -> bool {
+        let whole = lock(&self.whole).get(&guest.identity().id).copied();
+        let managed: u64 = guest.regions().iter().map(|region| u64::from(region.pages.count)).sum();
+        let offered: u64 =
+            guest.offered().iter().map(|range| range.bytes / PAGE_BYTES as u64).sum();
+        managed * 10 >= offered * 9 || whole.is_none_or(|whole| whole.elapsed() > SETTLING)
+    }
+
     /// Hangs up on all guests, which look for another daemon.
     pub(crate) fn end_all(&self) {
         lock(&self.serving).values().for_each(SourceHandle::hang_up);
@@ -316,7 +330,7 @@ impl Sources {
 
     /// Forgets a guest that has left.
     pub(crate) fn leave(&self, guest: u32) {
-        lock(&self.broke).remove(&guest);
+        [&self.broke, &self.whole].iter().for_each(|times| _ = lock(times).remove(&guest));
     }
 }
 
