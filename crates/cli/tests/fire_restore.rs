@@ -8,11 +8,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use bindery_testkit::bindery::Daemon;
-use bindery_testkit::guest::{GuestBuilder, Kit, Qemu, QemuGuest};
+use bindery_testkit::guest::{GuestBuilder, Kit, Qemu, QemuGuest, Qmp};
 use fire::{
     BOOT, Writer, amount, assert_no_complaints, await_guest, bindery_and_kit, boot, daemon_with,
     figure, managed_guest, server_image,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const WRITERS: Duration = Duration::from_secs(180);
@@ -121,4 +122,55 @@ fn pc_guests_go_on_from_their_checkpoints() {
 #[test]
 fn q35_guests_go_on_from_their_checkpoints() {
     goes_on("q35");
+}
+
+#[test]
+fn clones_of_one_checkpoint_run_beside_each_other() {
+    let Some(stage) = Stage::new() else { return };
+    let mut source = boot(stage.builder(Qemu::V10, "pc", "ci"));
+    source.check("true").unwrap();
+    stage.checkpoint("ci", "booted");
+    source.shut_down();
+    let directory = tempfile::Builder::new().prefix("bindery-clones-").tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    let socket = stage.daemon.socket();
+    let mut command = Command::new(stage.daemon.program());
+    command.args(["clone", "ci@booted", "--count", "3", "--name", "runner", "--json", "--socket"]);
+    command.arg(socket).env("LD_LIBRARY_PATH", stage.kit.library_path(Qemu::V10)).arg("--");
+    command.args(["-qmp", &format!("unix:{},server=on,wait=off", at("qmp{}"))]);
+    command.args(["-chardev", &format!("file,id=console,path={}", at("console{}"))]);
+    let agent = format!("socket,id=agent,path={},server=on,wait=off", at("agent{}"));
+    let output = command.args(["-chardev", &agent]).output().unwrap();
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{words}{}", stage.daemon.log());
+    let started: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let started = started["guests"].as_array().unwrap();
+    let ended: Vec<Ended> = started.iter().map(Ended::when_dropped).collect();
+    assert_eq!(ended.len(), 3);
+    for (number, guest) in (1..).zip(started) {
+        eprintln!("{guest}");
+        assert_eq!(guest["guest"], format!("runner-{number}"));
+        await_guest(&stage.daemon, &format!("runner-{number}"), "it is merged", |status| {
+            status["pid"] == guest["pid"] && figure(status, "pages_merged") > 0
+        });
+        let mut qmp = Qmp::connect(Path::new(&at(&format!("qmp{number}")))).unwrap();
+        let state = qmp.execute("query-status", &serde_json::json!({})).unwrap();
+        assert_eq!(state["status"], "running", "clone {number}");
+    }
+}
+
+/// A QEMU in the background, which is ended when this is dropped.
+struct Ended(Pid);
+
+impl Ended {
+    fn when_dropped(guest: &Value) -> Self {
+        Self(Pid::from_raw(guest["pid"].as_i64().unwrap() as i32).unwrap())
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It fails only if the process has ended already.
+        let _ = kill_process(self.0, Signal::KILL);
+    }
 }

@@ -78,7 +78,7 @@ fn start(global: &Global, arguments: &CloneArgs, number: u32) -> Result<Restored
         .map_err(|error| Failure::new(Reason::Failed, format!("{name}: no answer: {error}")))
 }
 
-/// Passes on what tells the checkpoint, and the VMM's options.
+/// Passes on the names of the checkpoint, and the options of the VMM.
 fn pass(command: &mut Command, arguments: &CloneArgs, number: u32) {
     let CloneArgs { owner, pool, instead, .. } = arguments;
     if let Some(domain) = &owner.domain {

@@ -12,7 +12,7 @@ use crate::protocol::{Failure, FailureKind};
 /// Longest token, in bytes, as [`Guest::bind`](bindery_guest::Guest::bind) takes it.
 const BYTES_MAX: usize = bindery_wire::control::TOKEN_BYTES_MAX;
 
-/// Where a guest's memory comes from: kept by the guest, for a daemon that comes after this one.
+/// Source of a guest's memory, by name: kept by the guest, for a daemon that comes after this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Token {
     /// Paths of the pool.
