@@ -4,7 +4,7 @@
 //! `bindery.sock`. A monitor commands all of its QEMU, so the directory `UID` is its user's alone (0700). Members of
 //! the daemon's group may make theirs: the directory above is the group's then, with the sticky bit, so that none
 //! removes another's.
-//! Whoever took another's number first is found out, since a directory counts only if its number owns it.
+//! A user who took another's number first is found out, since a directory counts only if its number owns it.
 //!
 //! A QEMU that ends leaves its socket behind. Users' own `bindery run` and the daemon remove those of processes
 //! that are gone.
@@ -48,7 +48,7 @@ pub enum MonitorError {
     Unsafe {
         /// The directory of the user.
         path: PathBuf,
-        /// Who else could use it.
+        /// Users who could use it, too.
         reason: String,
     },
     /// The kernel refused.

@@ -298,7 +298,7 @@ pub enum FailureKind {
     NoSuchJob,
     /// The job was ended before it was done.
     Cancelled,
-    /// What was stored cannot be read.
+    /// Something that was stored cannot be read.
     Damaged,
     /// It was tried and did not work.
     Failed,

@@ -267,7 +267,7 @@ impl Userfault {
         stopped(result, argument.done)
     }
 
-    /// Has [`read`](Self::read) return at once where there is no fault, with `WouldBlock`, and poll(2) work: for
+    /// Lets [`read`](Self::read) return at once where there is no fault, with `WouldBlock`, and poll(2) work: for
     /// who waits for more than faults.
     ///
     /// # Errors

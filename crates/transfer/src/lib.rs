@@ -43,7 +43,7 @@
 //! are spent ([`Ending`]).
 //!
 //! # Why nothing is lost
-//! What must hold: after the last pause the sink has, of each page, what the page held in that pause. A page that
+//! The rule: after the last pause the sink has, of each page, what the page held in that pause. A page that
 //! is not read in it was read before, in a round or an earlier epoch, and did not change since. So each change
 //! between two takes must be among the pages of the later one.
 //!

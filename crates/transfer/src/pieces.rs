@@ -13,7 +13,7 @@ pub(crate) struct Piece {
     pub(crate) of: BlockPages,
     /// Address of the first of them in the guest's process.
     pub(crate) address: HostAddress,
-    /// The same pages as the guest's library numbers them; none where it does not manage them.
+    /// Numbers of the pages with the guest's library; none where it does not manage them.
     pub(crate) managed: Option<PageIndex>,
 }
 

@@ -127,7 +127,7 @@ fn a_restored_qemu_waits_beside_the_saved_one() {
     }
 }
 
-/// What a QEMU lists in its help is known here, but for what ends it at once.
+/// Options that a QEMU lists in its help are known here, but for those that end it at once.
 #[test]
 fn options_of_both_versions_are_known() {
     let Some(kit) = kit() else { return };

@@ -63,7 +63,7 @@ pub enum GuestWord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct FromGuest {
-    /// What it says.
+    /// Word of the frame.
     pub word: GuestWord,
     /// First page.
     pub first: u32,
@@ -115,7 +115,7 @@ pub enum SourceWord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct FromSource {
-    /// What it says.
+    /// Word of the frame.
     pub word: SourceWord,
     /// First page.
     pub first: u32,

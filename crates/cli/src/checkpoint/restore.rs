@@ -225,7 +225,7 @@ fn warn_of(shared: &SharedIdentity) {
     );
 }
 
-/// Has the guest of process `pid` go on, which is starting.
+/// Asks the daemon to let the guest of process `pid`, which is starting, go on.
 fn attach(global: &Global, arguments: &RestoreArgs, pid: u32) -> Result<(), Failure> {
     await_guest(global, pid)?;
     let cancel = Cancel::on_signals()?;

@@ -5,7 +5,7 @@
 //! ([`Guest::lost_source`]), which goes on with [`Guest::rebind`].
 //!
 //! # Trust
-//! What a guest asks for costs it a wait and no more: pages that were sent are not sent again, others are none of
+//! A page that a guest asks for costs it a wait and no more: pages that were sent are not sent again, others are none of
 //! the source's. The token of a lost source is what the guest says: check that the source may be this guest's.
 
 mod image;

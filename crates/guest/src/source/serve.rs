@@ -29,10 +29,10 @@ pub(super) const FAULT_SLOTS: usize = 4;
 /// Faults that wait for an answer at most: a guest asks once for each page that a thread of it waits for.
 const FAULTS_MAX: usize = 1 << 16;
 
-/// How long until a thread that waits for a guest looks whether it is to stop.
+/// Interval at which a thread that waits for a guest looks if it is to stop.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// How a source is served.
+/// Options for serving a source.
 #[derive(Clone, Copy, Debug)]
 pub struct ServeOptions {
     /// Pages sent for one fault: those of the aligned run of so many that the page is in, as far as they are in the
@@ -66,7 +66,7 @@ pub enum SourceError {
     },
 }
 
-/// What the two threads share.
+/// State that the two threads share.
 pub(super) struct Serving<'a> {
     link: &'a SourceLink,
     pub(super) image: &'a dyn Image,

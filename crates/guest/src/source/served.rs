@@ -1,4 +1,4 @@
-//! What became of a source.
+//! Account of a source that was served.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use bindery_units::PageRange;
 /// The most runs that are recorded.
 const TOUCHED_MAX: usize = 1 << 20;
 
-/// What a source has served.
+/// Account of what a source has served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// Pages sent because somebody waited for one of them, in order. What was pushed before it was touched is

@@ -1,4 +1,4 @@
-//! What the guest's memory is to hold.
+//! Content that the guest's memory is to hold.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +56,7 @@ impl Image for Content {
     }
 }
 
-/// The same without zeros, and as fast as memory.
+/// Image without zeros, as fast as memory.
 pub(crate) struct Plain;
 
 impl Image for Plain {
@@ -70,7 +70,7 @@ impl Image for Plain {
     }
 }
 
-/// The same with pages that are damaged.
+/// Image with pages that are damaged.
 pub(crate) struct Damaged(pub(crate) BTreeSet<u32>);
 
 impl Image for Damaged {

@@ -1,4 +1,4 @@
-//! What the guest does with its memory.
+//! Acts of the guest on its memory.
 
 mod calls;
 mod storm;

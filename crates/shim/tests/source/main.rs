@@ -25,7 +25,7 @@ use program::Program;
 
 const TOKEN: &[u8] = b"guest@checkpoint";
 
-/// Whether memory can be managed on this machine; says so loudly if not.
+/// Returns true if memory can be managed on this machine; says so loudly if not.
 fn can_manage() -> bool {
     Space::start().map_err(|error| bindery_testkit::skipped!("{error}")).is_ok()
 }

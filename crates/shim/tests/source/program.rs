@@ -10,7 +10,7 @@ use tempfile::TempDir;
 /// Names the scenario that the guest plays.
 pub(crate) const SCENARIO: &str = "BINDERY_TEST_SCENARIO";
 
-/// What lines of the guest begin with, among those of the test harness.
+/// Start of the guest's lines among those of the test harness.
 pub(crate) const MARK: &str = "guest: ";
 
 pub(crate) struct Program {

@@ -31,16 +31,16 @@ use crate::{
     source::{BindError, Content, Link, Source, Step},
 };
 
-/// How long the daemon may leave a frame unread that the control thread sends.
+/// Time for which the daemon may leave a frame unread that the control thread sends.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Frames that wait to be sent at most. A fault is read while there is room for it.
 const OUTGOING_MAX: usize = 1024;
 
-/// How long until frames that could not be sent are tried again.
+/// Time until frames that could not be sent are tried again.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// What comes with a `Bind` or `Rebind`.
+/// Descriptors of a `Bind` or `Rebind`.
 pub(super) struct Ends {
     socket: OwnedFd,
     window: File,

@@ -13,10 +13,10 @@ const STEP_PAGES: u32 = 32;
 /// Pages filled with zeros for one fault, as in managed memory.
 const ZERO_FILL_PAGES: u32 = 64;
 
-/// How long to wait for memory before a page is filled again.
+/// Time to wait for memory before a page is filled again.
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
-/// What pages are filled with.
+/// Content that pages are filled with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content {
     /// Copies, the first of which is here.

@@ -79,7 +79,7 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// It is not bound yet, and the serving thread has nothing to do.
+    /// Not bound yet: the serving thread has nothing to do.
     #[default]
     Binding,
     Bound,
@@ -94,7 +94,7 @@ pub(crate) struct Link {
     pub(crate) window: Mapping,
 }
 
-/// What the serving thread is to do next.
+/// Next act of the serving thread.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Serve faults and what comes.
@@ -103,7 +103,7 @@ pub(crate) enum Step {
     Relink(Link),
     /// Nothing is missing: [`Core::end_source`].
     Complete,
-    /// It was never bound.
+    /// Never bound.
     Cancelled,
 }
 
@@ -174,7 +174,7 @@ impl Source {
         &self.faults
     }
 
-    /// Has the serving thread look whether all is there.
+    /// Wakes the serving thread, which looks if all is there.
     fn ring_if_complete(&self, state: &State) {
         if state.table.missing() == 0 {
             self.bell.ring();
@@ -215,7 +215,7 @@ impl Bound {
             .collect()
     }
 
-    /// Has memory between two addresses offered once it is filled. Returns false if none is bound.
+    /// Notes that memory between two addresses is to be offered once it is filled. Returns false if none is bound.
     pub(crate) fn offer_later(&self, start: HostAddress, end: HostAddress) -> bool {
         self.mark(start, end, |part| part.is_offered = true)
     }
@@ -303,7 +303,7 @@ impl Space {
         parts.into_iter().try_for_each(|(from, to)| self.core.discard_bound(from, to, advice))
     }
 
-    /// Has bound memory in a range stay unmanaged once it is filled.
+    /// Notes that bound memory in a range is to stay unmanaged once it is filled.
     pub fn withhold(&self, address: HostAddress, bytes: usize) {
         self.core.bound.mark(address, end_of(address, bytes), |part| part.is_offered = false);
     }

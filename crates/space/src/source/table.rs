@@ -1,4 +1,4 @@
-//! Which pages of bound memory are decided, and which somebody has asked for. Pure.
+//! Table of the pages of bound memory that are decided, and of those that somebody has asked for. Pure.
 //!
 //! A page is *decided* once its content depends on the source no more: it was filled, or its owner threw it
 //! away. Nothing decided is ever filled again.
@@ -64,7 +64,7 @@ fn words(from: u32, to: u32) -> impl Iterator<Item = (usize, u64)> {
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) start: HostAddress,
-    /// Its pages of the image.
+    /// Pages of the image.
     pub(crate) pages: PageRange,
     /// True if it is to be offered for merging once it is filled.
     pub(crate) is_offered: bool,
@@ -110,7 +110,7 @@ impl Part {
 /// Result of looking up an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It is bound no more.
+    /// Bound no more.
     Nothing,
     /// This page is missing; true if nobody asked for it before.
     Missing(PageIndex, bool),

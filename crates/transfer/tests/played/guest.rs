@@ -22,7 +22,7 @@ type Page = (usize, u32);
 /// Content of a page: a word everywhere. None of an absent page.
 type Words = BTreeMap<Page, u64>;
 
-/// What the guest's process and its kernel know.
+/// Knowledge of the guest's process and its kernel.
 #[derive(Default)]
 struct State {
     words: Words,

@@ -28,7 +28,7 @@ struct Scene {
     played: Arc<Played>,
     memory: PlayedMemory,
     vmm: PlayedVmm,
-    /// What was kept of the last epoch that was committed.
+    /// Memory as of the last epoch that was committed.
     kept: Image,
 }
 

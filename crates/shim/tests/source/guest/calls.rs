@@ -82,7 +82,7 @@ unsafe fn watch(start: *mut c_void) {
     }
 }
 
-/// Has a child read a page. Returns how it ended.
+/// Lets a child read a page, and returns its end.
 unsafe fn child_reads(memory: Memory, page: u32) -> i32 {
     // SAFETY: the child reads, and ends.
     unsafe {
