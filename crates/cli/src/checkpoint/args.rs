@@ -17,6 +17,7 @@ Examples:
   bindery checkpoint create web1 --pool guests
   bindery checkpoint create web1 --name before-upgrade --disks-directory /srv/overlays
   bindery checkpoint create sandbox7 --without-disks --json | jq .pause_us
+  bindery checkpoint create sandbox7 --without-disks --every 10m --keep 24
 
 The guest runs on but for a pause of some milliseconds. Only what has changed since its last checkpoint is read
 if that was made in the last quarter of an hour, and only what the pool lacks is stored. Writable disks get
@@ -116,6 +117,12 @@ pub(crate) struct CreateArgs {
     /// What to call the checkpoint [default: the time in UTC]
     #[arg(long)]
     pub(super) name: Option<String>,
+    /// Make one again and again, at this interval, until ^C or the guest ends; their names begin with every-
+    #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "without_disks", conflicts_with = "name")]
+    pub(super) every: Option<Duration>,
+    /// Delete those that were made at an interval, but for the last N
+    #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) keep: Option<u32>,
     /// How long the guest may stand still, as far as that can be foreseen
     #[arg(long, value_name = "TIME", value_parser = parse_pause)]
     pub(super) pause_max: Option<Duration>,
@@ -285,6 +292,10 @@ pub(crate) struct ImportArgs {
     pub(super) key_file: Option<PathBuf>,
     #[command(flatten)]
     pub(super) pool: PoolArgs,
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    parse_within(text, &(Duration::from_secs(1)..=Duration::from_secs(24 * 3600)))
 }
 
 fn parse_pause(text: &str) -> Result<Duration, String> {

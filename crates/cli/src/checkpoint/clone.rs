@@ -68,11 +68,8 @@ fn start(global: &Global, arguments: &CloneArgs, number: u32) -> Result<Restored
     let ended = command.stdin(Stdio::null()).output();
     let ended = ended.map_err(|error| Failure::of_io("cannot start another process", &error))?;
     if !ended.status.success() {
-        let words = String::from_utf8_lossy(&ended.stderr);
-        return Err(Failure::new(
-            Reason::Failed,
-            format!("{name}: {}", printable(message(&words).trim())),
-        ));
+        let failure = failure_in(&String::from_utf8_lossy(&ended.stderr));
+        return Err(Failure::new(failure.reason(), format!("{name}: {failure}")));
     }
     serde_json::from_slice(&ended.stdout)
         .map_err(|error| Failure::new(Reason::Failed, format!("{name}: no answer: {error}")))
@@ -110,11 +107,10 @@ fn numbered(word: &OsString, number: u32) -> OsString {
     OsString::from_vec(numbered)
 }
 
-/// Returns the message of a command that failed with `--json`.
-fn message(words: &str) -> String {
-    let error = words.lines().find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let message = error.and_then(|error| Some(error["error"]["message"].as_str()?.to_owned()));
-    message.unwrap_or_else(|| words.to_owned())
+/// Returns the failure of a command that ended with these words, as `--json` has them.
+fn failure_in(words: &str) -> Failure {
+    let failure = words.lines().find_map(Failure::from_json);
+    failure.unwrap_or_else(|| Failure::new(Reason::Failed, printable(words.trim())))
 }
 
 fn failure_of(failure: &Failure, clones: &Clones) -> Failure {
@@ -141,7 +137,7 @@ mod tests {
     #[test]
     fn a_failure_is_shown_without_its_wrapping() {
         let words = "warning\n{\"error\":{\"exit_code\":6,\"message\":\"taken\"}}\n";
-        assert_eq!(message(words), "taken");
-        assert_eq!(message("killed"), "killed");
+        assert_eq!(failure_in(words).reason(), Reason::Taken);
+        assert_eq!(failure_in("killed\n").to_string(), "killed");
     }
 }

@@ -10,23 +10,39 @@ use bindery_host::protocol::job::JobResult;
 use super::args::CreateArgs;
 use super::ask;
 use super::job::{Cancel, begun, follow};
+use super::repeat;
 use super::verify::other;
 use crate::args::Global;
 use crate::exit::{Failure, Reason};
 use crate::output::{human_bytes, print, print_json};
 
 pub(super) fn run(global: &Global, arguments: &CreateArgs) -> Result<(), Failure> {
+    if let Some(every) = arguments.every {
+        return repeat::run(global, arguments, every);
+    }
     let cancel = Cancel::on_signals()?;
-    let (mut client, answer) = ask(global, &request(arguments)?)?;
-    let result = follow(&mut client, begun(&answer)?, &cancel)?;
-    let JobResult::Created(created) = result else { return Err(other(&result)) };
+    let created = create(global, arguments, arguments.name.as_deref(), &cancel)?;
     if global.json {
-        return print_json(&*created);
+        return print_json(&created);
     }
     show(&created)
 }
 
-fn request(arguments: &CreateArgs) -> Result<Request, Failure> {
+/// Makes one checkpoint, and waits until it is there.
+pub(super) fn create(
+    global: &Global,
+    arguments: &CreateArgs,
+    name: Option<&str>,
+    cancel: &Cancel,
+) -> Result<Created, Failure> {
+    let (mut client, answer) = ask(global, &request(arguments, name)?)?;
+    match follow(&mut client, begun(&answer)?, cancel)? {
+        JobResult::Created(created) => Ok(*created),
+        result => Err(other(&result)),
+    }
+}
+
+fn request(arguments: &CreateArgs, name: Option<&str>) -> Result<Request, Failure> {
     let text = |path: &Path| absolute(path);
     let directory = arguments.disks_directory.as_deref().map(text).transpose()?;
     let disks = match arguments.without_disks {
@@ -36,7 +52,7 @@ fn request(arguments: &CreateArgs) -> Result<Request, Failure> {
     Ok(Request::CheckpointCreate {
         pool: arguments.pool.paths()?,
         guest: arguments.guest.clone(),
-        name: arguments.name.clone(),
+        name: name.map(str::to_owned),
         disks,
         monitor: arguments.qmp.as_deref().map(text).transpose()?,
         compress: arguments.compress,
@@ -55,7 +71,7 @@ pub(super) fn absolute(path: &Path) -> Result<String, Failure> {
     })
 }
 
-fn show(created: &Created) -> Result<(), Failure> {
+pub(super) fn show(created: &Created) -> Result<(), Failure> {
     let info = &created.checkpoint;
     let ms = |micros: u64| format!("{:.1} ms", micros as f64 / 1000.0);
     print(|out| {

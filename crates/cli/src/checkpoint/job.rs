@@ -36,6 +36,13 @@ impl Cancel {
     }
 }
 
+impl Cancel {
+    /// Returns true once a signal has come.
+    pub(super) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Returns the number of the job that was begun.
 pub(super) fn begun(answer: &Answer) -> Result<u64, Failure> {
     match answer {

@@ -6,6 +6,7 @@ mod create;
 mod delete;
 mod job;
 mod list;
+mod repeat;
 mod restore;
 mod show;
 mod transfer;
