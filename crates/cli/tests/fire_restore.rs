@@ -3,76 +3,13 @@
 
 mod fire;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use bindery_testkit::bindery::Daemon;
-use bindery_testkit::guest::{GuestBuilder, Kit, Qemu, QemuGuest};
-use fire::{
-    BOOT, Writer, amount, assert_no_complaints, await_guest, bindery_and_kit, boot, daemon_with,
-    figure, managed_guest, server_image,
-};
-use serde_json::Value;
+use bindery_testkit::guest::{Qemu, QemuGuest};
+use fire::stage::Stage;
+use fire::{Writer, amount, assert_no_complaints, await_guest, boot, figure};
 
 const WRITERS: Duration = Duration::from_secs(180);
-
-/// A daemon that merges and keeps checkpoints, and what guests boot from.
-struct Stage {
-    daemon: Daemon,
-    kit: Kit,
-    _directory: tempfile::TempDir,
-}
-
-impl Stage {
-    fn new() -> Option<Self> {
-        let (bindery, kit) = bindery_and_kit()?;
-        let directory = tempfile::tempdir().unwrap();
-        let pool = directory.path().join("pool");
-        std::fs::create_dir(&pool).unwrap();
-        make_pool(bindery.program(), &pool, directory.path());
-        let daemon = daemon_with(&bindery, &["--checkpoint-pool", pool.to_str().unwrap()]);
-        Some(Self { daemon, kit, _directory: directory })
-    }
-
-    fn builder(&self, qemu: Qemu, machine: &str, name: &str) -> GuestBuilder {
-        let builder = managed_guest(&self.daemon, &self.kit, &server_image(&self.kit), qemu, name);
-        builder.machine_type(machine)
-    }
-
-    /// Makes a checkpoint without disks.
-    fn checkpoint(&self, guest: &str, name: &str) -> Value {
-        let words = ["checkpoint", "create", guest, "--name", name, "--without-disks", "--json"];
-        let made = self.daemon.command(&words);
-        serde_json::from_str(&made.unwrap_or_else(|e| panic!("{e}\n{}", self.daemon.log())))
-            .unwrap()
-    }
-
-    /// Starts a guest that goes on from a checkpoint, and waits until it runs commands.
-    fn restore(&self, qemu: Qemu, checkpoint: &str, name: &str) -> QemuGuest {
-        let mut words = vec![self.program().into_os_string()];
-        words.extend(["restore", "--socket"].map(Into::into));
-        words.push(self.daemon.socket().into());
-        words.extend([checkpoint, "--name", name].map(Into::into));
-        let builder = QemuGuest::builder(&self.kit, &server_image(&self.kit)).qemu(qemu);
-        let mut guest = builder.launcher(words).spawn_restored().unwrap();
-        if let Err(error) = guest.wait_ready(BOOT) {
-            panic!("{error}\n{}\n{}", guest.log(), self.daemon.log());
-        }
-        guest
-    }
-
-    fn program(&self) -> PathBuf {
-        self.daemon.program().to_path_buf()
-    }
-}
-
-fn make_pool(program: &Path, pool: &Path, registry: &Path) {
-    let mut command = Command::new(program);
-    command.args(["pool", "create", "guests", "--size", "2G", "--capacity"]).arg(pool);
-    let made = command.env("BINDERY_POOLS", registry.join("registry")).output().unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-}
 
 /// Something that only this guest's memory knows, and that no reboot brings back.
 fn nonce(guest: &mut QemuGuest) -> String {

@@ -138,7 +138,13 @@ pub(crate) fn checkpoint(store: &Store, (domain, guest, name): (&str, &str, &str
         name: parse(name),
         domain: parse(domain),
         time_ns: 1_700_000_000_000_000_000 + store.list().len() as u64,
-        vmm: Vmm { kind: "test".into(), version: "1".into(), machine: "none".into(), arguments },
+        vmm: Vmm {
+            kind: "test".into(),
+            version: "1".into(),
+            machine: "none".into(),
+            device_state: String::new(),
+            arguments,
+        },
         blocks: vec![MemoryBlock {
             name: "block0".into(),
             bytes: (memory.len() * PAGE_BYTES) as u64,
