@@ -116,6 +116,11 @@ impl Access {
         self.rights_of(peer, || socket::peer_groups(stream).unwrap_or_default())
     }
 
+    /// Rights of a user whose guest was taken.
+    pub(crate) fn rights_of_user(&self, uid: u32) -> Rights {
+        if uid == self.uid || uid == 0 { Rights::Owner } else { Rights::Member { uid } }
+    }
+
     fn rights_of(&self, peer: Peer, groups: impl FnOnce() -> Vec<u32>) -> Rights {
         if peer.uid == self.uid || peer.uid == 0 {
             return Rights::Owner;

@@ -38,7 +38,7 @@ use crate::engine::HostEngine;
 use crate::http::{HttpConfig, HttpError, Server};
 use crate::jobs::Jobs;
 use crate::keeper::Keeper;
-use crate::keeper::restore::Sources;
+use crate::keeper::sources::Sources;
 use crate::keeper::trackers::Trackers;
 use crate::monitors::Monitors;
 use crate::notify::{Notifier, Progress};

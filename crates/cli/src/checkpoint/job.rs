@@ -34,10 +34,8 @@ impl Cancel {
         registered.map_err(|error| Failure::of_io("cannot take signals", &error))?;
         Ok(Self(flag))
     }
-}
 
-impl Cancel {
-    /// Returns true once a signal has come.
+    /// Returns true once one of the signals has come.
     pub(super) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -59,7 +57,7 @@ pub(super) fn follow(client: &mut Client, job: u64, cancel: &Cancel) -> Result<J
     let bar = ProgressBar::no_length();
     let mut was_asked = false;
     loop {
-        let cancels = cancel.0.load(Ordering::Relaxed) && !was_asked;
+        let cancels = cancel.is_set() && !was_asked;
         let request = match cancels {
             true => Request::JobCancel { job },
             false => Request::Job { job, wait_ms: Some(INTERVAL.as_millis() as u64) },

@@ -5,7 +5,7 @@
 //! if that fails, it says why and ends the VMM. With `--detach` it is the other way round.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -39,17 +39,36 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Restores a checkpoint. Returns once the guest runs in the background, or only if it failed.
 pub(crate) fn run(global: &Global, arguments: &RestoreArgs) -> Result<(), Failure> {
-    if let Some(pid) = arguments.attach {
-        return attach(global, arguments, pid).inspect_err(|_| end(pid));
+    if arguments.attach.is_none() && !arguments.wait {
+        check_names(global, arguments)?;
     }
-    if arguments.detach {
-        let vmm = start_in_background(arguments)?;
-        return attach(global, arguments, vmm.id()).inspect_err(|_| end(vmm.id()));
+    if arguments.attach.is_some() || arguments.detach {
+        // Before the VMM is started, so that it is not left behind.
+        let cancel = Cancel::on_signals()?;
+        let pid = match arguments.attach {
+            Some(pid) => pid,
+            None => start_in_background(arguments)?.id(),
+        };
+        let restored = attach(global, arguments, pid, &cancel).inspect_err(|_| end(pid))?;
+        return report(global, arguments, &restored);
     }
     if !arguments.wait {
         start_attaching()?;
     }
     become_vmm(global, arguments)
+}
+
+/// Makes sure that there is such a checkpoint, and no guest of the name, before anything is started.
+fn check_names(global: &Global, arguments: &RestoreArgs) -> Result<(), Failure> {
+    let detail = show(global, arguments)?;
+    let name = arguments.name.as_ref().unwrap_or(&detail.info.guest);
+    let guests = ask_guests(&mut connect(global)?)?;
+    if guests.iter().all(|guest| guest.name != *name) {
+        return Ok(());
+    }
+    let message =
+        format!("there is a guest {} already: choose another with --name", printable(name));
+    Err(Failure::new(Reason::Taken, message))
 }
 
 /// Starts this command once more, with a flag, as the process that becomes the VMM.
@@ -85,23 +104,26 @@ fn again(more: &[&str], without: &[&str]) -> Result<Command, Failure> {
     let program = std::env::current_exe();
     let program = program.map_err(|error| Failure::of_io("cannot find this program", &error))?;
     let mut command = Command::new(program);
-    let mut words = std::env::args_os().skip(1).peekable();
-    let mut is_behind = false;
-    while let Some(word) = words.next() {
-        is_behind |= word == "--";
+    command.args(edited(std::env::args_os().skip(1), more, without));
+    Ok(command)
+}
+
+/// Returns words with flags more and without some. All lie before the VMM's own options.
+fn edited(words: impl Iterator<Item = OsString>, more: &[&str], without: &[&str]) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut words = words.peekable();
+    while let Some(word) = words.next_if(|word| word != "--") {
         let text = word.to_string_lossy();
         let flag = text.split('=').next().unwrap_or_default();
-        if is_behind || !without.contains(&flag) {
-            command.arg(&word);
+        if !without.contains(&flag) {
+            kept.push(word);
         } else if flag == "--log" && !text.contains('=') {
             words.next();
         }
-        // Behind the subcommand, and before the VMM's own options.
-        if word == "restore" && !is_behind {
-            command.args(more);
-        }
     }
-    Ok(command)
+    kept.extend(more.iter().map(OsString::from));
+    kept.extend(words);
+    kept
 }
 
 /// Becomes the VMM, which waits for device state. Returns only if that fails.
@@ -226,9 +248,13 @@ fn warn_of(shared: &SharedIdentity) {
 }
 
 /// Asks the daemon to let the guest of process `pid`, which is starting, go on.
-fn attach(global: &Global, arguments: &RestoreArgs, pid: u32) -> Result<(), Failure> {
-    await_guest(global, pid)?;
-    let cancel = Cancel::on_signals()?;
+fn attach(
+    global: &Global,
+    arguments: &RestoreArgs,
+    pid: u32,
+    cancel: &Cancel,
+) -> Result<Restored, Failure> {
+    await_guest(global, pid, cancel)?;
     let request = Request::CheckpointRestore {
         pool: arguments.pool.paths()?,
         checkpoint: arguments.owner.of(&arguments.checkpoint),
@@ -236,13 +262,14 @@ fn attach(global: &Global, arguments: &RestoreArgs, pid: u32) -> Result<(), Fail
         paused: arguments.paused,
     };
     let (mut client, answer) = ask(global, &request)?;
-    let result = follow(&mut client, begun(&answer)?, &cancel)?;
-    let JobResult::Restored(restored) = result else { return Err(other(&result)) };
-    report(global, arguments, &restored)
+    match follow(&mut client, begun(&answer)?, cancel)? {
+        JobResult::Restored(restored) => Ok(restored),
+        result => Err(other(&result)),
+    }
 }
 
 /// Waits until the library in the VMM has connected to the daemon.
-fn await_guest(global: &Global, pid: u32) -> Result<(), Failure> {
+fn await_guest(global: &Global, pid: u32, cancel: &Cancel) -> Result<(), Failure> {
     let begun = Instant::now();
     let mut client = connect(global)?;
     loop {
@@ -250,8 +277,13 @@ fn await_guest(global: &Global, pid: u32) -> Result<(), Failure> {
         if guests.iter().any(|guest| u32::try_from(guest.pid) == Ok(pid)) {
             return Ok(());
         }
-        if !Path::new(&format!("/proc/{pid}")).exists() {
-            let message = "the VMM has ended before it was ready: its own output says why";
+        if has_ended(pid) {
+            let message = "the VMM has ended before it was ready: its own output says why (with --detach, name a \
+                           file for it with --log)";
+            return Err(Failure::new(Reason::Failed, message));
+        }
+        if cancel.is_set() {
+            let message = "interrupted before the VMM was ready; it is ended";
             return Err(Failure::new(Reason::Failed, message));
         }
         if begun.elapsed() > START_PATIENCE {
@@ -279,9 +311,52 @@ fn report(global: &Global, arguments: &RestoreArgs, restored: &Restored) -> Resu
     Ok(())
 }
 
-/// Ends a VMM that no guest can run in.
+/// Returns true for a process that is gone, or waits for nothing but its parent.
+fn has_ended(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state is behind the name, which may have any letters.
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+}
+
+/// Ends a VMM that no guest can run in. At once: it may wait for memory that never comes, and asked to end it would
+/// report success to whoever started it.
 fn end(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(pid, Signal::TERM);
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_started_again_with_other_flags() {
+        let edit = |text: &str, more: &[&str], without: &[&str]| -> String {
+            let words = edited(text.split(' ').map(OsString::from), more, without);
+            words.join(" ".as_ref()).into_string().unwrap()
+        };
+        let detach = |text| edit(text, &["--wait"], &["--detach", "--log"]);
+        assert_eq!(detach("restore w@m --detach"), "restore w@m --wait");
+        let long = "--socket restore restore --log f --detach w@m --name restore -- --log x -m 1";
+        let edited = "--socket restore restore w@m --name restore --wait -- --log x -m 1";
+        assert_eq!(detach(long), edited);
+        assert_eq!(
+            edit("restore w@m --log=f", &["--attach", "7"], &["--log"]),
+            "restore w@m --attach 7"
+        );
+    }
+
+    #[test]
+    fn a_process_that_was_not_waited_for_has_ended() {
+        assert!(!has_ended(std::process::id()));
+        let mut child = Command::new("true").spawn().unwrap();
+        let begun = Instant::now();
+        while !has_ended(child.id()) && begun.elapsed() < START_PATIENCE {
+            thread::sleep(LOOK_EVERY);
+        }
+        assert!(has_ended(child.id()));
+        child.wait().unwrap();
+        assert!(has_ended(child.id()));
     }
 }

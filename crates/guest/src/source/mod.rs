@@ -71,6 +71,17 @@ impl Guest {
     /// As [`bind`](Self::bind); `ENOENT` if it has lost no source of that token.
     pub fn rebind(&self, lost: &LostSource) -> Result<SourceLink, GuestError> {
         self.control().lost_source.take_if(|known| known.token == lost.token);
+        self.try_rebind(lost).inspect_err(|error| {
+            let has_none = matches!(error, GuestError::Failed { error, .. }
+                if error.kind() == std::io::ErrorKind::NotFound);
+            if !has_none {
+                // Pages are missing still, and the next attempt is to find it.
+                self.control().lost_source.get_or_insert_with(|| lost.clone());
+            }
+        })
+    }
+
+    fn try_rebind(&self, lost: &LostSource) -> Result<SourceLink, GuestError> {
         let (mut link, ends) = SourceLink::open()?;
         let rebind = FromDaemon::Rebind { token: lost.token.clone() };
         self.send(&rebind, &[ends.socket.as_fd(), ends.window.as_fd()])?;

@@ -82,7 +82,11 @@ impl Desk<'_> {
             Request::CheckpointDelete { pool, select } => {
                 require_names(&select)?;
                 let kind = (JobKind::CheckpointDelete, JobUnit::Checkpoints);
-                self.start_on(kind, (pool, &select), work::delete)
+                let sources = Arc::clone(&self.shared.sources);
+                let delete = move |lease: &Lease, selected: &[Visible], progress: &Progress| {
+                    work::delete(lease, selected, &sources, progress)
+                };
+                self.start_on(kind, (pool, &select), delete)
             }
             Request::CheckpointExport { pool, checkpoint, key } => {
                 let socket = stream::take(std::mem::take(passed))?;
@@ -148,7 +152,7 @@ impl Desk<'_> {
         let sources = Arc::clone(&self.shared.sources);
         self.start(new, move |progress| {
             sources.await_whole(&create.guest, progress)?;
-            create::create(&lease, &followed, create, progress)
+            create::create(&lease, &followed, &sources, create, progress)
         })
     }
 
@@ -168,6 +172,8 @@ impl Desk<'_> {
                            as that user";
             return Err(Failure::new(FailureKind::Refused, message));
         }
+        // After this daemon the guest's word is all there is for the pool.
+        self.shared.keeper.check_finds(&lease, self.shared.access.rights_of_user(uid))?;
         let monitor = self.shared.monitors.of(uid, pid as u32).ok_or_else(no_monitor)?;
         let qemu = restore::connect(&monitor, pid)?;
         let kind = (JobKind::CheckpointRestore, JobUnit::Pages);
@@ -217,7 +223,7 @@ impl Desk<'_> {
         &self,
         (kind, unit): (JobKind, JobUnit),
         (pool, select): (AskedPool, &Selection),
-        work: fn(&Lease, &[Visible], &Progress) -> Result<JobResult, Failure>,
+        work: impl FnOnce(&Lease, &[Visible], &Progress) -> Result<JobResult, Failure> + Send + 'static,
     ) -> Result<Answer, Failure> {
         let lease = self.lease(pool)?;
         let selected = catalogue::select(&lease, self.rights, select)?;

@@ -12,6 +12,7 @@ use bindery_sys::socket::Peer;
 
 use super::{SHORTAGE_PAUSE, Shared};
 use crate::engine::EngineError;
+use crate::keeper::sources::AGAIN_AFTER;
 
 /// Time after which a guest's thread wakes up though nothing came. The daemon's end closes the connection.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
@@ -104,16 +105,21 @@ impl Shared {
     /// Listens to a guest until its connection ends or the daemon does. Returns why.
     fn attend_guest(&self, guest: &Guest) -> End {
         loop {
+            // A source that broke may be there again, and nothing comes to say so.
+            let patience = if guest.lost_source().is_some() { AGAIN_AFTER } else { LOOK_EVERY };
             // Who comes when the daemon has closed all others' connections is not among them.
             let waited =
-                if self.stopping.is_set() { Ok(false) } else { guest.wait_events(LOOK_EVERY) };
+                if self.stopping.is_set() { Ok(false) } else { guest.wait_events(patience) };
             match waited {
                 // Its last message, and then the connection's end, may have come as one.
                 _ if guest.has_released() => return End::Left("it is no longer managed".into()),
                 _ if self.stopping.is_set() => return End::Left("the daemon ends".into()),
                 Err(GuestError::Gone) => return End::Left(GuestError::Gone.to_string()),
                 Err(error) if error.is_fatal() => return End::Failed(error),
-                Ok(_) => self.sources.go_on(&self.keeper, guest),
+                Ok(_) => {
+                    let rights = self.access.rights_of_user(guest.identity().uid);
+                    self.sources.go_on(&self.keeper, guest, rights);
+                }
                 Err(error) => {
                     let pid = guest.identity().pid;
                     if self.is_news(pid, &error) {

@@ -18,6 +18,7 @@ use bindery_vmm::{GuestDescription, Overlay, Purpose, Qemu, Vmm as _, VmmError};
 
 use super::catalogue::Visible;
 use super::overlays::overlays;
+use super::sources::Sources;
 use super::trackers::{Followed, LastCheckpoint};
 use super::{Lease, failure};
 use crate::jobs::{self, Progress};
@@ -48,11 +49,12 @@ pub(crate) struct CheckpointNames {
 /// pause at the end.
 ///
 /// # Errors
-/// `Busy` while another checkpoint of the guest is made; `Refused` if it cannot be saved; `Cancelled`, `Taken`,
+/// `Busy` while another checkpoint of the guest is made, or if it turns out to lack memory; `Refused` if it cannot be saved; `Cancelled`, `Taken`,
 /// `Failed`. Whatever happens, the guest is as it was, unless the message says how else.
 pub(crate) fn create(
     lease: &Lease,
     followed: &Mutex<Followed>,
+    sources: &Sources,
     mut create: Create,
     progress: &Progress,
 ) -> Result<JobResult, Failure> {
@@ -79,8 +81,12 @@ pub(crate) fn create(
     let writer = lease.create(new).map_err(|error| failure::of_checkpoint(&error))?;
     let limits = limits(create.pause_max, followed.bytes_per_second);
     let tracker = follow(&mut followed.tracker, &create.guest, base.is_some())?;
-    let capture = Capture { writer, overlays: &overlays, limits, progress };
-    let (id, created, bytes_per_second) = capture.run(tracker, blocks.clone(), &mut create.qemu)?;
+    let guest = Arc::clone(&create.guest);
+    let is_whole = || sources.require_whole(&guest);
+    let capture = Capture { writer, overlays: &overlays, limits, is_whole: &is_whole, progress };
+    let captured = capture.run(tracker, blocks.clone(), &mut create.qemu);
+    let (id, created, bytes_per_second) =
+        captured.map_err(|failure| of_capture(failure, &guest))?;
     followed.last =
         Some(LastCheckpoint { pool: lease.pool_id(), id, blocks, made: Instant::now() });
     followed.bytes_per_second = bytes_per_second.or(followed.bytes_per_second);
@@ -92,6 +98,8 @@ struct Capture<'a> {
     writer: CheckpointWriter,
     overlays: &'a [Overlay],
     limits: Limits,
+    /// Fails if memory was missing that was read.
+    is_whole: &'a dyn Fn() -> Result<(), Failure>,
     progress: &'a Progress,
 }
 
@@ -103,7 +111,7 @@ impl Capture<'_> {
         blocks: Vec<PlacedBlock>,
         qemu: &mut Qemu,
     ) -> Result<(CheckpointId, Created, Option<u64>), Failure> {
-        let Self { mut writer, overlays, limits, progress } = self;
+        let Self { mut writer, overlays, limits, is_whole, progress } = self;
         let failed = |error: TransferError| of_transfer(&error, progress);
         let mut memory = GuestMemory::new(tracker, blocks).map_err(|error| failed(error.into()))?;
         let request = bindery_transfer::Request {
@@ -116,15 +124,16 @@ impl Capture<'_> {
         let mut sink = Packs(&mut writer);
         let outcome = bindery_transfer::run(qemu, &mut memory, &mut sink, &request);
         let outcome = outcome.map_err(failed)?;
+        let left = |Failure { kind, message }| {
+            Failure::new(kind, format!("{message}; {}", left_behind(overlays)))
+        };
+        is_whole().map_err(left)?;
         progress.begin("committing", None);
         let time = outcome.last.pause.stopped_at.unwrap_or_else(SystemTime::now);
         writer.set_time(since_epoch_ns(time));
         let state = &outcome.device_state;
         writer.set_device_state(state.method.as_str(), state.bytes.clone());
-        let summary = writer.finish().map_err(|error| {
-            let Failure { kind, message } = failure::of_checkpoint(&error);
-            Failure::new(kind, format!("{message}; {}", left_behind(overlays)))
-        })?;
+        let summary = writer.finish().map_err(|error| left(failure::of_checkpoint(&error)))?;
         let created = describe_outcome(Visible::new(summary.clone()), &outcome, overlays);
         let bytes_per_second = outcome.bytes_per_second;
         outcome.epoch.commit();
@@ -171,7 +180,7 @@ fn follow<'t>(
     Ok(tracker.as_mut().expect("it was just begun"))
 }
 
-/// Finds the guest's memory blocks in its process. Those without a name get one, as no two may have the same.
+/// Finds the guest's memory blocks in its process.
 fn place(guest: &Guest, vmm: &GuestDescription) -> Result<Vec<PlacedBlock>, Failure> {
     let offered = guest.offered();
     let offered: Vec<_> = offered.iter().map(|range| (range.address, range.bytes)).collect();
@@ -274,6 +283,22 @@ fn of_transfer(error: &TransferError, progress: &Progress) -> Failure {
         TransferError::Vmm(error) => of_vmm(error),
         error => Failure::new(FailureKind::Failed, error.to_string()),
     }
+}
+
+/// Failure of a capture. Of a guest whose process is gone, nothing goes on.
+fn of_capture(failure: Failure, guest: &Guest) -> Failure {
+    // Its connections end somewhat before.
+    let is_gone = || {
+        guest.has_ended() || {
+            std::thread::sleep(Duration::from_millis(10));
+            false
+        }
+    };
+    if failure.kind != FailureKind::Failed || !(0..50).any(|_| is_gone()) {
+        return failure;
+    }
+    let message = "the guest has ended before its checkpoint was made: its VMM's output says why";
+    Failure::new(FailureKind::Failed, message)
 }
 
 /// Failure of a VMM, in the words of operators.

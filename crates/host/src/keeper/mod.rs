@@ -11,6 +11,7 @@ mod image;
 pub(crate) mod names;
 mod overlays;
 pub(crate) mod restore;
+pub(crate) mod sources;
 pub(crate) mod stream;
 mod token;
 pub(crate) mod trackers;
@@ -134,6 +135,19 @@ impl Keeper {
         Ok(paths)
     }
 
+    /// Makes sure that a guest of a user with `rights` can be filled from a pool by a later daemon, too.
+    ///
+    /// # Errors
+    /// `Refused`.
+    pub(crate) fn check_finds(&self, lease: &Lease, rights: Rights) -> Result<(), Failure> {
+        if rights == Rights::Owner || self.default.as_ref() == Some(&lease.paths) {
+            return Ok(());
+        }
+        let message = "guests of other users are restored from the daemon's own pool: export the checkpoint, and \
+                       import it there";
+        Err(Failure::new(FailureKind::Refused, message))
+    }
+
     /// Returns the entry of a pool, open or not.
     fn kept(&self, id: u128) -> Result<Arc<KeptPool>, Failure> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
@@ -171,6 +185,10 @@ fn identify(paths: &Paths) -> Result<u128, Failure> {
             Err(Failure::new(FailureKind::NoPool, message))
         }
     }
+}
+
+fn failed(message: String) -> Failure {
+    Failure::new(FailureKind::Failed, message)
 }
 
 fn no_pool() -> Failure {

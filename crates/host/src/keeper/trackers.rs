@@ -51,12 +51,16 @@ impl Trackers {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner).remove(&guest);
     }
 
-    /// Stops following guests whose last checkpoint was long ago.
+    /// Stops following guests whose last checkpoint was long ago, and those of whom none was finished. One of whom a
+    /// checkpoint is made keeps its entry, so that no other is made beside it.
     pub(crate) fn expire(&self) {
         let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
         guests.retain(|_, guest| {
-            let Ok(followed) = guest.try_lock() else { return true };
-            followed.last.as_ref().is_none_or(|last| last.made.elapsed() < FOLLOWED)
+            if Arc::strong_count(guest) > 1 {
+                return true;
+            }
+            let followed = guest.lock().unwrap_or_else(PoisonError::into_inner);
+            followed.last.as_ref().is_some_and(|last| last.made.elapsed() < FOLLOWED)
         });
     }
 }

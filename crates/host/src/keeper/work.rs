@@ -10,6 +10,7 @@ use bindery_checkpoint::{
 use bindery_guest::printable;
 
 use super::catalogue::Visible;
+use super::sources::Sources;
 use super::stream::OperatorStream;
 use super::{Lease, failure};
 use crate::jobs::{self, Progress};
@@ -80,16 +81,19 @@ fn of_report(checkpoint: &Visible, report: VerifyReport) -> Verified {
 /// Deletes checkpoints, one after the other. Those that were deleted before one that cannot be stay deleted.
 ///
 /// # Errors
-/// `Cancelled`, `Failed`; the message counts those that are gone.
+/// `Busy` where a guest is filled from one, `Cancelled`, `Failed`; the message counts those that are gone.
 pub(crate) fn delete(
     lease: &Lease,
     checkpoints: &[Visible],
+    sources: &Sources,
     progress: &Progress,
 ) -> Result<JobResult, Failure> {
     progress.begin("deleting", Some(checkpoints.len() as u64));
     let (mut gone, mut bytes, mut has_kept_packs) = (Vec::new(), 0, false);
     for checkpoint in checkpoints {
-        let deleted = progress.check().and_then(|()| match lease.delete(checkpoint.summary.id) {
+        let id = checkpoint.summary.id;
+        let unused = progress.check().and_then(|()| sources.require_unused(lease.pool_id(), id));
+        let deleted = unused.and_then(|()| match lease.delete(id) {
             Err(CheckpointError::NoCheckpoint(_)) => Ok(None),
             deleted => deleted.map(Some).map_err(|error| failure::of_checkpoint(&error)),
         });
