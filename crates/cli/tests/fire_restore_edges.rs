@@ -54,6 +54,10 @@ fn assert_nothing_left(stage: &Stage) {
 
 /// Restores in the background with the options of QEMU that a detached one needs.
 fn detached(stage: &Stage, more: &[&str], instead: &[&str]) -> Output {
+    detached_command(stage, more, instead).output().unwrap()
+}
+
+fn detached_command(stage: &Stage, more: &[&str], instead: &[&str]) -> Command {
     let directory = stage.directory.path();
     let at = |name: &str| directory.join(name).display().to_string();
     let mut command = Command::new(stage.program());
@@ -63,7 +67,8 @@ fn detached(stage: &Stage, more: &[&str], instead: &[&str]) -> Output {
     let _ = std::fs::remove_file(at("qmp.sock"));
     command.args(["-qmp", &format!("unix:{},server=on,wait=off", at("qmp.sock"))]);
     command.args(["-chardev", "null,id=agent"]).args(instead);
-    command.env("LD_LIBRARY_PATH", stage.kit.library_path(QEMU)).output().unwrap()
+    command.env("LD_LIBRARY_PATH", stage.kit.library_path(QEMU));
+    command
 }
 
 #[test]
@@ -178,6 +183,42 @@ fn a_vmm_that_ends_in_the_middle_of_a_checkpoint_is_said() {
     restored.check("true").unwrap();
     restored.shut_down();
     assert_nothing_left(&stage);
+}
+
+#[test]
+fn a_restore_that_is_interrupted_leaves_nothing() {
+    let Some(stage) = Stage::new() else { return };
+    let mut machine = boot(stage.builder(QEMU, "pc", "guest"));
+    stage.checkpoint("guest", "n");
+    for after_ms in [5, 20, 40, 60, 80, 120, 200, 300] {
+        let mut command = detached_command(&stage, &["guest@n", "--name", "restored"], &[]);
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let restoring = command.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(after_ms));
+        // It may have ended by itself.
+        let _ = kill_process(Pid::from_raw(restoring.id().cast_signed()).unwrap(), Signal::INT);
+        let output = restoring.wait_with_output().unwrap();
+        if output.status.success() {
+            let restored: Value = serde_json::from_slice(&output.stdout).unwrap();
+            send(restored["pid"].as_u64().unwrap() as u32, Signal::TERM);
+        }
+        eprintln!("after {after_ms} ms: {}", output.status);
+        // The guest that runs, and no other.
+        await_some(
+            "no process is left",
+            PATIENCE,
+            || (processes(&stage).len() == 1).then_some(()),
+            || format!("{:?}\n{}", processes(&stage), stage.daemon.log()),
+        );
+        await_some(
+            "the guest has left",
+            PATIENCE,
+            || guest_status(&stage.daemon, "restored").is_none().then_some(()),
+            || stage.daemon.log(),
+        );
+    }
+    machine.check("true").unwrap();
+    machine.shut_down();
 }
 
 #[test]

@@ -24,10 +24,11 @@ fn guest(stage: &Stage, name: &str) -> GuestBuilder {
 }
 
 /// Starts a checkpoint whose end nobody waits for.
-fn begin(stage: &Stage, name: &str) -> Child {
+fn begin(stage: &Stage, name: &str, more: &[&str]) -> Child {
     let mut command = Command::new(stage.program());
     command.args(["checkpoint", "create", "guest", "--without-disks", "--name", name, "--socket"]);
-    let command = command.arg(stage.daemon.socket()).stdout(Stdio::null()).stderr(Stdio::null());
+    let command =
+        command.arg(stage.daemon.socket()).args(more).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().unwrap()
 }
 
@@ -40,7 +41,7 @@ fn a_daemon_is_killed_while_it_makes_a_checkpoint() {
     let mut reported = Vec::new();
     for kill in 0..amount(KILLS, 6) {
         let name = format!("n{kill}");
-        let mut creating = begin(&stage, &name);
+        let mut creating = begin(&stage, &name, &[]);
         // Later and later: a first checkpoint takes some hundred milliseconds.
         std::thread::sleep(Duration::from_millis(random(u64::from(kill + 1) * 120)));
         stage.daemon.kill();
@@ -64,6 +65,33 @@ fn a_daemon_is_killed_while_it_makes_a_checkpoint() {
     restored.check(SUM).unwrap();
     writer.finish(&mut restored, WRITERS);
     assert_no_complaints(&mut restored);
+    restored.shut_down();
+}
+
+#[test]
+fn a_daemon_is_killed_while_a_guest_is_paused() {
+    let Some(mut stage) = Stage::new() else { return };
+    let mut machine = boot(guest(&stage, "guest"));
+    machine.check(FILL).unwrap();
+    let kills = amount(KILLS, 6);
+    machine.qmp().unwrap();
+    for kill in 0..kills {
+        // As much of it in one pause as may be.
+        let mut creating = begin(&stage, &format!("n{kill}"), &["--pause-max", "30s"]);
+        machine.qmp().unwrap().wait_event("STOP", Duration::from_secs(20)).unwrap();
+        stage.daemon.kill();
+        let _ = creating.wait().unwrap();
+        stage.daemon.start().unwrap();
+        await_guest(&stage.daemon, "guest", "it is back", |_| true);
+        machine.check(SUM).unwrap();
+    }
+    // Some kills come when the pause has just ended.
+    let log = stage.daemon.log();
+    assert!(log.contains("left paused"), "no kill of {kills} came in a pause: {log}");
+    stage.checkpoint("guest", "last");
+    machine.shut_down();
+    let mut restored = stage.restore(Qemu::V10, "guest@last", "restored");
+    restored.check(SUM).unwrap();
     restored.shut_down();
 }
 

@@ -38,6 +38,7 @@ use crate::engine::HostEngine;
 use crate::http::{HttpConfig, HttpError, Server};
 use crate::jobs::Jobs;
 use crate::keeper::Keeper;
+use crate::keeper::pauses::Pauses;
 use crate::keeper::sources::Sources;
 use crate::keeper::trackers::Trackers;
 use crate::monitors::Monitors;
@@ -139,6 +140,7 @@ struct Shared {
     jobs: Arc<Jobs>,
     monitors: Monitors,
     trackers: Trackers,
+    pauses: Arc<Pauses>,
     sources: Arc<Sources>,
     stopper: Stopper,
     stopping: Stopping,
@@ -163,6 +165,7 @@ impl Daemon {
             tracing::debug!("connections of many guests will take longer: {error}");
         }
         let monitors = Monitors::prepare(&config.socket, config.group.as_ref())?;
+        let pauses = Pauses::prepare(&config.socket)?;
         let stop = StopReceiver::new()?;
         let shared = Shared {
             engine: HostEngine::new(config.settings, config.store_bytes_max),
@@ -180,6 +183,7 @@ impl Daemon {
             jobs: Arc::default(),
             monitors,
             trackers: Trackers::default(),
+            pauses: Arc::new(pauses),
             sources: Arc::default(),
             stopper: stop.stopper(),
             stopping: Stopping::default(),

@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use bindery_sys::process::effective_user;
+use bindery_sys::process::{effective_user, has_ended};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, open, unlinkat};
 
 use crate::access::Group;
@@ -197,7 +197,7 @@ fn sweep_user(path: &Path, uid: u32) {
     }
     for name in names(&directory) {
         let pid = name.strip_suffix(".sock").and_then(|pid| pid.parse::<u32>().ok());
-        let is_gone = pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
+        let is_gone = pid.is_some_and(has_ended);
         if is_gone && let Err(error) = unlinkat(&directory, name.as_str(), AtFlags::empty()) {
             tracing::debug!("{}/{name} stays: {error}", path.display());
         }

@@ -31,6 +31,24 @@ pub fn effective_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// Returns true for a process that is gone, or has ended and was not waited for by its parent yet; false if the
+/// kernel cannot say.
+#[must_use]
+pub fn has_ended(pid: u32) -> bool {
+    match std::fs::read(format!("/proc/{pid}/stat")) {
+        // The state is behind the name, which may have any letters.
+        Ok(stat) => {
+            let behind = stat.iter().rposition(|byte| *byte == b')');
+            let state = behind.and_then(|at| stat.get(at + 2));
+            matches!(state, Some(b'Z' | b'X'))
+        }
+        Err(error) => {
+            let is_gone = error.raw_os_error() == Some(Errno::SRCH.raw_os_error());
+            is_gone || error.kind() == io::ErrorKind::NotFound
+        }
+    }
+}
+
 /// Whether this process ignores `signal`, as nohup(1) has its children ignore `SIGHUP`: `SigIgn` of
 /// proc_pid_status(5).
 ///
@@ -269,6 +287,19 @@ mod tests {
 
     fn own_pid() -> i32 {
         std::process::id().cast_signed()
+    }
+
+    #[test]
+    fn a_process_that_was_not_waited_for_has_ended() {
+        assert!(!has_ended(std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let begun = std::time::Instant::now();
+        while !has_ended(child.id()) && begun.elapsed().as_secs() < 30 {
+            std::thread::yield_now();
+        }
+        assert!(has_ended(child.id()));
+        child.wait().unwrap();
+        assert!(has_ended(child.id()));
     }
 
     /// Returns how many descriptors the process's table has room for.

@@ -136,23 +136,18 @@ impl Desk<'_> {
             name: names::checkpoint(&checkpoint)?,
             domain: names::domain(uid, &domain)?,
         };
-        let qemu = self.monitor(&guest, asked.monitor.as_deref())?;
+        let (qemu, monitor) = self.monitor(&guest, asked.monitor.as_deref())?;
         let lease = self.lease(pool)?;
         let followed = self.shared.trackers.of(id);
-        let create = Create {
-            guest,
-            qemu,
-            names,
-            disks: asked.disks,
-            pause_max: asked.pause_max,
-            encoding: if asked.compress { PageEncoding::Compressed } else { PageEncoding::Raw },
-        };
+        let (disks, pause_max) = (asked.disks, asked.pause_max);
+        let encoding = if asked.compress { PageEncoding::Compressed } else { PageEncoding::Raw };
+        let create = Create { guest, qemu, monitor, names, disks, pause_max, encoding };
         let kind = (JobKind::CheckpointCreate, JobUnit::Pages);
         let new = self.new_job(kind, format!("{name}@{checkpoint}"), Some(uid));
-        let sources = Arc::clone(&self.shared.sources);
+        let (sources, pauses) = (Arc::clone(&self.shared.sources), Arc::clone(&self.shared.pauses));
         self.start(new, move |progress| {
             sources.await_whole(&create.guest, progress)?;
-            create::create(&lease, &followed, &sources, create, progress)
+            create::create(&lease, &followed, (&sources, &pauses), create, progress)
         })
     }
 
@@ -193,7 +188,7 @@ impl Desk<'_> {
     }
 
     /// Connects to the QEMU of a guest, and makes sure that it is this guest's.
-    fn monitor(&self, guest: &Guest, asked: Option<&str>) -> Result<Qemu, Failure> {
+    fn monitor(&self, guest: &Guest, asked: Option<&str>) -> Result<(Qemu, PathBuf), Failure> {
         let Identity { uid, pid, .. } = *guest.identity();
         let monitor = match asked {
             Some(path) => PathBuf::from(path),
@@ -202,7 +197,7 @@ impl Desk<'_> {
         let failed = |error: VmmError| Failure::new(FailureKind::Failed, error.to_string());
         let qemu = Qemu::connect(&monitor, QemuSettings::default()).map_err(failed)?;
         if qemu.pid() == pid {
-            return Ok(qemu);
+            return Ok((qemu, monitor));
         }
         // Somebody else made the socket, as libvirt does: only owners may say whose it is.
         if asked.is_none() || self.rights != Rights::Owner {
@@ -215,7 +210,7 @@ impl Desk<'_> {
         }
         drop(qemu);
         let settings = QemuSettings { pid: Some(pid), ..QemuSettings::default() };
-        Qemu::connect(&monitor, settings).map_err(failed)
+        Ok((Qemu::connect(&monitor, settings).map_err(failed)?, monitor))
     }
 
     /// Starts a job on all that is selected.

@@ -38,6 +38,7 @@ impl Shared {
                 } else {
                     tracing::info!(name, pid, domain = identity.domain, "a guest has come");
                 }
+                self.pauses.let_run(pid);
                 let end = self.attend_guest(&guest);
                 self.trackers.leave(id);
                 self.sources.leave(id);

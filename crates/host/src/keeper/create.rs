@@ -1,6 +1,7 @@
 //! Checkpoints of guests that run.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,6 +19,7 @@ use bindery_vmm::{GuestDescription, Overlay, Purpose, Qemu, Vmm as _, VmmError};
 
 use super::catalogue::Visible;
 use super::overlays::overlays;
+use super::pauses::Pauses;
 use super::sources::Sources;
 use super::trackers::{Followed, LastCheckpoint};
 use super::{Lease, failure};
@@ -31,6 +33,8 @@ pub(crate) struct Create {
     pub(crate) guest: Arc<Guest>,
     /// QEMU, whose monitor is the guest's own.
     pub(crate) qemu: Qemu,
+    /// Path of that monitor.
+    pub(crate) monitor: PathBuf,
     pub(crate) names: CheckpointNames,
     pub(crate) disks: DiskPolicy,
     pub(crate) pause_max: Option<Duration>,
@@ -54,7 +58,7 @@ pub(crate) struct CheckpointNames {
 pub(crate) fn create(
     lease: &Lease,
     followed: &Mutex<Followed>,
-    sources: &Sources,
+    (sources, pauses): (&Sources, &Pauses),
     mut create: Create,
     progress: &Progress,
 ) -> Result<JobResult, Failure> {
@@ -84,7 +88,10 @@ pub(crate) fn create(
     let guest = Arc::clone(&create.guest);
     let is_whole = || sources.require_whole(&guest);
     let capture = Capture { writer, overlays: &overlays, limits, is_whole: &is_whole, progress };
+    let pid = create.guest.identity().pid;
+    let pause = vmm.is_running.then(|| pauses.begin(pid, &create.monitor));
     let captured = capture.run(tracker, blocks.clone(), &mut create.qemu);
+    drop(pause);
     let (id, created, bytes_per_second) =
         captured.map_err(|failure| of_capture(failure, &guest))?;
     followed.last =

@@ -10,6 +10,7 @@ pub(crate) mod failure;
 mod image;
 pub(crate) mod names;
 mod overlays;
+pub(crate) mod pauses;
 pub(crate) mod restore;
 pub(crate) mod sources;
 pub(crate) mod stream;
