@@ -29,7 +29,7 @@ pub struct Changed {
 pub enum PauseKind {
     /// The guest runs on and another pause follows: a change that is found later is in time.
     Round,
-    /// What is read in this pause is what is kept.
+    /// All that is read in this pause is kept.
     Last,
 }
 

@@ -247,7 +247,7 @@ fn warn_of(shared: &SharedIdentity) {
     );
 }
 
-/// Has the guest of process `pid` go on, which is starting.
+/// Lets the guest of process `pid` go on, which is starting.
 fn attach(
     global: &Global,
     arguments: &RestoreArgs,

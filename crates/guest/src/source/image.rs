@@ -2,7 +2,7 @@
 
 use bindery_units::{PageIndex, PageRange};
 
-/// What a source serves pages from.
+/// Content that a source serves pages from.
 pub trait Image: Sync {
     /// Reads pages from `first` on: as many as fill `into`, at most
     /// [`SLOT_PAGES`](bindery_wire::source::SLOT_PAGES), none of which is known to be zero. Called by two threads

@@ -16,7 +16,7 @@ use super::wanted::Wanted;
 use crate::accept::stalled;
 use crate::{GuestError, LaneEnds};
 
-/// How long a guest may take to bind memory: it gives back what is managed of it, and discards it.
+/// Time that a guest may take to bind memory: it gives back what is managed of it, and discards it.
 const BIND_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Number of runs that a guest may say it lacks.
