@@ -65,7 +65,7 @@ struct Filled {
 
 #[derive(Debug)]
 enum Stage {
-    /// Its memory is about to be bound.
+    /// Memory is about to be bound.
     Binding,
     Sent(SourceHandle),
     /// Pages are missing, and nobody sends them.
