@@ -12,6 +12,9 @@ use crate::memory::{Memory, MemoryError, SinkError};
 pub struct Limits {
     /// Longest pause that the last one may be expected to take, from stopping to resuming.
     pub pause_max: Duration,
+    /// Longest time that reading may be expected to take in a last pause that comes because rounds did not help.
+    /// `None` for any.
+    pub pause_limit: Option<Duration>,
     /// Most rounds before the last pause, whatever is left then.
     pub rounds_max: u32,
     /// Most memory for pages that are read in the last pause and handed on after it, in bytes. What is more is
@@ -25,6 +28,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             pause_max: Duration::from_millis(10),
+            pause_limit: None,
             rounds_max: 8,
             buffer_bytes_max: 256 << 20,
             bytes_per_second: None,
@@ -150,6 +154,18 @@ pub enum TransferError {
     /// The sink failed while the guest ran. It runs on.
     #[error("{0}; the guest runs on{left}", left = left_behind(.1))]
     Sink(SinkError, Vec<PathBuf>),
+    /// The last pause would take longer than [`Limits::pause_limit`].
+    #[error(
+        "the guest would stand still for about {} ms: {} MiB of its memory would be read in the pause, since they are \
+         written faster than they are read, or are not managed (shared, or in a file); the guest runs on. Allow a longer \
+         pause, or make it quieter", expected.as_millis(), pages >> 8
+    )]
+    TooLong {
+        /// Time that reading was expected to take.
+        expected: Duration,
+        /// Pages that were left.
+        pages: u64,
+    },
     /// Somebody wanted no more of it. The guest runs on.
     #[error("cancelled; the guest runs on")]
     Cancelled,

@@ -67,6 +67,12 @@ impl Pace {
         None
     }
 
+    /// Returns the time that reading so many pages is expected to take, if no pause may be as long.
+    pub(crate) fn too_long(&self, left: u64) -> Option<Duration> {
+        let limit = self.limits.pause_limit?;
+        Some(self.time_of(left)).filter(|expected| *expected > limit)
+    }
+
     fn time_of(&self, pages: u64) -> Duration {
         let speed = self.measured.unwrap_or(SPEED).max(1);
         Duration::from_secs_f64(bytes(pages) as f64 / speed as f64)
@@ -119,6 +125,16 @@ mod tests {
         let left = [1_000_000, 500_000, 490_000, 300_000, 299_000];
         assert!(left.into_iter().all(|left| pace.ends(left).is_none()));
         assert_eq!(pace.ends(310_000), Some(Ending::NotConverging));
+    }
+
+    #[test]
+    fn a_pause_has_a_limit_where_one_is_set() {
+        assert_eq!(pace(5).too_long(u64::MAX >> 20), None);
+        let pause_limit = Some(Duration::from_secs(1));
+        let pace = Pace::new(Limits { pause_limit, ..Limits::default() });
+        // One second at 400 MiB/s are 102,400 pages.
+        assert_eq!(pace.too_long(102_400), None);
+        assert_eq!(pace.too_long(204_800), Some(Duration::from_secs(2)));
     }
 
     #[test]

@@ -72,6 +72,10 @@ pub fn run<'m>(
             None => rounds.push(transfer.round(rounds.len() as u32)?),
         }
     };
+    let too_long = transfer.pace.too_long(left).filter(|_| ending != Ending::Fits);
+    if let Some(expected) = too_long {
+        return Err(TransferError::TooLong { expected, pages: left });
+    }
     let last = transfer.last(rounds.len() as u32, left)?;
     let bytes_per_second = transfer.pace.measured();
     Ok(Outcome {

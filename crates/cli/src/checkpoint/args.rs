@@ -123,7 +123,8 @@ pub(crate) struct CreateArgs {
     /// Delete those that were made at an interval, but for the last N
     #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) keep: Option<u32>,
-    /// How long the guest may stand still, as far as that can be foreseen
+    /// How long the guest may stand still, as far as that can be foreseen; a guest that writes too much for that stands
+    /// still for a second at most, or no checkpoint is made [default: 10ms]
     #[arg(long, value_name = "TIME", value_parser = parse_pause)]
     pub(super) pause_max: Option<Duration>,
     /// Leave the disks out: they have nothing of value, or are kept by other means

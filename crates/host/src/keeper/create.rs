@@ -28,6 +28,9 @@ use crate::protocol::checkpoint::{Created, DiskPolicy};
 use crate::protocol::job::JobResult;
 use crate::protocol::{Failure, FailureKind};
 
+/// Longest pause of a guest that writes too much for rounds to help, unless the operator allows a longer one.
+const PAUSE_LIMIT: Duration = Duration::from_secs(1);
+
 /// A checkpoint that is to be made.
 pub(crate) struct Create {
     pub(crate) guest: Arc<Guest>,
@@ -197,7 +200,8 @@ fn place(guest: &Guest, vmm: &GuestDescription) -> Result<Vec<PlacedBlock>, Fail
 
 fn limits(pause_max: Option<Duration>, bytes_per_second: Option<u64>) -> Limits {
     let limits = Limits { bytes_per_second, ..Limits::default() };
-    pause_max.map_or(limits, |pause_max| Limits { pause_max, ..limits })
+    let pause_max = pause_max.unwrap_or(limits.pause_max);
+    Limits { pause_max, pause_limit: Some(PAUSE_LIMIT.max(pause_max)), ..limits }
 }
 
 fn describe(

@@ -17,6 +17,7 @@ use guest::{Image, Played, PlayedMemory, PlayedVmm};
 /// Limits under which 800 pages take some rounds.
 fn tight() -> Limits {
     Limits {
+        pause_limit: None,
         pause_max: Duration::from_millis(1),
         rounds_max: 4,
         buffer_bytes_max: 64 * 4096,
@@ -162,6 +163,13 @@ fn a_guest_that_writes_faster_than_it_is_read_is_given_up() {
     let limits = Limits { bytes_per_second: Some(1 << 20), rounds_max: 20, ..tight() };
     let (ending, rounds, _) = scene.capture(Purpose::Checkpoint, limits, true).unwrap();
     assert_eq!(ending, Ending::NotConverging);
+    // Unless the pause would be too long: then the guest runs on, and nothing is lost.
+    let limits = Limits { pause_limit: Some(Duration::from_millis(1)), ..limits };
+    let error = scene.capture(Purpose::Checkpoint, limits, false).unwrap_err();
+    assert!(matches!(error, TransferError::TooLong { .. }), "{error}");
+    assert!(!played.is_paused());
+    played.slow_reads.store(false, Ordering::SeqCst);
+    scene.capture(Purpose::Checkpoint, tight(), true).unwrap();
     assert!(rounds < 20);
     played.end(threads);
 }
