@@ -114,7 +114,7 @@ pub(crate) const MEND_BREAKS: u64 = 4096;
 pub(crate) const MEND_BREAKS_MAX: u64 = 1 << 20;
 
 /// Pages of one request to mend: 0.2 s if mappings end in every run of 64 of them.
-pub(crate) const MEND_PAGES: u32 = 1 << 18;
+pub(crate) const MEND_PAGES: u32 = 1 << 14;
 
 /// Bytes of kernel memory for one mapping: a `vm_area_struct` and its share of a maple tree node
 /// (measured, 192 to 225).

@@ -100,6 +100,13 @@ struct Transfer<'t> {
     pace: Pace,
 }
 
+/// Failure of a pause in which more would have to be read than was expected.
+fn unexpected(expected: Duration, pages: u64) -> VmmError {
+    let (ms, mib) = (expected.as_millis(), pages >> 8);
+    let doing = "reading memory in the pause".to_owned();
+    VmmError::Callback { doing, reason: format!("{mib} MiB would take about {ms} ms; try again") }
+}
+
 /// Results of a last pause.
 struct Last {
     round: Round,
@@ -143,6 +150,12 @@ impl Transfer<'_> {
             Err(error) => return Err(paused.abandon(in_pause(&error)).into()),
         };
         let taking = start.elapsed();
+        // More than was estimated: a burst of writes, or a guest that somebody has let run just before.
+        let pages = count(&changed.pages);
+        let too_long = self.pace.too_long(pages).filter(|_| paused.has_stopped());
+        if let (Some(expected), Purpose::Checkpoint) = (too_long, purpose) {
+            return Err(paused.abandon(unexpected(expected, pages)).into());
+        }
         let mut rest = Rest {
             memory: self.memory,
             sink: self.sink,

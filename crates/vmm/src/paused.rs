@@ -61,6 +61,12 @@ impl<'vmm> Paused<'vmm> {
         Ok(Self { vmm, stopped_at, begun, times, overlays, has_overlays: false, is_over: false })
     }
 
+    /// Returns true if this pause stopped the guest; false if it stood before.
+    #[must_use]
+    pub const fn has_stopped(&self) -> bool {
+        self.stopped_at.is_some()
+    }
+
     /// Puts the overlays over the disks, then saves device state. At most once a pause: what is saved last is
     /// what belongs to the memory that is read afterwards.
     ///

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bindery_checkpoint::{
-    CheckpointId, CheckpointWriter, Description, Disk, MemoryBlock, Name, NewCheckpoint,
+    CheckpointSummary, CheckpointWriter, Description, Disk, MemoryBlock, Name, NewCheckpoint,
     PageEncoding, Vmm,
 };
 use bindery_guest::{Connection, Guest};
@@ -95,10 +95,11 @@ pub(crate) fn create(
     let pause = vmm.is_running.then(|| pauses.begin(pid, &create.monitor));
     let captured = capture.run(tracker, blocks.clone(), &mut create.qemu);
     drop(pause);
-    let (id, created, bytes_per_second) =
+    let (created, bytes_per_second, summary) =
         captured.map_err(|failure| of_capture(failure, &guest))?;
-    followed.last =
-        Some(LastCheckpoint { pool: lease.pool_id(), id, blocks, made: Instant::now() });
+    let CheckpointSummary { id, time_ns, .. } = summary;
+    let (pool, made) = (lease.pool_id(), Instant::now());
+    followed.last = Some(LastCheckpoint { pool, id, time_ns, blocks, made });
     followed.bytes_per_second = bytes_per_second.or(followed.bytes_per_second);
     Ok(JobResult::Created(Box::new(created)))
 }
@@ -120,7 +121,7 @@ impl Capture<'_> {
         tracker: &mut Tracker,
         blocks: Vec<PlacedBlock>,
         qemu: &mut Qemu,
-    ) -> Result<(CheckpointId, Created, Option<u64>), Failure> {
+    ) -> Result<(Created, Option<u64>, CheckpointSummary), Failure> {
         let Self { mut writer, overlays, limits, is_whole, progress } = self;
         let failed = |error: TransferError| of_transfer(&error, progress);
         let mut memory = GuestMemory::new(tracker, blocks).map_err(|error| failed(error.into()))?;
@@ -138,6 +139,7 @@ impl Capture<'_> {
             Failure::new(kind, format!("{message}; {}", left_behind(overlays)))
         };
         is_whole().map_err(left)?;
+        require_same(qemu, &outcome.description).map_err(left)?;
         progress.begin("committing", None);
         let time = outcome.last.pause.stopped_at.unwrap_or_else(SystemTime::now);
         writer.set_time(since_epoch_ns(time));
@@ -147,8 +149,20 @@ impl Capture<'_> {
         let created = describe_outcome(Visible::new(summary.clone()), &outcome, overlays);
         let bytes_per_second = outcome.bytes_per_second;
         outcome.epoch.commit();
-        Ok((summary.id, created, bytes_per_second))
+        Ok((created, bytes_per_second, summary))
     }
+}
+
+/// Makes sure that the guest has the memory and the disks that it had before: what is plugged in meanwhile is in the
+/// device state alone.
+fn require_same(qemu: &mut Qemu, before: &GuestDescription) -> Result<(), Failure> {
+    let now = qemu.describe().map_err(|error| of_vmm(&error))?;
+    if now.memory == before.memory && now.disks.len() == before.disks.len() {
+        return Ok(());
+    }
+    let message =
+        "memory or disks of the guest came or went while the checkpoint was made: try again";
+    Err(Failure::new(FailureKind::Failed, message))
 }
 
 /// Packs of a checkpoint, as the place that pages go to.
@@ -168,7 +182,9 @@ impl Followed {
     /// Returns the last checkpoint, if what has changed since is known and it is still there.
     fn base(&self, lease: &Lease, blocks: &[PlacedBlock]) -> Option<LastCheckpoint> {
         let last = self.last.as_ref().filter(|_| self.tracker.is_some())?;
-        let is_there = || lease.list().iter().any(|summary| summary.id == last.id);
+        let is_it =
+            |summary: &CheckpointSummary| (summary.id, summary.time_ns) == (last.id, last.time_ns);
+        let is_there = || lease.list().iter().any(is_it);
         let is_base = last.pool == lease.pool_id() && last.blocks == blocks && is_there();
         is_base.then(|| last.clone())
     }

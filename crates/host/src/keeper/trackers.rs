@@ -34,6 +34,8 @@ pub(crate) struct LastCheckpoint {
     /// Id of its pool.
     pub(crate) pool: u128,
     pub(crate) id: CheckpointId,
+    /// Time of its pause: tells it from one of that number in an older copy of the pool.
+    pub(crate) time_ns: u64,
     /// Memory blocks of the guest then.
     pub(crate) blocks: Vec<PlacedBlock>,
     pub(crate) made: Instant,
