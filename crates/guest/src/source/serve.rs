@@ -83,6 +83,15 @@ pub(super) struct State {
     pub(super) is_over: bool,
 }
 
+/// Ends the connection when it is dropped.
+struct HangUp<'a>(&'a SourceLink);
+
+impl Drop for HangUp<'_> {
+    fn drop(&mut self) {
+        let _ = shutdown(&*self.0.socket);
+    }
+}
+
 impl SourceLink {
     /// Answers the guest's faults, and sends what `ahead` names and then all the rest, ascending, until nothing is
     /// missing. Blocks as long as that takes. A guest that is stopped is waited for.
@@ -105,12 +114,11 @@ impl SourceLink {
         let serving = Serving { link: &self, image, options, state, changed: Condvar::new() };
         let (answered, pushed) = thread::scope(|scope| {
             let pusher = scope.spawn(|| {
-                let pushed = push(&serving, ahead);
-                if pushed.is_err() {
-                    // The other thread waits for the guest.
-                    let _ = shutdown(&*self.socket);
-                }
-                pushed
+                // The other thread waits for the guest, also if an image panics.
+                let hang_up = HangUp(&self);
+                push(&serving, ahead)?;
+                std::mem::forget(hang_up);
+                Ok(())
             });
             let ends = Ends(&serving);
             let answered = Answerer::new(&serving).answer();

@@ -41,7 +41,7 @@ impl Shared {
                 self.pauses.let_run(pid);
                 let end = self.attend_guest(&guest);
                 self.trackers.leave(id);
-                self.sources.leave(id);
+                self.sources.leave(guest.identity().instance);
                 self.engine.remove(id);
                 self.monitors.sweep();
                 self.guests.leave(id);

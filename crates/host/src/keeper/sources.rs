@@ -25,6 +25,9 @@ use crate::protocol::{Failure, FailureKind};
 /// Time until a source that broke is offered again.
 pub(crate) const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// Time within which a guest reports that it has lost its source.
+const REPORT_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Time for which a checkpoint waits for memory that nobody sends.
 const LOST_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -44,12 +47,12 @@ pub(crate) struct Sources {
 struct Table {
     /// Number of the last mark.
     last: u64,
-    /// Guests that are filled, by number.
-    filled: BTreeMap<u32, Filled>,
+    /// Guests that are filled, by what their libraries drew: a guest that connects anew has another number.
+    filled: BTreeMap<u64, Filled>,
     /// Last attempts that failed, of each guest: when, and why.
-    broke: BTreeMap<u32, (Instant, String)>,
+    broke: BTreeMap<u64, (Instant, String)>,
     /// Times at which guests had all of their memory.
-    whole: BTreeMap<u32, Instant>,
+    whole: BTreeMap<u64, Instant>,
 }
 
 /// A guest that is filled.
@@ -75,7 +78,7 @@ enum Stage {
 /// Entry of a guest that is filled, ended when this is dropped.
 pub(super) struct Mark {
     sources: Arc<Sources>,
-    guest: u32,
+    guest: u64,
     number: u64,
     is_done: bool,
 }
@@ -166,7 +169,7 @@ impl Sources {
 
     /// Enters a guest whose memory is about to be bound to a checkpoint.
     pub(super) fn mark(self: &Arc<Self>, guest: &Guest, content: &Content) -> Mark {
-        let (guest, from) = (guest.identity().id, (content.lease.pool_id(), content.id));
+        let (guest, from) = (guest.identity().instance, (content.lease.pool_id(), content.id));
         let mut table = self.lock();
         table.last += 1;
         let number = table.last;
@@ -184,7 +187,7 @@ impl Sources {
         content: Content,
         mut mark: Mark,
     ) -> Result<(), Failure> {
-        let (id, name) = (guest.identity().id, guest.identity().name.clone());
+        let (id, name) = (guest.identity().instance, guest.identity().name.clone());
         if let Some(filled) = self.lock().filled.get_mut(&id) {
             filled.stage = Stage::Sent(link.handle());
         }
@@ -203,7 +206,7 @@ impl Sources {
     /// when the guest is looked at next, [`AGAIN_AFTER`] that.
     pub(crate) fn go_on(self: &Arc<Self>, keeper: &Keeper, guest: &Guest, rights: Rights) {
         let Some(lost) = guest.lost_source() else { return };
-        let id = guest.identity().id;
+        let id = guest.identity().instance;
         let last = self.lock().broke.get(&id).cloned();
         if last.as_ref().is_some_and(|(at, _)| at.elapsed() < AGAIN_AFTER) {
             return;
@@ -276,7 +279,7 @@ impl Sources {
     /// Returns true unless a guest had all of its memory only now, and it is not managed again yet: unmanaged memory
     /// would be read whole in the pause.
     fn has_settled(&self, guest: &Guest) -> bool {
-        let whole = self.lock().whole.get(&guest.identity().id).copied();
+        let whole = self.lock().whole.get(&guest.identity().instance).copied();
         let managed: u64 = guest.regions().iter().map(|region| u64::from(region.pages.count)).sum();
         let offered: u64 =
             guest.offered().iter().map(|range| range.bytes / PAGE_BYTES as u64).sum();
@@ -286,7 +289,7 @@ impl Sources {
     /// Returns why nobody sends a guest what it lacks.
     fn why_lost(&self, guest: &Guest) -> Option<String> {
         let table = self.lock();
-        let id = guest.identity().id;
+        let id = guest.identity().instance;
         let is_sent =
             table.filled.get(&id).is_some_and(|filled| !matches!(filled.stage, Stage::Broken));
         table.broke.get(&id).filter(|_| !is_sent).map(|(_, why)| why.clone())
@@ -307,12 +310,16 @@ impl Sources {
 
     /// Returns the number of pages that a guest lacks, as far as it is known; `None` if it lacks none.
     fn missing_pages(&self, guest: &Guest) -> Option<u64> {
-        let unsent = match self.lock().filled.get(&guest.identity().id).map(|filled| &filled.stage)
-        {
+        let (table, id) = (self.lock(), guest.identity().instance);
+        let is_fresh = |(at, _): &(Instant, String)| at.elapsed() < REPORT_PATIENCE;
+        let unsent = match table.filled.get(&id).map(|filled| &filled.stage) {
             Some(Stage::Sent(handle)) => Some(handle.unsent_pages()),
             Some(Stage::Binding) => Some(0),
+            // The guest's report is on its way.
+            Some(Stage::Broken) if table.broke.get(&id).is_some_and(is_fresh) => Some(0),
             Some(Stage::Broken) | None => None,
         };
+        drop(table);
         // Of one that broke the guest knows more: it may have got the last page just before.
         unsent.or_else(|| guest.lost_source().map(|lost| lost.missing_pages))
     }
@@ -344,7 +351,7 @@ impl Sources {
     }
 
     /// Forgets a guest that has left. Its memory is sent on, if its connection is all that has ended.
-    pub(crate) fn leave(&self, guest: u32) {
+    pub(crate) fn leave(&self, guest: u64) {
         let mut table = self.lock();
         table.broke.remove(&guest);
         table.whole.remove(&guest);

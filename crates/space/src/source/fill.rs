@@ -10,11 +10,11 @@ use super::{Source, table::Found};
 /// Pages filled under one hold of the table's lock: some tens of microseconds.
 const STEP_PAGES: u32 = 32;
 
-/// Pages filled with zeros for one fault, as in managed memory.
-const ZERO_FILL_PAGES: u32 = 64;
-
 /// Time to wait for memory before a page is filled again.
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
+
+/// Times that a page of the window is tried which cannot be read, before the page counts as damaged.
+const UNREADABLE_MAX: u32 = 1000;
 
 /// Content that pages are filled with.
 #[derive(Clone, Copy, Debug)]
@@ -28,11 +28,12 @@ pub(crate) enum Content {
 impl Source {
     /// Answers a fault as far as that needs no source. Returns the page that is to be asked for.
     pub(crate) fn answer(&self, address: HostAddress) -> Option<PageIndex> {
-        let found = self.lock().table.fault(address);
-        match found {
+        // Locked until it is answered: what is decided could be let go otherwise, and be somebody else's.
+        let state = self.lock();
+        match state.table.fault(address) {
             Found::Missing(page, is_new) => is_new.then_some(page),
             Found::Decided(count) => {
-                self.fill_zeros(address, count.min(ZERO_FILL_PAGES));
+                self.fill_zeros(address, count);
                 None
             }
             Found::Nothing => {
@@ -43,7 +44,7 @@ impl Source {
         }
     }
 
-    /// Fills pages that are decided and may be absent.
+    /// Fills pages that are decided and may be absent. The table is locked.
     fn fill_zeros(&self, address: HostAddress, count: u32) {
         // SAFETY: decided pages that are absent are zero ones, and stay decided.
         let zero = |count: u32| unsafe {
@@ -63,21 +64,22 @@ impl Source {
         while at < pages.end() {
             let rest = PageRange::new(at, pages.end().0 - at.0);
             let mut state = self.lock();
-            let Some((start, run)) = state.table.first_missing(rest, u32::MAX) else { return };
+            let Some((_, run)) = state.table.first_missing(rest, u32::MAX) else { return };
             state.table.decide(run);
             drop(state);
-            self.wake_who_asked(start, run);
+            self.wake_who_asked(run);
             at = run.end();
         }
     }
 
-    /// Wakes those who wait for pages of a run that begins at an address: they are answered here.
-    fn wake_who_asked(&self, start: HostAddress, run: PageRange) {
+    /// Wakes those who wait for pages of a run: they are answered here.
+    fn wake_who_asked(&self, run: PageRange) {
         let mut rest = run;
         loop {
-            let asked = self.lock().table.first_asked(rest);
-            let Some((_, page)) = asked else { return };
-            self.fill_zeros(start.plus_pages(page.0 - run.first.0), 1);
+            let state = self.lock();
+            let Some((address, page)) = state.table.first_asked(rest) else { return };
+            self.fill_zeros(address, 1);
+            drop(state);
             rest = PageRange::new(page.plus(1), run.end().0 - page.0 - 1);
             if rest.is_empty() {
                 return;
@@ -86,8 +88,9 @@ impl Source {
     }
 
     /// Fills those of some pages that are missing.
-    pub(crate) fn fill(&self, pages: PageRange, content: Content) {
+    pub(crate) fn fill(&self, pages: PageRange, mut content: Content) {
         let (mut at, mut step) = (pages.first, STEP_PAGES);
+        let mut unreadable = 0;
         while at < pages.end() {
             let mut state = self.lock();
             let rest = PageRange::new(at, pages.end().0 - at.0);
@@ -103,6 +106,15 @@ impl Source {
                 libc::ENOMEM => {
                     drop(state);
                     thread::sleep(MEMORY_PAUSE);
+                }
+                // The window cannot be read: it was swapped out, and does not come back. For a while.
+                libc::EFAULT if run.count == 1 => {
+                    drop(state);
+                    thread::sleep(MEMORY_PAUSE);
+                    unreadable += 1;
+                    if unreadable >= UNREADABLE_MAX {
+                        content = Content::Damaged;
+                    }
                 }
                 // It ends a mapping, or leaves one.
                 _ if run.count > 1 && done < run.count && errno != libc::EEXIST => step = 1,
@@ -133,6 +145,13 @@ impl Source {
                 Content::Damaged => self.faults.poison(start, bytes),
             }
         }
+    }
+
+    /// Wakes whoever waits for pages between two addresses, which are decided or bound no more.
+    pub(super) fn wake_between(&self, extent: Option<(HostAddress, HostAddress)>) {
+        let Some((start, end)) = extent else { return };
+        let woken = self.faults.wake(start, end.0 - start.0);
+        assert!(woken.is_ok(), "waking pages cannot fail");
     }
 
     fn wake(&self, address: HostAddress) {

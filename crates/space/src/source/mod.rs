@@ -266,10 +266,10 @@ impl Core {
         if result.as_ref().is_err_and(|error| error.raw_os_error() != Some(libc::ENOMEM)) {
             return result;
         }
-        let discarded: Vec<PageRange> =
-            state.table.within(start, end).iter().map(|part| part.pages).collect();
+        let discarded = state.table.pages_between(start, end);
         discarded.into_iter().for_each(|pages| state.table.decide(pages));
-        self.bound.follow(&state.table);
+        // Whoever waits for a page that comes no more.
+        source.wake_between(state.table.extent(start, end));
         source.ring_if_complete(&state);
         result
     }
@@ -313,8 +313,10 @@ impl Space {
         let end = end_of(address, bytes);
         let Some(source) = self.core.bound.overlapping(address, end) else { return };
         let mut state = source.lock();
+        let extent = state.table.extent(address, end);
         state.table.cut(address, end);
         self.core.bound.follow(&state.table);
+        source.wake_between(extent);
         source.ring_if_complete(&state);
     }
 
@@ -349,9 +351,8 @@ impl Source {
         start: HostAddress,
         end: HostAddress,
     ) -> Option<(HostAddress, PageRange)> {
-        let mut state = self.lock();
-        let parts: Vec<PageRange> =
-            state.table.within(start, end).iter().map(|part| part.pages).collect();
+        let state = self.lock();
+        let parts = state.table.pages_between(start, end);
         parts.into_iter().find_map(|pages| state.table.first_missing(pages, LET_GO_PAGES))
     }
 }

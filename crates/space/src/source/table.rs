@@ -94,14 +94,16 @@ impl Part {
         self.pages.count - self.decided.count(from, to)
     }
 
-    /// Returns the first run of pages in `pages` that are decided or not, and `asked` for or not.
-    fn run(&self, pages: PageRange, bits: &Bits, set: bool) -> Option<PageRange> {
+    /// Returns the first run of pages in `pages` whose bits are set, or are not; at most `max` long.
+    fn run(&self, pages: PageRange, bits: &Bits, set: bool, max: u32) -> Option<PageRange> {
         let pages = self.pages.intersection(pages);
         if pages.is_empty() {
             return None;
         }
         let (from, to) = self.bits(pages);
         let first = bits.first(from, to, set)?;
+        // No further than is of use: a run may be as long as memory.
+        let to = to.min(first.saturating_add(max));
         let end = bits.first(first, to, !set).unwrap_or(to);
         Some(PageRange::new(self.origin.plus(first), end - first))
     }
@@ -117,6 +119,9 @@ pub(crate) enum Found {
     /// So many pages from there on are decided.
     Decided(u32),
 }
+
+/// Pages that are looked at for one fault.
+const FAULT_PAGES: u32 = 64;
 
 /// All bound memory.
 #[derive(Debug, Default)]
@@ -157,8 +162,8 @@ impl BoundTable {
         let part = self.parts[..behind].last().filter(|part| address < part.end());
         let Some(part) = part else { return Found::Nothing };
         let page = part.pages.first.plus(((address.0 - part.start.0) >> PAGE_SHIFT) as u32);
-        let rest = PageRange::new(page, part.pages.end().0 - page.0);
-        match part.run(rest, &part.decided, true) {
+        let rest = PageRange::new(page, (part.pages.end().0 - page.0).min(FAULT_PAGES));
+        match part.run(rest, &part.decided, true, FAULT_PAGES) {
             Some(run) if run.first == page => Found::Decided(run.count),
             _ => {
                 let (from, _) = part.bits(rest);
@@ -174,17 +179,45 @@ impl BoundTable {
         max: u32,
     ) -> Option<(HostAddress, PageRange)> {
         let runs = self.parts.iter().filter_map(|part| {
-            let run = part.run(pages, &part.decided, false)?;
-            Some((part.address(run.first), PageRange::new(run.first, run.count.min(max))))
+            let run = part.run(pages, &part.decided, false, max)?;
+            Some((part.address(run.first), run))
         });
         runs.min_by_key(|(_, run)| run.first)
     }
 
-    /// Returns the first page of a run, all of one part, that somebody has asked for, and where it lies.
+    /// Returns the first page of a run that somebody has asked for, and where it lies. The run may have been one
+    /// part's, and be several parts' by now.
     pub(crate) fn first_asked(&self, run: PageRange) -> Option<(HostAddress, PageIndex)> {
-        let part = self.parts.iter().find(|part| part.pages.contains(run.first))?;
-        let asked = part.run(run, &part.asked, true)?;
-        Some((part.address(asked.first), asked.first))
+        let asked = self.parts.iter().filter_map(|part| {
+            let asked = part.run(run, &part.asked, true, 1)?;
+            Some((part.address(asked.first), asked.first))
+        });
+        asked.min_by_key(|(_, page)| *page)
+    }
+
+    /// Returns the first and the end of the addresses between two that are bound. `None` if none is.
+    pub(crate) fn extent(
+        &self,
+        start: HostAddress,
+        end: HostAddress,
+    ) -> Option<(HostAddress, HostAddress)> {
+        let overlaps = |part: &&Part| start < part.end() && part.start < end;
+        let mut parts = self.parts.iter().filter(overlaps);
+        let first = parts.next()?;
+        let last = parts.next_back().unwrap_or(first);
+        Some((start.max(first.start), end.min(last.end())))
+    }
+
+    /// Returns the pages between two addresses, part by part.
+    pub(crate) fn pages_between(&self, start: HostAddress, end: HostAddress) -> Vec<PageRange> {
+        let first = self.parts.partition_point(|part| part.end() <= start);
+        let parts = self.parts[first..].iter().take_while(|part| part.start < end);
+        let cut = parts.map(|part| {
+            let before = start.0.saturating_sub(part.start.0) >> PAGE_SHIFT;
+            let until = (end.0.min(part.end().0) - part.start.0) >> PAGE_SHIFT;
+            PageRange::new(part.pages.first.plus(before as u32), (until - before) as u32)
+        });
+        cut.collect()
     }
 
     /// Notes that pages are decided.
@@ -227,7 +260,7 @@ impl BoundTable {
         let mut runs: Vec<PageRange> = Vec::new();
         for part in &self.parts {
             let (own, mut rest) = (runs.len(), part.pages);
-            while let Some(run) = part.run(rest, &part.decided, false) {
+            while let Some(run) = part.run(rest, &part.decided, false, u32::MAX) {
                 match runs[own..].last_mut() {
                     Some(last) if run.first.0 - last.end().0 < LACKS_GAP_PAGES => {
                         last.count = run.end().0 - last.first.0;
@@ -329,6 +362,22 @@ mod tests {
                 rest = PageRange::new(run.end(), 2000 - run.end().0);
             }
             prop_assert_eq!(&found, &missing);
+            let (low, high) = (at(30), at(290));
+            let between: Vec<u32> = table
+                .pages_between(low, high)
+                .into_iter()
+                .flat_map(|run| run.pages().map(|page| page.0).collect::<Vec<_>>())
+                .collect();
+            let inside = model.iter().filter(|(page, _)| (30..290).contains(*page));
+            let expected: Vec<u32> = inside.map(|(_, (index, _))| *index).collect();
+            prop_assert_eq!(&between, &expected);
+            let extent = table.extent(low, high);
+            prop_assert_eq!(extent.is_some(), !expected.is_empty());
+            if let Some((from, to)) = extent {
+                let inside = model.keys().filter(|page| (30..290).contains(*page));
+                prop_assert_eq!(from, at(*inside.clone().min().unwrap()));
+                prop_assert_eq!(to, at(*inside.max().unwrap() + 1));
+            }
             let lacks = table.lacks();
             let is_lacking = |page: u32| lacks.iter().any(|run| run.contains(PageIndex(page)));
             prop_assert!(missing.iter().all(|&page| is_lacking(page)));
