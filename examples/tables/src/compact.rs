@@ -17,6 +17,9 @@ use crate::table::Table;
 pub(crate) type Replace<'a> =
     dyn FnMut(Option<&Arc<Shelf>>, Vec<Arc<Shelf>>) -> Result<(), StoreError> + 'a;
 
+/// Is called with the number of bytes that were written.
+pub(crate) type Wrote<'a> = dyn Fn(u64) + 'a;
+
 type Source<'a> = Box<dyn Iterator<Item = Result<Entry, StoreError>> + 'a>;
 
 /// Writes entries to tables and puts these on shelves.
@@ -25,10 +28,12 @@ pub(crate) fn shelve(
     mapper: &dyn Mapper,
     options: &Options,
     entries: &mut Peekable<impl Iterator<Item = Result<Entry, StoreError>>>,
+    wrote: &Wrote<'_>,
 ) -> Result<Vec<Arc<Shelf>>, StoreError> {
     let mut shelves = Vec::new();
     loop {
-        let write = || Table::write(pool, options.class, options.table_bytes, entries).transpose();
+        let write =
+            || Table::write(pool, options.class, options.table_bytes, entries, wrote).transpose();
         let tables: Vec<Table> =
             iter::from_fn(write).take(options.shelf_tables).collect::<Result<_, _>>()?;
         if tables.is_empty() {
@@ -48,20 +53,21 @@ pub(crate) fn root_table(
     let sizes = entries.iter().map(|(key, value)| block::entry_bytes(key, value.as_deref()));
     let bytes = block::blocks_max(sizes.sum()) * block::BLOCK_BYTES;
     let mut entries = entries.into_iter().map(Ok).peekable();
-    let table = Table::write(pool, options.class, bytes as u64, &mut entries)?;
+    let table = Table::write(pool, options.class, bytes as u64, &mut entries, &|_| ())?;
     assert!(entries.next().is_none(), "one table holds all: what it lacks is in no log any more");
     let shelf = |table| Shelf::of(mapper, vec![table], Temperature::Pinned).map(Arc::new);
     table.map(shelf).transpose()
 }
 
-/// Merges the entries of root tables into shelves. `replace` is told what each shelf becomes, in order.
+/// Merges the entries of root tables into shelves. `replace` is told what each shelf becomes, in order; `wrote`
+/// may take its time.
 pub(crate) fn compact(
     pool: &Pool,
     mapper: &dyn Mapper,
     options: &Options,
-    root: &[Arc<Shelf>],
-    shelves: &[Arc<Shelf>],
+    (root, shelves): (&[Arc<Shelf>], &[Arc<Shelf>]),
     replace: &mut Replace<'_>,
+    wrote: &Wrote<'_>,
 ) -> Result<(), StoreError> {
     let entries_of = |shelf: &Arc<Shelf>| {
         let tables: Vec<_> = shelf.tables.iter().map(Table::entries).collect();
@@ -81,7 +87,7 @@ pub(crate) fn compact(
         // Nothing is below the shelves that a tombstone could hide.
         let is_value = |entry: &Result<Entry, StoreError>| !matches!(entry, Ok((_, None)));
         let mut entries = Merge::new([newer, older]).filter(is_value).peekable();
-        let new = shelve(pool, mapper, options, &mut entries)?;
+        let new = shelve(pool, mapper, options, &mut entries, wrote)?;
         drop(entries);
         replace(shelf, new)?;
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bindery_pool::pace::Pace;
 
 use crate::compact;
+use crate::course::MergeCourse;
 use crate::error::StoreError;
 use crate::merge::Entry;
 use crate::shelf::Shelf;
@@ -72,6 +73,12 @@ impl Bell {
         // The first says why; those that follow, that it has.
         self.notes().failed.get_or_insert_with(|| Arc::new(error));
         self.rung.notify_all();
+    }
+
+    /// Returns true while somebody waits for merges, or the threads are to end.
+    pub(crate) fn is_pressing(&self) -> bool {
+        let notes = self.notes();
+        notes.settling > 0 || notes.has_ended
     }
 
     /// Whether the threads go on.
@@ -199,7 +206,11 @@ fn merge(shared: &Shared) -> Result<(), StoreError> {
         old.map_or(Ok(()), |old| delete(shared, old))
     };
     let (pool, mapper) = (&shared.pool, &*shared.mapper);
-    compact::compact(pool, mapper, &shared.options, &state.root, &state.shelves, &mut replace)?;
+    let course = MergeCourse::begin(shared, &state);
+    let tables = (&*state.root, &*state.shelves);
+    compact::compact(pool, mapper, &shared.options, tables, &mut replace, &|bytes| {
+        course.wrote(bytes);
+    })?;
     shared.replace(|changed| changed.root.truncate(changed.root.len() - state.root.len()))?;
     state.root.iter().try_for_each(|shelf| delete(shared, shelf))
 }

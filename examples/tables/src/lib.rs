@@ -14,6 +14,7 @@
 
 mod block;
 mod compact;
+mod course;
 mod error;
 mod filter;
 mod index;

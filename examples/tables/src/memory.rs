@@ -34,6 +34,11 @@ impl MemoryTable {
         read(&self.0.read().unwrap_or_else(PoisonError::into_inner).0)
     }
 
+    /// Returns the number of bytes of its log that all puts took.
+    pub(crate) fn log_bytes(&self) -> usize {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).1
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.read(Entries::is_empty)
     }

@@ -123,7 +123,7 @@ impl Tables {
         }
         let mut entries = entries.map(|(key, value)| Ok::<Entry, _>((key, Some(value)))).peekable();
         let (pool, mapper) = (&shared.pool, &*shared.mapper);
-        let shelves = compact::shelve(pool, mapper, &shared.options, &mut entries)?;
+        let shelves = compact::shelve(pool, mapper, &shared.options, &mut entries, &|_| ())?;
         shared.replace(|state| state.shelves = shelves)
     }
 }

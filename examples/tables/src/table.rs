@@ -42,12 +42,13 @@ impl Table {
     }
 
     /// Writes a table of the next entries, until it has `data_bytes` or they end; none if there are
-    /// none. An error of the entries is given on.
+    /// none. Calls `wrote` with the number of bytes after each piece. An error of the entries is given on.
     pub(crate) fn write<I: Iterator<Item = Result<Entry, StoreError>>>(
         pool: &Pool,
         class: MediaClass,
         data_bytes: u64,
         entries: &mut Peekable<I>,
+        wrote: &dyn Fn(u64),
     ) -> Result<Option<Self>, StoreError> {
         let Some(Ok((first_key, _))) = entries.peek() else {
             return entries.next().map_or(Ok(None), |entry| entry.map(|_| None));
@@ -69,6 +70,7 @@ impl Table {
                 written += BLOCK_BYTES as u64;
                 if chunk.len() >= WRITE_BYTES {
                     writer.append(&chunk)?;
+                    wrote(chunk.len() as u64);
                     chunk.clear();
                 }
                 if written + BLOCK_BYTES as u64 > data_bytes {
