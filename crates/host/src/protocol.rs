@@ -48,23 +48,23 @@ pub enum Request {
     Reload {},
     /// Make all merged pages of a guest private again, and leave them so.
     Unmerge {
-        /// Its name or process id.
+        /// Name or process id of the guest.
         guest: String,
     },
     /// Merge a guest again after `Unmerge`.
     Merge {
-        /// Its name or process id.
+        /// Name or process id of the guest.
         guest: String,
     },
     /// Give everything back to the guest's process and forget it: the shim steps aside.
     Unmanage {
-        /// Its name or process id.
+        /// Name or process id of the guest.
         guest: String,
     },
     /// Which pages of a guest were written since this connection asked for that guest before. The first
     /// answer has none: it begins.
     Dirty {
-        /// Its name or process id.
+        /// Name or process id of the guest.
         guest: String,
     },
     /// Checkpoints of a pool, that is of all guests whose checkpoints the operator may see.
@@ -89,7 +89,7 @@ pub enum Request {
         /// As for `CheckpointList`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pool: Option<Vec<String>>,
-        /// Its name or process id.
+        /// Name or process id of the guest.
         guest: String,
         /// Name of the checkpoint; the time in UTC without.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -114,7 +114,7 @@ impl OwnerArgs {
 pub(crate) struct CreateArgs {
     /// The guest, by its name or process id
     pub(super) guest: String,
-    /// What to call the checkpoint [default: the time in UTC]
+    /// Name of the checkpoint [default: the time in UTC]
     #[arg(long)]
     pub(super) name: Option<String>,
     /// Make one again and again, at this interval, until ^C or the guest ends; their names begin with every-
@@ -148,7 +148,7 @@ pub(crate) struct RestoreArgs {
     /// The checkpoint
     #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
     pub(super) checkpoint: CheckpointName,
-    /// What to call the guest [default: as it was called]
+    /// Name of the guest [default: as it was called]
     #[arg(long)]
     pub(super) name: Option<String>,
     /// Leave it paused: QMP's `cont` lets it run
@@ -170,7 +170,7 @@ pub(crate) struct RestoreArgs {
     /// Start the VMM, and leave it to another process to have the guest go on
     #[arg(long, hide = true, conflicts_with_all = ["detach", "attach"])]
     pub(super) wait: bool,
-    /// Have the guest of this process go on, which waits
+    /// Let the guest of this process, which waits, go on
     #[arg(long, hide = true, value_name = "PID")]
     pub(super) attach: Option<u32>,
     /// Options of the VMM that differ from the saved ones
@@ -186,7 +186,7 @@ pub(crate) struct CloneArgs {
     /// How many guests to start
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) count: u32,
-    /// What to call them: the first one is NAME-1 [default: as the guest was called]
+    /// Name of the guests, before their numbers: the first one is NAME-1 [default: as the guest was called]
     #[arg(long)]
     pub(super) name: Option<String>,
     /// Leave them paused: QMP's `cont` lets one run
@@ -279,10 +279,10 @@ pub(crate) struct ExportArgs {
 pub(crate) struct ImportArgs {
     /// The file; - is standard input
     pub(super) file: PathBuf,
-    /// What to call the guest [default: as in the file]
+    /// Name of the guest [default: as in the file]
     #[arg(long)]
     pub(super) guest: Option<String>,
-    /// What to call the checkpoint [default: as in the file]
+    /// Name of the checkpoint [default: as in the file]
     #[arg(long)]
     pub(super) name: Option<String>,
     /// Share pages with checkpoints of this domain of yours

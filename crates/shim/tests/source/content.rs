@@ -88,7 +88,7 @@ impl Image for Damaged {
     }
 }
 
-/// The same, from far away.
+/// Image that answers as from far away.
 pub(crate) struct Slow;
 
 impl Image for Slow {
