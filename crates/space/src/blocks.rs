@@ -58,16 +58,6 @@ const IN_MEMORY: Query = Query {
     refuse_unprotectable: false,
 };
 
-/// Pages that are there, or in swap, and not zeros that the kernel made.
-const NOT_ZERO: Query = Query {
-    require: category::ZERO,
-    any_of: category::PRESENT | category::SWAPPED,
-    invert: category::ZERO,
-    report: category::PRESENT,
-    protect: false,
-    refuse_unprotectable: false,
-};
-
 /// Outcome of making a block whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Made {
@@ -240,7 +230,8 @@ impl Core {
     fn has_only_zeros(&self, start: HostAddress) -> bool {
         (0..WINDOWS).all(|window| {
             let from = start.plus_pages(window * WINDOW_PAGES);
-            find_pages(&self.pagemap, from, WINDOW_PAGES, NOT_ZERO) == Some(PageSet::default())
+            find_pages(&self.pagemap, from, WINDOW_PAGES, Query::CONTENT)
+                == Some(PageSet::default())
         })
     }
 

@@ -66,6 +66,18 @@ pub struct Query {
     pub refuse_unprotectable: bool,
 }
 
+impl Query {
+    /// Pages with a content, in memory, in swap or under way to another frame; not zeros that the kernel made.
+    pub const CONTENT: Self = Self {
+        require: category::ZERO,
+        any_of: category::PRESENT | category::SWAPPED,
+        invert: category::ZERO,
+        report: category::PRESENT,
+        protect: false,
+        refuse_unprotectable: false,
+    };
+}
+
 /// A process's page map.
 #[derive(Debug)]
 pub struct Pagemap(File);

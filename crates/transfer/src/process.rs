@@ -14,16 +14,6 @@ use crate::pieces::Piece;
 /// Most bytes of one call of process_vm_readv(2).
 const READ_BYTES: usize = 1 << 20;
 
-/// Pages with a content, in swap or under way to another frame included; not the kernel's zero page.
-const CONTENT: Query = Query {
-    require: category::ZERO,
-    any_of: category::PRESENT | category::SWAPPED,
-    invert: category::ZERO,
-    report: category::PRESENT,
-    protect: false,
-    refuse_unprotectable: false,
-};
-
 /// Pages that were written since they were protected and that no scan has protected again.
 const WRITTEN: Query = Query {
     require: category::WP_ALLOWED | category::WRITTEN | category::ZERO,
@@ -82,7 +72,7 @@ impl<'g> Process<'g> {
         pages: u32,
         runs: &mut Vec<PageRange>,
     ) -> Result<(), MemoryError> {
-        self.find(CONTENT, start, pages, runs)
+        self.find(Query::CONTENT, start, pages, runs)
     }
 
     /// Returns runs of pages that were written and not protected since, counted from `start`.
