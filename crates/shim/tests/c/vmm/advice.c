@@ -54,20 +54,20 @@ void act_dontdump(void)
 
 	mappings(&of_store);
 	CHECK(of_store > 0);
-	CHECK(bytes_flagged(" dd") == BYTES);
+	CHECK(bytes_flagged(ram, BYTES, " dd") == BYTES);
 	write_through(20, 30);
 	CHECK(madvise(ram + 8 * PAGE, 8 * PAGE, MADV_DONTNEED) == 0);
 	write_through(12, 13);
-	CHECK(bytes_flagged(" dd") == BYTES);
+	CHECK(bytes_flagged(ram, BYTES, " dd") == BYTES);
 	CHECK(madvise(ram, BYTES, MADV_DODUMP) == 0);
 	write_through(40, 50);
 	CHECK(madvise(ram + 60 * PAGE, 8 * PAGE, MADV_DONTNEED) == 0);
 	write_through(62, 63);
-	CHECK(bytes_flagged(" dd") == 0);
+	CHECK(bytes_flagged(ram, BYTES, " dd") == 0);
 	CHECK(madvise(ram, BYTES, MADV_DONTDUMP) == 0);
 	CHECK(madvise(ram, BYTES, MADV_UNMERGEABLE) == 0);
 	expect_no_store();
-	CHECK(bytes_flagged(" dd") == BYTES);
+	CHECK(bytes_flagged(ram, BYTES, " dd") == BYTES);
 }
 
 void act_hints(void)

@@ -82,11 +82,11 @@ void expect_no_store(void)
 	CHECK(of_store == 0);
 }
 
-unsigned long bytes_flagged(const char *flag)
+unsigned long bytes_flagged(const unsigned char *memory, unsigned long bytes, const char *flag)
 {
 	FILE *maps = fopen("/proc/self/smaps", "r");
 	unsigned long start, end, inside = 0, flagged = 0;
-	const unsigned long first = (unsigned long)ram, last = first + BYTES;
+	const unsigned long first = (unsigned long)memory, last = first + bytes;
 	char line[512];
 
 	CHECK(maps);

@@ -10,7 +10,7 @@ static const uint64_t other = 0x5eed;
 
 static void expect_left_alone(void)
 {
-	CHECK(bytes_flagged(" um") == 0 && bytes_flagged(" uw") == 0);
+	CHECK(bytes_flagged(ram, BYTES, " um") == 0 && bytes_flagged(ram, BYTES, " uw") == 0);
 	expect(ram, 0, PAGES);
 }
 

@@ -51,7 +51,7 @@ unsigned mappings(unsigned *of_store);
 void expect_no_store(void);
 
 /* How many bytes of the RAM lie in mappings that have a flag of VmFlags in /proc/self/smaps. */
-unsigned long bytes_flagged(const char *flag);
+unsigned long bytes_flagged(const unsigned char *memory, unsigned long bytes, const char *flag);
 
 /* Does `work` in a child of fork, which is to end well. */
 void in_child(void (*work)(void));
