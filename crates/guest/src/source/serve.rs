@@ -169,6 +169,12 @@ impl Serving<'_> {
         self.take(run)
     }
 
+    /// Returns true if every page was sent, and every slot given back.
+    fn is_all_taken(&self) -> bool {
+        let state = self.state();
+        state.wanted.len() == 0 && state.free_slots.len() == SLOTS as usize
+    }
+
     /// Takes a slot while more than some are free.
     fn try_slot(&self, kept: usize) -> Option<u32> {
         let mut state = self.state();
@@ -294,7 +300,11 @@ impl<'a> Answerer<'a> {
         while !self.is_complete {
             match self.faults.pop_front() {
                 Some((page, came)) => self.answer_fault(page, came)?,
-                None => self.read()?,
+                None => match self.read() {
+                    // Its last word was lost, or it has ended: neither needs anything.
+                    Err(GuestError::Gone) if self.serving.is_all_taken() => return Ok(()),
+                    read => read?,
+                },
             }
         }
         Ok(())

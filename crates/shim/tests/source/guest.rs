@@ -5,6 +5,7 @@ mod storm;
 
 use std::io::BufRead;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use bindery_units::PAGE_BYTES;
@@ -95,6 +96,7 @@ pub(crate) fn play() {
         "read" => Box::new(move || (0..PAGES).for_each(|page| memory.check(page))),
         "touch" => return touch(memory),
         "storm" => storm::play(memory),
+        "crowd" => crowd(memory),
         "damaged" => damaged(memory),
         "calls" => calls::play(memory),
         other => panic!("no scenario {other}"),
@@ -114,6 +116,17 @@ fn touch(memory: Memory) {
     let sum: u64 = pages.clone().map(|page| memory.read(page, 0)).fold(0, u64::wrapping_add);
     let micros = begun.elapsed().as_secs_f64() * 1e6 / pages.len() as f64;
     say(&format!("{micros:.1} µs a fault ({sum})"));
+}
+
+/// Touches pages by more threads than there is room for questions, each page by one.
+fn crowd(memory: Memory) -> Box<dyn Fn()> {
+    thread::scope(|scope| {
+        for page in (0..PAGES).step_by(4) {
+            let small = thread::Builder::new().stack_size(64 << 10);
+            small.spawn_scoped(scope, move || memory.check(page)).unwrap();
+        }
+    });
+    Box::new(move || (0..PAGES).for_each(|page| memory.check(page)))
 }
 
 fn refuse() {

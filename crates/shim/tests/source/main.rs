@@ -118,6 +118,19 @@ fn threads_discards_and_system_calls_race_with_pages_that_come() {
     );
 }
 
+/// More threads wait at once than the guest has room for questions.
+#[test]
+fn two_thousand_threads_that_wait_at_once_are_all_answered() {
+    let Some(mut bound) = Bound::new("crowd") else { return };
+    let link = bound.link();
+    bound.program.send("go");
+    // By then most of them wait.
+    thread::sleep(Duration::from_secs(1));
+    let served = link.serve(&Content, nothing_ahead(), slowly()).unwrap();
+    assert!(served.faults > 1000, "{served:?}");
+    bound.end();
+}
+
 #[test]
 fn who_reads_a_damaged_page_gets_sigbus_and_nobody_else() {
     let Some(mut bound) = Bound::new("damaged") else { return };

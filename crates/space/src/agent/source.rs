@@ -20,7 +20,7 @@ use bindery_sys::{memfd, socket, table};
 use bindery_units::PageRange;
 use bindery_wire::control::{BoundRange, TOKEN_BYTES_MAX};
 use bindery_wire::source::{
-    FromGuest, FromSource, GuestWord, SLOT_BYTES, SourceWord, WINDOW_BYTES,
+    FromGuest, FromSource, GuestWord, SLOT_BYTES, SLOTS, SourceWord, WINDOW_BYTES,
 };
 use zerocopy::IntoBytes;
 
@@ -34,11 +34,18 @@ use crate::{
 /// Time for which the daemon may leave a frame unread that the control thread sends.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Frames that wait to be sent at most. A fault is read while there is room for it.
+/// Frames that wait to be sent at most.
 const OUTGOING_MAX: usize = 1024;
+
+/// Frames up to which faults are read. The rest of the room is for slots that were taken: the daemon's frames are
+/// read whatever it leaves unread itself, or both sides could wait for each other.
+const FAULTS_MAX: usize = OUTGOING_MAX - SLOTS as usize - Userfault::READ_MAX;
 
 /// Time until frames that could not be sent are tried again.
 const RETRY: Duration = Duration::from_millis(1);
+
+/// Time until the end of a source is tried again that the kernel had no room for.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Descriptors of a `Bind` or `Rebind`.
 pub(super) struct Ends {
@@ -172,14 +179,14 @@ impl Server {
                     self.outgoing.clear();
                     self.link = Some(link);
                 }
+                Step::Complete if self.shared.space.end_source(&self.source) => break,
                 Step::Complete => {
-                    if self.shared.space.end_source(&self.source) {
-                        break;
-                    }
+                    self.work(Some(AGAIN_AFTER));
+                    continue;
                 }
                 Step::Cancelled => break,
             }
-            self.work();
+            self.work(None);
         }
         // Nobody waits for this thread any more.
         std::mem::forget(lifeline);
@@ -190,23 +197,19 @@ impl Server {
         self.shared.wake.ring();
     }
 
-    /// Waits for something to do, and does it.
-    fn work(&mut self) {
+    /// Waits for something to do, for a time at most, and does it.
+    fn work(&mut self, most: Option<Duration>) {
         self.flush();
         let faults = self.source.faults().inside();
         let bell = self.source.bell;
-        let has_room = self.outgoing.len() + Userfault::READ_MAX < OUTGOING_MAX;
         let mut ready = [false; 3];
-        let patience = (!self.outgoing.is_empty()).then_some(RETRY);
+        let patience = if self.outgoing.is_empty() { most } else { Some(RETRY) };
         let waited = match &self.link {
-            _ if !has_room => {
-                let link =
-                    self.link.as_ref().map_or(bell.event().as_fd(), |link| link.socket.as_fd());
-                // What comes makes room: a daemon that reads nothing may still send.
+            Some(link) if self.outgoing.len() > FAULTS_MAX => {
                 let mut one = [false; 2];
-                let waited =
-                    socket::wait_any_readable(&[bell.event().as_fd(), link], &mut one, patience);
-                (ready[0], ready[2]) = (one[0], one[1] && self.outgoing.len() < OUTGOING_MAX);
+                let fds = [bell.event().as_fd(), link.socket.as_fd()];
+                let waited = socket::wait_any_readable(&fds, &mut one, patience);
+                (ready[0], ready[2]) = (one[0], one[1]);
                 waited
             }
             Some(link) => {
@@ -255,6 +258,8 @@ impl Server {
         let frame = received.ok().and_then(|count| FromSource::read(&bytes[..count]));
         let Some((frame, pages)) = frame else { return self.lose() };
         match frame.word {
+            // More than there are slots: the daemon fills some that were not given back.
+            SourceWord::Pages if self.outgoing.len() == OUTGOING_MAX => self.lose(),
             SourceWord::Pages => {
                 let slot = link.window.address().plus(frame.slot as usize * SLOT_BYTES);
                 self.source.fill(pages, Content::Copy(slot));

@@ -125,14 +125,17 @@ impl Space {
     }
 
     /// Ends a source of which no page is missing: its memory is ordinary memory from then on, and offered.
-    /// Returns false if it has pages that are missing.
+    /// Returns false if it has pages that are missing, or the kernel cannot end its registration now: its faults
+    /// are to be served until a later call.
     pub(crate) fn end_source(&self, source: &Arc<Source>) -> bool {
         let mut state = source.lock();
         if state.table.missing() > 0 {
             return false;
         }
+        if !state.table.parts().iter().all(|part| unwatch(source, part)) {
+            return false;
+        }
         let table = std::mem::take(&mut state.table);
-        table.parts().iter().for_each(|part| unwatch(source, part));
         state.phase = Phase::Ended;
         self.core.bound.follow(&state.table);
         drop(state);
@@ -171,7 +174,7 @@ impl Core {
         match bound {
             Ok(()) => state.phase = Phase::Bound,
             Err(_) => {
-                state.table.parts().iter().for_each(|part| unwatch(source, part));
+                state.table.parts().iter().for_each(|part| _ = unwatch(source, part));
                 state.table = BoundTable::default();
                 self.bound.follow(&state.table);
             }
@@ -179,23 +182,29 @@ impl Core {
         Ok(bound?)
     }
 
-    /// Ends the registration of what is bound between two addresses, if nothing of it is missing.
+    /// Ends the registration of what is bound between two addresses, if nothing of it is missing. Returns false if
+    /// the kernel cannot.
     pub(crate) fn unwatch_filled(
         &self,
         source: &Arc<Source>,
         start: HostAddress,
         end: HostAddress,
-    ) {
+    ) -> bool {
         let mut state = source.lock();
         let parts: Vec<Part> = state.table.within(start, end).to_vec();
+        let mut are_ended = true;
         for part in parts {
             if state.table.first_missing(part.pages, 1).is_none() {
-                unwatch(source, &part);
-                state.table.cut(part.start, part.end());
+                if unwatch(source, &part) {
+                    state.table.cut(part.start, part.end());
+                } else {
+                    are_ended = false;
+                }
             }
         }
         self.bound.follow(&state.table);
         source.ring_if_complete(&state);
+        are_ended
     }
 }
 
@@ -213,17 +222,25 @@ fn empty(part: &Part) -> io::Result<()> {
     unsafe { mapping::advise(part.start, part.end().0 - part.start.0, MADV_DONTNEED_LOCKED) }
 }
 
-/// Makes ordinary memory of a part: all its pages are there, or zero.
-fn unwatch(source: &Source, part: &Part) {
+/// Makes ordinary memory of a part: all its pages are there, or zero. Returns false if the kernel could not, at the
+/// limit of mappings: a page that is absent would be waited for without end.
+fn unwatch(source: &Source, part: &Part) -> bool {
     let bytes = part.end().0 - part.start.0;
-    // What is not watched any more, for it was unmapped by a call that we did not see, needs nothing.
     // SAFETY: absent pages are zero ones. The advice keeps content.
     unsafe {
-        let _ = source.faults.unregister(part.start, bytes);
+        // What is not watched any more, for it was unmapped by a call that we did not see, needs nothing: EINVAL.
+        if matches!(source.faults.unregister(part.start, bytes), Err(error) if is_full(&error)) {
+            return false;
+        }
         if part.forks {
             let _ = mapping::advise(part.start, bytes, libc::MADV_DOFORK);
         }
     }
+    true
+}
+
+fn is_full(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOMEM)
 }
 
 fn bounds(range: &BoundRange) -> (HostAddress, HostAddress) {

@@ -321,12 +321,15 @@ impl Space {
     }
 
     /// Makes ordinary memory of what is bound in a range: waits until its pages are there, as long as that
-    /// takes, and ends their registration. False if some cannot be brought in (memory that may not be read).
+    /// takes, and ends their registration. False if some cannot be brought in (memory that may not be read), or the
+    /// kernel cannot end it at the limit of mappings.
     pub fn let_go(&self, address: HostAddress, bytes: usize) -> bool {
         let end = end_of(address, bytes);
         while let Some(source) = self.core.bound.overlapping(address, end) {
             let Some((start, run)) = source.first_missing_in(address, end) else {
-                self.core.unwatch_filled(&source, address, end);
+                if !self.core.unwatch_filled(&source, address, end) {
+                    return false;
+                }
                 continue;
             };
             // SAFETY: reading a page changes no content.
