@@ -1,6 +1,7 @@
 //! The daemon's end of a source against a guest made of the test: one that behaves, one that lies.
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -18,6 +19,7 @@ use bindery_wire::control::{BoundRange, FromDaemon, FromShim, Offered, PAGES_MAX
 use bindery_wire::source::{
     FromGuest, FromSource, GuestWord, SLOT_BYTES, SLOT_PAGES, SLOTS, SourceWord,
 };
+use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -231,11 +233,58 @@ fn a_guest_that_lies_is_hung_up_on() {
         let is_nonsense = matches!(error, SourceError::Guest(GuestError::Nonsense { .. }));
         assert!(is_nonsense, "{bytes:?}: {error}");
     }
-    let (link, ends, _guest, _shim) = bound(&[range(0, 1, 8)]);
+    // More than the slots hold.
+    let (link, ends, _guest, _shim) = bound(&[range(0, 1000, 8)]);
     let serving = serve(link, Vec::new(), ServeOptions::default());
     drop(ends);
     let error = serving.join().unwrap().unwrap_err();
     assert!(matches!(error, SourceError::Guest(GuestError::Gone)), "{error}");
+}
+
+#[test]
+fn a_guest_whose_last_word_is_lost_has_all() {
+    let (link, ends, _guest, _shim) = bound(&[range(0, 20, 8)]);
+    let serving = serve(link, Vec::new(), ServeOptions::default());
+    let mut sent = 0;
+    while sent < 20 {
+        let (frame, pages) = ends.next().unwrap();
+        ends.take_in(frame, pages);
+        sent += pages.count;
+    }
+    drop(ends);
+    let served = serving.join().unwrap().unwrap();
+    assert_eq!(served.content_pages + served.zero_pages, 20);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// A guest may say anything: it gets no page twice and none that is not its own, and an end.
+    #[test]
+    fn a_guest_may_say_anything(
+        said in prop::collection::vec((0u32..9, 0u32..420, 0u32..40, 0u32..20), 0..80),
+        takes in any::<bool>(),
+    ) {
+        let (link, ends, _guest, _shim) = bound(&[range(0, 100, 300), range(500, 300, 0)]);
+        let serving = serve(link, Vec::new(), ServeOptions::default());
+        for (word, first, count, value) in said {
+            // A daemon that has hung up takes nothing more.
+            let frame = [word, first, count, value].map(u32::to_ne_bytes).concat();
+            let _ = send(&ends.socket, &frame, &[]);
+        }
+        let mut sent = BTreeSet::new();
+        while wait_readable(&ends.socket, Duration::from_millis(20)).unwrap() {
+            let Some((frame, pages)) = ends.next() else { break };
+            prop_assert!(pages.end().0 <= 400, "{pages:?}");
+            prop_assert!(pages.pages().all(|page| sent.insert(page.0)), "{pages:?} again");
+            if takes && frame.word == SourceWord::Pages {
+                let taken = FromGuest::of(GuestWord::Taken, frame.slot);
+                let _ = send(&ends.socket, taken.as_bytes(), &[]);
+            }
+        }
+        drop(ends);
+        let _ = serving.join().unwrap();
+    }
 }
 
 #[test]

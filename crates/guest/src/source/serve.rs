@@ -71,6 +71,8 @@ pub(super) struct Serving<'a> {
     link: &'a SourceLink,
     pub(super) image: &'a dyn Image,
     pub(super) options: ServeOptions,
+    /// Number of pages that are to be sent.
+    pages: u64,
     state: Mutex<State>,
     /// Notified when a slot is free, and at the end.
     changed: Condvar,
@@ -111,7 +113,8 @@ impl SourceLink {
         let wanted = std::mem::take(&mut self.wanted);
         let (free_slots, served) = ((0..SLOTS).collect(), Served::default());
         let state = Mutex::new(State { wanted, free_slots, served, is_over: false });
-        let serving = Serving { link: &self, image, options, state, changed: Condvar::new() };
+        let (pages, changed) = (self.unsent.load(Ordering::Relaxed), Condvar::new());
+        let serving = Serving { link: &self, image, options, pages, state, changed };
         let (answered, pushed) = thread::scope(|scope| {
             let pusher = scope.spawn(|| {
                 // The other thread waits for the guest, also if an image panics.
@@ -172,7 +175,10 @@ impl Serving<'_> {
     /// Returns true if every page was sent, and every slot given back.
     fn is_all_taken(&self) -> bool {
         let state = self.state();
-        state.wanted.len() == 0 && state.free_slots.len() == SLOTS as usize
+        let Served { content_pages, zero_pages, damaged, .. } = &state.served;
+        let damaged: u64 = damaged.iter().map(|run| u64::from(run.count)).sum();
+        content_pages + zero_pages + damaged == self.pages
+            && state.free_slots.len() == SLOTS as usize
     }
 
     /// Takes a slot while more than some are free.
