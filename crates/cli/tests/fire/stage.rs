@@ -65,10 +65,15 @@ impl Stage {
 
     /// Starts a guest that goes on from a checkpoint, and waits for nothing.
     pub(crate) fn begin_restore(&self, qemu: Qemu, checkpoint: &str, name: &str) -> QemuGuest {
+        self.begin_restore_with(qemu, &[checkpoint, "--name", name])
+    }
+
+    /// As [`begin_restore`](Self::begin_restore), with all words of the command.
+    pub(crate) fn begin_restore_with(&self, qemu: Qemu, restore: &[&str]) -> QemuGuest {
         let mut words = vec![self.program().into_os_string()];
         words.extend(["restore", "--socket"].map(Into::into));
         words.push(self.daemon.socket().into());
-        words.extend([checkpoint, "--name", name].map(Into::into));
+        words.extend(restore.iter().map(Into::into));
         let builder = QemuGuest::builder(&self.kit, &server_image(&self.kit)).qemu(qemu);
         builder.launcher(words).spawn_restored().unwrap()
     }
