@@ -75,7 +75,11 @@ fn detached_command(stage: &Stage, more: &[&str], instead: &[&str]) -> Command {
 fn what_cannot_be_restored_is_said_and_leaves_nothing() {
     let Some(stage) = Stage::new() else { return };
     let mut machine = boot(stage.builder(QEMU, "pc", "guest"));
-    machine.check("head -c 16M /dev/urandom > /tmp/x; md5sum < /tmp/x > /tmp/sum").unwrap();
+    machine
+        .check(
+            "dd if=/dev/urandom of=/tmp/x bs=1M count=16 2>/dev/null; md5sum < /tmp/x > /tmp/sum",
+        )
+        .unwrap();
     stage.checkpoint("guest", "n");
 
     // Names: of no checkpoint, of one that is taken, and of a guest that is taken.
@@ -225,7 +229,8 @@ fn a_restore_that_is_interrupted_leaves_nothing() {
 fn a_checkpoint_stays_while_a_guest_is_filled_from_it() {
     let Some(mut stage) = Stage::new() else { return };
     let mut machine = boot(stage.builder(QEMU, "pc", "guest"));
-    let fill = "head -c 100M /dev/urandom > /tmp/x; md5sum < /tmp/x > /tmp/sum";
+    let fill =
+        "dd if=/dev/urandom of=/tmp/x bs=1M count=100 2>/dev/null; md5sum < /tmp/x > /tmp/sum";
     machine.check(fill).unwrap();
     stage.checkpoint("guest", "n");
     machine.shut_down();

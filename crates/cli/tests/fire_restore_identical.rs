@@ -136,7 +136,9 @@ fn is_identical(kind: &Kind) {
         let builder = stage.builder(qemu, kind.machine, &name).memory_mib(MEMORY_MIB);
         let builder = builder.args(kind.arguments.iter().copied());
         let mut guest = boot(builder.kernel_arguments(kind.kernel_arguments));
-        guest.check("head -c 40M /dev/urandom > /tmp/x; cp /tmp/x /tmp/y").unwrap();
+        guest
+            .check("dd if=/dev/urandom of=/tmp/x bs=1M count=40 2>/dev/null; cp /tmp/x /tmp/y")
+            .unwrap();
         await_guest(&stage.daemon, &name, "it is merged", |status| {
             figure(status, "pages_merged") > 0
         });

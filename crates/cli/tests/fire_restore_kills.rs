@@ -16,7 +16,7 @@ const WRITERS: Duration = Duration::from_secs(240);
 const KILLS: &str = "BINDERY_RESTORE_KILLS";
 
 /// Fills files in the guest's memory, and keeps their sums.
-const FILL: &str = "for i in 1 2 3 4; do head -c 20M /dev/urandom > /tmp/f$i; done; cat /tmp/f? | md5sum > /tmp/sum";
+const FILL: &str = "for i in 1 2 3 4; do dd if=/dev/urandom of=/tmp/f$i bs=1M count=20 2>/dev/null; done; cat /tmp/f? | md5sum > /tmp/sum";
 const SUM: &str = "test \"$(cat /tmp/f? | md5sum)\" = \"$(cat /tmp/sum)\"";
 
 fn guest(stage: &Stage, name: &str) -> GuestBuilder {

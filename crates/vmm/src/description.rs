@@ -22,6 +22,9 @@ pub struct GuestDescription {
     pub memory: Vec<MemoryBlock>,
     /// Disks that the guest may write.
     pub disks: Vec<Disk>,
+    /// Arguments that the VMM would have been started with, beside its own, had it begun with the memory that was
+    /// plugged in since.
+    pub plugged_arguments: Vec<String>,
     /// Obstacles to saving it; empty if nothing forbids that.
     pub obstacles: Vec<Obstacle>,
 }

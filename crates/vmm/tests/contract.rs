@@ -53,6 +53,7 @@ impl Vmm for Recorder {
             is_running: !self.was_paused,
             memory: Vec::new(),
             disks: Vec::new(),
+            plugged_arguments: Vec::new(),
             obstacles: Vec::new(),
         })
     }

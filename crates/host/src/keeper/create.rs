@@ -157,7 +157,10 @@ impl Capture<'_> {
 /// device state alone.
 fn require_same(qemu: &mut Qemu, before: &GuestDescription) -> Result<(), Failure> {
     let now = qemu.describe().map_err(|error| of_vmm(&error))?;
-    if now.memory == before.memory && now.disks.len() == before.disks.len() {
+    let is_same = now.memory == before.memory
+        && now.disks.len() == before.disks.len()
+        && now.plugged_arguments == before.plugged_arguments;
+    if is_same {
         return Ok(());
     }
     let message =
@@ -248,7 +251,7 @@ fn describe(
             version: vmm.version.clone(),
             machine: vmm.machine.clone(),
             device_state: String::new(),
-            arguments: arguments(pid)?,
+            arguments: arguments(pid, &vmm.plugged_arguments)?,
         },
         blocks: blocks.iter().map(block).collect(),
         disks,
@@ -256,8 +259,8 @@ fn describe(
     })
 }
 
-/// Reads the arguments that a process was started with.
-fn arguments(pid: i32) -> Result<Vec<Vec<u8>>, Failure> {
+/// Reads the arguments that a process was started with, and appends some.
+fn arguments(pid: i32, more: &[String]) -> Result<Vec<Vec<u8>>, Failure> {
     let path = format!("/proc/{pid}/cmdline");
     let bytes = fs::read(&path).map_err(|error| {
         Failure::new(
@@ -266,7 +269,8 @@ fn arguments(pid: i32) -> Result<Vec<Vec<u8>>, Failure> {
         )
     })?;
     let arguments = bytes.strip_suffix(b"\0").unwrap_or(&bytes);
-    Ok(arguments.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect())
+    let own = arguments.split(|byte| *byte == 0).map(<[u8]>::to_vec);
+    Ok(own.chain(more.iter().map(|word| word.clone().into_bytes())).collect())
 }
 
 fn since_epoch_ns(time: SystemTime) -> u64 {

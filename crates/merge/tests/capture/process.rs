@@ -108,6 +108,7 @@ impl Vmm for Process {
             is_running: true,
             memory: Vec::new(),
             disks: Vec::new(),
+            plugged_arguments: Vec::new(),
             obstacles: Vec::new(),
         })
     }

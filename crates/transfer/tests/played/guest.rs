@@ -328,6 +328,7 @@ impl Vmm for PlayedVmm {
             is_running: !self.played.is_paused(),
             memory: Vec::new(),
             disks: Vec::new(),
+            plugged_arguments: Vec::new(),
             obstacles: Vec::new(),
         })
     }

@@ -15,6 +15,7 @@ mod ignore_shared;
 mod incoming;
 mod obstacles;
 mod overlay;
+mod plugged;
 mod ram_block;
 mod run_state;
 mod settings;
@@ -150,7 +151,9 @@ impl Vmm for Qemu {
         let name = self.qmp.execute("query-name", json!({}))?;
         let vcpus = self.qmp.execute("query-cpus-fast", json!({}))?;
         let is_running = run_state::of(&mut self.qmp)? == run_state::RUNNING;
-        let (obstacles, _) = self.find_obstacles()?;
+        let (mut obstacles, _) = self.find_obstacles()?;
+        let mut plugged = plugged::find(&mut self.qmp)?;
+        obstacles.append(&mut plugged.obstacles);
         Ok(GuestDescription {
             name: name.get("name").and_then(|name| name.as_str()).map(str::to_owned),
             machine: self.machine.clone(),
@@ -159,6 +162,7 @@ impl Vmm for Qemu {
             is_running,
             memory: ram_block::all(&mut self.qmp)?,
             disks: disks::writable(&mut self.qmp)?,
+            plugged_arguments: plugged.words,
             obstacles,
         })
     }
