@@ -35,6 +35,9 @@ use crate::run;
 /// Time in which a VMM must have connected to the daemon.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Time in which a guest whose process has ended must have left.
+const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
+
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Restores a checkpoint. Returns once the guest runs in the background, or only if it failed.
@@ -62,9 +65,17 @@ pub(crate) fn run(global: &Global, arguments: &RestoreArgs) -> Result<(), Failur
 fn check_names(global: &Global, arguments: &RestoreArgs) -> Result<(), Failure> {
     let detail = show(global, arguments)?;
     let name = arguments.name.as_ref().unwrap_or(&detail.info.guest);
-    let guests = ask_guests(&mut connect(global)?)?;
-    if guests.iter().all(|guest| guest.name != *name) {
-        return Ok(());
+    let begun = Instant::now();
+    let mut client = connect(global)?;
+    loop {
+        let guests = ask_guests(&mut client)?;
+        let Some(guest) = guests.iter().find(|guest| guest.name == *name) else { return Ok(()) };
+        // One that has just ended is listed until the daemon hears of that.
+        let has_ended = u32::try_from(guest.pid).is_ok_and(process::has_ended);
+        if !has_ended || begun.elapsed() > LEAVING_PATIENCE {
+            break;
+        }
+        thread::sleep(LOOK_EVERY);
     }
     let message =
         format!("there is a guest {} already: choose another with --name", printable(name));
