@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bindery_checkpoint::KeyError;
 use bindery_sys::process;
 use bindery_sys::socket::{self, Peer};
 use bindery_sys::thread::spawn_without_signals;

@@ -63,29 +63,30 @@ impl Remote {
     /// [`RemoteError::Missing`] if one of them is not there: then none is deleted. [`RemoteError::Fault`]: what
     /// was not done then is done by the next deletion.
     pub fn delete(&self, checkpoints: &[(Name, Name)]) -> Result<RemoteDeleted, RemoteError> {
-        let there = self.snapshot()?.manifests;
+        let there = self.snapshot()?;
         let mut ids = Vec::with_capacity(checkpoints.len());
         for (guest, name) in checkpoints {
             let id = self.space.manifest_id(guest, name);
-            if !there.contains(&id) {
+            if !there.manifests.contains(&id) {
                 // Names it, unless the listing is of before.
                 self.find(guest, name)?;
             }
             ids.push(id);
         }
+        // While their manifests are there that go now.
+        let named = self.ended(&there)?;
         let mut deleted = RemoteDeleted::default();
         for id in ids {
             self.bucket.delete(&self.space.object(Folder::Manifests, id))?;
             deleted.objects += 1;
         }
-        self.sweep(&mut deleted)?;
+        self.sweep(named, &mut deleted)?;
         Ok(deleted)
     }
 
     /// Removes what nothing names.
-    fn sweep(&self, deleted: &mut RemoteDeleted) -> Result<(), RemoteError> {
+    fn sweep(&self, mut named: Named, deleted: &mut RemoteDeleted) -> Result<(), RemoteError> {
         let before = self.snapshot()?;
-        let mut named = Named::default();
         let now = before.newest();
         self.read_named(&before, now, &mut named)?;
         let candidates: Vec<u128> =
@@ -176,6 +177,18 @@ impl Remote {
             }
         }
         Ok(())
+    }
+
+    /// Returns the claims of pushes that have ended: their checkpoints are there.
+    fn ended(&self, snapshot: &Snapshot) -> Result<Named, RemoteError> {
+        let mut named = Named::default();
+        for id in snapshot.claims.keys() {
+            let mut claim = Named::default();
+            self.read_claim(*id, snapshot, &mut claim)?;
+            named.read.extend(&claim.ended);
+            named.ended.extend(claim.ended);
+        }
+        Ok(named)
     }
 
     fn read_claim(
