@@ -35,7 +35,7 @@ pub enum RemoteError {
         checkpoint: String,
     },
     /// No checkpoint has these names.
-    #[error("{url} has no checkpoint {checkpoint} {}", remedy(*has_others))]
+    #[error("{url} has no checkpoint {checkpoint}{}", remedy(*has_others))]
     Missing {
         /// URL of the prefix.
         url: String,
@@ -88,7 +88,7 @@ pub enum RemoteError {
 
 const fn remedy(has_others: bool) -> &'static str {
     if has_others {
-        "that this key opens; there are some of other keys or without one: give the key file that it was pushed \
+        " that this key opens; there are some of other keys or without one: give the key file that it was pushed \
          with, or --unencrypted"
     } else {
         ": `bindery checkpoint list --at` shows those there are"
