@@ -48,6 +48,53 @@ pub fn manifest(packs: &[u64], body: &[u8]) -> Vec<u8> {
     [&head[..], &list, body].concat()
 }
 
+/// Makes an object as `push` does without a key: of a kind, a list of ids, a body, and what follows.
+#[must_use]
+pub fn pushed(kind: u8, list: &[u128], body: &[u8], behind: &[u8]) -> Vec<u8> {
+    let list: Vec<u8> = list.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let mut head = [0; 64];
+    head[..8].copy_from_slice(b"BndrPush");
+    head[8] = 1;
+    head[16..32].copy_from_slice(&ID.to_le_bytes());
+    head[32] = kind;
+    head[36..40].copy_from_slice(&((list.len() / 16) as u32).to_le_bytes());
+    head[40..48].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    let check = crc32c(&[&ID.to_le_bytes(), &[0; 8], &[kind], &list, body]);
+    head[48..52].copy_from_slice(&check);
+    let checksum = crc32c(&[&head]);
+    head[12..16].copy_from_slice(&checksum);
+    [&head[..], &list, body, behind].concat()
+}
+
+/// A pack as `push` sends it, or something like one: groups by pages, codec and content.
+#[derive(Arbitrary, Debug)]
+pub struct PushedPack {
+    groups: Vec<(u8, u8, Vec<u8>)>,
+    behind: Vec<u8>,
+}
+
+impl PushedPack {
+    /// Encodes it, with checks that are right.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = vec![0; 16];
+        let (mut stored, mut pages) = (Vec::new(), 0);
+        body.extend_from_slice(&(self.groups.len().min(16) as u32).to_le_bytes());
+        for (number, (count, codec, content)) in (1_u64..).zip(self.groups.iter().take(16)) {
+            let bound = [count % 18, codec % 3];
+            body.extend_from_slice(&bound);
+            body.extend_from_slice(&(content.len() as u32).to_le_bytes());
+            body.extend_from_slice(&crc32c(&[&ID.to_le_bytes(), &number.to_le_bytes(), &bound, content]));
+            body.extend_from_slice(&[0; 12]);
+            stored.extend_from_slice(content);
+            pages += usize::from(bound[0]);
+        }
+        body.extend_from_slice(&vec![7; pages * 32]);
+        stored.extend_from_slice(&self.behind);
+        pushed(1, &[], &body, &stored)
+    }
+}
+
 /// A chunk of a stream, or something like one.
 #[derive(Arbitrary, Debug)]
 pub struct Chunk {

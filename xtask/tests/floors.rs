@@ -68,6 +68,7 @@ const MERGE: Floors = &[
 ];
 
 const CHECKPOINT: Floors = &[
+    &["remote"],
     &["stream"],
     &["store"],
     &["reader"],

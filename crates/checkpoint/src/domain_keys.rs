@@ -1,5 +1,7 @@
 //! Keys of a domain: of the digests of its pages, and of its objects.
 
+use zeroize::Zeroizing;
+
 use crate::catalogue::{DomainEntry, Protection};
 use crate::error::CheckpointError;
 use crate::page_digest::PageDigestKey;
@@ -34,7 +36,8 @@ impl DomainKeys {
             (Protection::Plain { .. }, Some(_)) => Err(CheckpointError::NotEncrypted(name())),
             (Protection::Key { .. }, None) => Err(CheckpointError::Locked(name())),
             (Protection::Key { salt, check }, Some(key)) if derive_check(key, salt) == *check => {
-                let digest = PageDigestKey::from_secret(&key.derive(salt, b"bindery digests 1"));
+                let secret = Zeroizing::new(key.derive(salt, b"bindery digests 1"));
+                let digest = PageDigestKey::from_secret(&secret);
                 Ok(Self { digest, secret: Some(key.clone()) })
             }
             (Protection::Key { .. }, Some(_)) => Err(CheckpointError::WrongKey(name())),

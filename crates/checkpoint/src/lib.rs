@@ -17,7 +17,8 @@
 //! ```
 //!
 //! [`Store`] is the catalogue; [`CheckpointWriter`] makes a checkpoint of bytes, [`CheckpointReader`] makes
-//! bytes of a checkpoint. [`Store::export`] and [`Store::import`] carry one to another host as a stream.
+//! bytes of a checkpoint. [`Store::export`] and [`Store::import`] carry one to another host as a stream,
+//! [`Remote`] by way of an object store.
 //! Nothing here knows how memory is read, how a VMM is stopped or who asks. The formats stand in
 //! `docs/formats/checkpoint.md`, the choices in `docs/decisions/0026-what-a-checkpoint-stores.md`.
 //!
@@ -47,6 +48,7 @@ mod object;
 mod pack;
 mod page_digest;
 mod reader;
+mod remote;
 mod root;
 mod seal;
 mod store;
@@ -60,6 +62,9 @@ pub use manifest::{Description, Disk, Manifest, MemoryBlock, PageMap, PlacedRun,
 pub use name::{BadName, LONGEST_NAME, Name};
 pub use pack::PageEncoding;
 pub use reader::{CheckpointReader, MappableRun};
+pub use remote::{
+    Pushed, PushedObject, Remote, RemoteCheckpoint, RemoteDeleted, RemoteError, RemoteListing,
+};
 pub use seal::{KeyError, SecretKey};
 pub use store::{
     CheckpointWriter, DamagedRun, Deleted, NewCheckpoint, Store, StoreOptions, VerifyReport,

@@ -3,13 +3,15 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use bindery_sys::process::effective_user;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
 use thiserror::Error;
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::checksum::crc32c;
 use crate::format_error::FormatError;
@@ -23,7 +25,8 @@ pub(crate) const CHECK_BYTES: usize = 16;
 /// Check of a stored piece.
 pub(crate) type Check = [u8; CHECK_BYTES];
 
-/// Key of a domain or of an export, from a key file. Prints nothing of itself.
+/// Key of a domain, of an export or of what is pushed, from a key file. Prints nothing of itself, and is wiped from
+/// memory when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretKey([u8; KEY_BYTES]);
 
@@ -53,6 +56,17 @@ pub enum KeyError {
         /// Path of the key file.
         path: PathBuf,
     },
+    /// The file is another user's.
+    #[error(
+        "the key file {} belongs to user {owner}, who could replace it: chown it to root or to user {}",
+        path.display(), effective_user()
+    )]
+    Owner {
+        /// Path of the key file.
+        path: PathBuf,
+        /// User who owns it.
+        owner: u32,
+    },
     /// The kernel gave no random bytes.
     #[error("the kernel gave no random bytes: allow getrandom(2), or make /dev/urandom readable")]
     Random,
@@ -65,17 +79,23 @@ impl SecretKey {
         Self(bytes)
     }
 
-    /// Reads a key file: 32 bytes, or 64 hexadecimal digits and perhaps a line feed.
+    /// Reads a key file: 32 bytes, or 64 hexadecimal digits and perhaps a line feed. It belongs to this process's
+    /// user or to root, and nobody else may read it.
     ///
     /// # Errors
     /// See [`KeyError`].
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let failed = |source| KeyError::Read { path: path.into(), source };
         let file = File::open(path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.permissions().mode() & 0o077 != 0 {
+        let found = file.metadata().map_err(failed)?;
+        if found.mode() & 0o077 != 0 {
             return Err(KeyError::Open { path: path.into() });
         }
-        let mut bytes = Vec::new();
+        if ![0, effective_user()].contains(&found.uid()) {
+            return Err(KeyError::Owner { path: path.into(), owner: found.uid() });
+        }
+        // As much room as is needed: what grows leaves copies behind.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(4 * KEY_BYTES));
         file.take(2 * KEY_BYTES as u64 + 2).read_to_end(&mut bytes).map_err(failed)?;
         let key = bytes.as_slice().try_into().ok().or_else(|| hexadecimal(bytes.trim_ascii_end()));
         key.map(Self).ok_or_else(|| KeyError::Form { path: path.into() })
@@ -95,6 +115,12 @@ impl SecretKey {
         let expanded = secret.expand(&purpose, Length(N)).expect("N is short enough for HKDF");
         expanded.fill(&mut derived).expect("the length is that which was asked for");
         derived
+    }
+}
+
+impl Drop for SecretKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
     }
 }
 
@@ -145,9 +171,9 @@ impl ObjectCipher {
     pub(crate) fn new(id: u128, key: Option<&SecretKey>) -> Self {
         let id = id.to_le_bytes();
         let key = key.map(|key| {
-            let key: [u8; KEY_BYTES] = key.derive(&id, b"bindery object 1");
+            let key = Zeroizing::new(key.derive::<KEY_BYTES>(&id, b"bindery object 1"));
             let key =
-                UnboundKey::new(&AES_256_GCM, &key).expect("the key is as long as it must be");
+                UnboundKey::new(&AES_256_GCM, &*key).expect("the key is as long as it must be");
             LessSafeKey::new(key)
         });
         Self { id, key }
@@ -231,6 +257,7 @@ fn nonce(ordinal: u64) -> Nonce {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_piece_opens_in_its_place_alone() {
@@ -268,5 +295,9 @@ mod tests {
             assert!(matches!(written(bad.as_bytes(), 0o600), Err(KeyError::Form { .. })), "{bad}");
         }
         assert!(matches!(written(&[0xab; 32], 0o640), Err(KeyError::Open { .. })));
+        if effective_user() == 0 {
+            std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+            assert!(matches!(written(&[0xab; 32], 0o600), Err(KeyError::Owner { .. })));
+        }
     }
 }

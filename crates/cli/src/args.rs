@@ -330,6 +330,10 @@ pub(crate) struct DaemonArgs {
     /// device
     #[arg(long, value_name = "PATH")]
     pub(crate) checkpoint_pool: Option<PathBuf>,
+    /// Encrypt new domains' checkpoints in pools with the key in this file: 32 random bytes, or 64 hexadecimal
+    /// digits, of the daemon's user or root alone; [checkpoint.keys] in the configuration file has keys by domain
+    #[arg(long, value_name = "FILE")]
+    pub(crate) checkpoint_key: Option<PathBuf>,
     /// Serve metrics, a JSON API and a dashboard at this address and port, for looking only; port 0
     /// takes a free one
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_address)]

@@ -2,6 +2,7 @@
 //!
 //! Each line is checked on its own, so that a mistake is named with the line it is on.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use bindery_host::access::Group;
 use bindery_host::daemon_settings::{Change, DaemonSettings, is_truth_value};
+use bindery_host::is_name;
 use toml::de::{DeTable, DeValue};
 
 use crate::exit::{Failure, Reason};
@@ -37,6 +39,9 @@ pub(crate) struct Start {
     pub(crate) store_mib: Option<u64>,
     pub(crate) unmerge_at_exit: Option<bool>,
     pub(crate) checkpoint_pool: Option<PathBuf>,
+    pub(crate) checkpoint_key: Option<PathBuf>,
+    /// Key files by domain.
+    pub(crate) checkpoint_keys: BTreeMap<String, PathBuf>,
 }
 
 /// A line that cannot be.
@@ -143,6 +148,8 @@ impl Start {
             "http_token_file" => self.http_token_file = path()?,
             "log" => self.log = path()?,
             "checkpoint_pool" => self.checkpoint_pool = path()?,
+            "checkpoint_key" => self.checkpoint_key = path()?,
+            "checkpoint" => self.checkpoint_keys = checkpoint_keys(value)?,
             "store_mib" => {
                 let mib = scalar(name, value).ok().and_then(|text| text.parse().ok());
                 let mib = mib.filter(|mib| STORES_MIB.contains(mib));
@@ -158,6 +165,31 @@ impl Start {
         }
         Ok(true)
     }
+}
+
+/// Reads the table `[checkpoint.keys]`, which is all that `[checkpoint]` has.
+fn checkpoint_keys(value: &DeValue<'_>) -> Result<BTreeMap<String, PathBuf>, String> {
+    let wrong = || "checkpoint has one table, [checkpoint.keys], with lines such as web = \"/etc/bindery/web.key\"";
+    let DeValue::Table(table) = value else { return Err(wrong().into()) };
+    let mut keys = BTreeMap::new();
+    for (name, value) in table {
+        let ("keys", DeValue::Table(domains)) = (&**name.get_ref(), value.get_ref()) else {
+            return Err(wrong().into());
+        };
+        for (domain, path) in domains {
+            let domain = domain.get_ref().to_string();
+            let path = match path.get_ref() {
+                DeValue::String(path) if path.starts_with('/') => PathBuf::from(&**path),
+                _ => return Err(format!("the key file of {domain} is an absolute path in quotes")),
+            };
+            let name = domain.split_once(':').map_or(&*domain, |(_, name)| name);
+            if !is_name(name) {
+                return Err(format!("{domain} is neither the name of a domain nor UID:NAME"));
+            }
+            keys.insert(domain, path);
+        }
+    }
+    Ok(keys)
 }
 
 /// What a store may take at most, in MiB.
@@ -176,7 +208,9 @@ pub(crate) fn example() -> String {
          # log = \"/var/log/bindery.log\"        # default: stderr\n\
          # store_mib = 65536                   # default: no limit\n\
          # unmerge_at_exit = false\n\
-         # checkpoint_pool = \"/srv/pool\"       # default: none; the device or directory of a pool\n\n",
+         # checkpoint_pool = \"/srv/pool\"       # default: none; the device or directory of a pool\n\
+         # checkpoint_key = \"/etc/bindery/key\" # default: none; new domains are encrypted in the pool with it.\n\
+         #   Keys of single domains stand in a table at the end: [checkpoint.keys], web=\"/etc/bindery/web.key\"\n\n",
     );
     for line in SETTINGS.lines().skip(1) {
         let (usage, meaning) = line.trim().split_once("  ").expect("a name and what it means");

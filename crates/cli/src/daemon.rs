@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use bindery_host::access::Group;
 use bindery_host::daemon_settings::{Change, DaemonSettings, Refused};
 use bindery_host::endpoint::prepare_directory;
-use bindery_host::{Config, Daemon, HttpConfig, Reload};
+use bindery_host::{CheckpointKeys, Config, Daemon, HttpConfig, Reload};
 use bindery_sys::handover;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, ValueHint};
@@ -102,6 +102,7 @@ fn serve(
         settings,
         store_bytes_max: arguments.store_mib.or(file.start.store_mib).map(|mib| mib << 20),
         checkpoint_pool: checkpoint_pool(arguments, file)?,
+        checkpoint_keys: checkpoint_keys(arguments, file)?,
         unmerge_at_exit: arguments.unmerge_at_exit || file.start.unmerge_at_exit == Some(true),
         reload: path.map(|path| reloading(path, file.start.clone(), flags)),
         http: arguments.http.or(file.start.http).map(|address| {
@@ -127,6 +128,13 @@ fn serve(
 fn checkpoint_pool(arguments: &DaemonArgs, file: &ConfigFile) -> Result<Option<PathBuf>, Failure> {
     let flag = arguments.checkpoint_pool.as_deref().map(absolute).transpose()?;
     Ok(flag.or(file.start.checkpoint_pool.clone()))
+}
+
+/// Returns the key files of domains; the daemon's directory counts for a flag.
+fn checkpoint_keys(arguments: &DaemonArgs, file: &ConfigFile) -> Result<CheckpointKeys, Failure> {
+    let flag = arguments.checkpoint_key.as_deref().map(absolute).transpose()?;
+    let default = flag.or(file.start.checkpoint_key.clone());
+    Ok(CheckpointKeys { default, domains: file.start.checkpoint_keys.clone() })
 }
 
 /// What the flags say of what can be changed later.
@@ -254,7 +262,8 @@ mod tests {
     use super::*;
 
     /// A value for each flag that takes one.
-    const VALUES: [(&str, &str); 11] = [
+    const VALUES: [(&str, &str); 12] = [
+        ("checkpoint_key", "/etc/bindery/key"),
         ("checkpoint_pool", "/srv/pool"),
         ("group", "root"),
         ("config", "/etc/bindery.toml"),

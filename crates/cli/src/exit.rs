@@ -163,6 +163,7 @@ impl From<BindError> for Failure {
             BindError::Endpoint(error) => error.into(),
             BindError::Settings(refused) => Self::new(Reason::Usage, refused.message),
             BindError::Http(error) => error.into(),
+            BindError::Key(error) => Self::new(Reason::BadInput, error.to_string()),
             error => Self::new(Reason::Failed, error.to_string()),
         }
     }

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bindery_checkpoint::KeyError;
 use bindery_sys::process;
 use bindery_sys::socket::{self, Peer};
 use bindery_sys::thread::spawn_without_signals;
@@ -38,6 +39,7 @@ use crate::engine::HostEngine;
 use crate::http::{HttpConfig, HttpError, Server};
 use crate::jobs::Jobs;
 use crate::keeper::Keeper;
+use crate::keeper::keys::{CheckpointKeys, Keyring};
 use crate::keeper::pauses::Pauses;
 use crate::keeper::sources::Sources;
 use crate::keeper::trackers::Trackers;
@@ -83,6 +85,8 @@ pub struct Config {
     pub http: Option<HttpConfig>,
     /// Pool of checkpoints, where an operator names no other: a directory with its files, or its device.
     pub checkpoint_pool: Option<PathBuf>,
+    /// Key files of domains whose checkpoints are encrypted in their pools.
+    pub checkpoint_keys: CheckpointKeys,
 }
 
 /// Why a daemon could not start.
@@ -95,6 +99,9 @@ pub enum BindError {
     /// A setting cannot be.
     #[error(transparent)]
     Settings(#[from] Refused),
+    /// A key file of checkpoints cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// There is no HTTP server as asked for.
     #[error(transparent)]
     Http(#[from] HttpError),
@@ -156,6 +163,7 @@ impl Daemon {
     /// [`BindError`]
     pub fn bind(config: Config) -> Result<Self, BindError> {
         config.settings.check()?;
+        let keys = Keyring::read(&config.checkpoint_keys)?;
         let endpoint = Endpoint::claim(&config.socket, config.group.as_ref())?;
         let http = config.http.as_ref().map(Server::bind).transpose()?;
         if let Err(error) = process::raise_file_limits() {
@@ -179,7 +187,7 @@ impl Daemon {
             unmerge_at_exit: AtomicBool::new(config.unmerge_at_exit),
             reload: config.reload,
             reloading: Mutex::default(),
-            keeper: Keeper::new(config.checkpoint_pool),
+            keeper: Keeper::new(config.checkpoint_pool, keys),
             jobs: Arc::default(),
             monitors,
             trackers: Trackers::default(),

@@ -47,6 +47,12 @@ use std::time::Duration;
 pub use bindery_guest::{NAME_BYTES_MAX, is_name, printable};
 pub use daemon::{BindError, Config, Daemon, Reload};
 pub use http::{HttpConfig, HttpError};
+pub use keeper::keys::CheckpointKeys;
+
+/// Names of guests and checkpoints as stores have them, and back.
+pub mod stored_names {
+    pub use crate::keeper::names::{checkpoint, guest, shown_guest, split_domain};
+}
 
 /// What is served over HTTP, without a daemon: for the fuzz target.
 #[cfg(feature = "fuzzing")]

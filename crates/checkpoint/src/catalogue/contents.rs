@@ -134,6 +134,11 @@ impl Contents {
         packs.into_iter().all(&mut is_new).then_some(()).ok_or("a pack was written twice")
     }
 
+    /// Returns the domains, in the order of their numbers.
+    pub(crate) fn domain_entries(&self) -> impl Iterator<Item = &DomainEntry> {
+        self.domains.iter()
+    }
+
     /// Returns the records that come to this.
     pub(crate) fn records(&self) -> Vec<Record> {
         let mut records: Vec<Record> = self.domains.iter().cloned().map(Record::Domain).collect();

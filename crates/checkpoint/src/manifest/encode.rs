@@ -43,9 +43,7 @@ impl Manifest {
     /// Encodes the object's bytes. `store` and `id` go into its head.
     #[must_use]
     pub fn encode(&self, store: u128, id: u128, key: Option<&SecretKey>) -> Vec<u8> {
-        let mut body = Vec::new();
-        self.description.put(&mut body);
-        self.pages.iter().for_each(|map| map.put(&mut body));
+        let mut body = self.encode_body();
         let packs: Vec<u8> = self.packs.iter().flat_map(|pack| pack.0.to_le_bytes()).collect();
         let cipher = ObjectCipher::new(id, key);
         let packs_checksum = crc32c([&packs]);
@@ -60,6 +58,14 @@ impl Manifest {
         let is_sealed = cipher.is_sealed();
         let head = ObjectHead { store, id, kind: ObjectKind::Manifest, is_sealed };
         [&head.encode(&fields)[..], &packs, &body].concat()
+    }
+
+    /// Encodes the description and the page maps.
+    pub(crate) fn encode_body(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        self.description.put(&mut body);
+        self.pages.iter().for_each(|map| map.put(&mut body));
+        body
     }
 
     /// Reads a manifest that is all of `bytes`.
@@ -81,7 +87,8 @@ impl Manifest {
         Self::decode_body(&body, packs)
     }
 
-    fn decode_body(body: &[u8], packs: Vec<ObjectId>) -> Result<Self, FormatError> {
+    /// Reads what [`encode_body`](Self::encode_body) has encoded.
+    pub(crate) fn decode_body(body: &[u8], packs: Vec<ObjectId>) -> Result<Self, FormatError> {
         let mut fields = Fields::new(WHAT, body);
         let description = Description::take(&mut fields)?;
         let mut pages = Vec::with_capacity(description.blocks.len());

@@ -12,7 +12,7 @@ mod writer;
 
 pub use group::PageEncoding;
 
-pub(crate) use group::{GroupCompressor, decompress};
+pub(crate) use group::{GROUP_PAGES, GroupCompressor, decompress};
 pub(crate) use reader::PackReader;
 pub(crate) use writer::PackWriter;
 

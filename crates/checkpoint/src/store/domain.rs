@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::{Shared, Store};
-use crate::catalogue::{CheckpointId, CheckpointSummary, DomainEntry, DomainNumber, Record};
+use crate::catalogue::{
+    CheckpointId, CheckpointSummary, DomainEntry, DomainNumber, Protection, Record,
+};
 use crate::domain_keys::{DomainKeys, new_protection};
 use crate::error::CheckpointError;
 use crate::name::Name;
@@ -28,6 +30,18 @@ impl Store {
         let (number, keys) = (entry.number, DomainKeys::of(entry, key)?);
         state.keys.insert(number, Arc::new(keys));
         Ok(())
+    }
+
+    /// Returns the domains, each with true if it is encrypted.
+    #[must_use]
+    pub fn domains(&self) -> Vec<(Name, bool)> {
+        let state = self.shared.state();
+        let is_sealed = |entry: &DomainEntry| matches!(entry.protection, Protection::Key { .. });
+        state
+            .contents
+            .domain_entries()
+            .map(|entry| (entry.name.clone(), is_sealed(entry)))
+            .collect()
     }
 }
 

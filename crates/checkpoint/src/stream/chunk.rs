@@ -13,7 +13,7 @@ pub(super) const STREAM_HEAD_BYTES: usize = 64;
 pub(super) const CHUNK_HEAD_BYTES: usize = 24;
 
 /// Most pages of a chunk.
-pub(super) const CHUNK_PAGES: u32 = 64;
+pub(crate) const CHUNK_PAGES: u32 = 64;
 
 /// Most bytes of the description in one chunk.
 pub(super) const PIECE_BYTES: usize = 1 << 20;

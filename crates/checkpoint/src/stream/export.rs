@@ -8,7 +8,7 @@ use bindery_units::{PAGE_BYTES, PageRange};
 use super::chunk::{CHUNK_PAGES, ChunkHead, ChunkKind, PIECE_BYTES, StreamHead};
 use crate::catalogue::CheckpointId;
 use crate::error::CheckpointError;
-use crate::manifest::PlacedRun;
+use crate::manifest::{Description, PlacedRun};
 use crate::pack::GroupCompressor;
 use crate::seal::{ObjectCipher, SecretKey, random};
 use crate::store::Store;
@@ -57,18 +57,15 @@ impl Store {
     ) -> Result<Exported, CheckpointError> {
         let reader = self.reader(id)?;
         let stream_id = u128::from_le_bytes(random()?);
-        let mut stream = Stream::begin(into, stream_id, options.key.as_ref())?;
-        let description = reader.manifest().description.encode();
-        for piece in description.chunks(PIECE_BYTES) {
-            stream.put(ChunkKind::Description, piece)?;
-        }
+        let mut stream = StreamWriter::begin(into, stream_id, options.key.as_ref())?;
+        stream.describe(&reader.manifest().description)?;
         let mut bytes = vec![0; CHUNK_PAGES as usize * PAGE_BYTES];
         for block in 0..reader.manifest().pages.len() {
             for run in stretches(reader.runs(block)) {
                 for pages in run.pieces(CHUNK_PAGES) {
                     let bytes = &mut bytes[..pages.count as usize * PAGE_BYTES];
                     reader.read(block, pages.first, bytes)?;
-                    stream.put(ChunkKind::Pages { block: block as u16, pages }, bytes)?;
+                    stream.put_pages(block, pages, bytes)?;
                     if watch(pages.count.into()).is_break() {
                         return Err(CheckpointError::Stopped);
                     }
@@ -89,15 +86,23 @@ fn stretches(runs: &[PlacedRun]) -> impl Iterator<Item = PageRange> + '_ {
 }
 
 /// A stream that is being written.
-struct Stream<'a> {
+pub(crate) struct StreamWriter<'a> {
     into: &'a mut dyn Write,
     cipher: ObjectCipher,
-    compressor: GroupCompressor,
+    /// None where chunks stay as they are.
+    compressor: Option<GroupCompressor>,
     chunks: u64,
     exported: Exported,
 }
 
-impl<'a> Stream<'a> {
+impl<'a> StreamWriter<'a> {
+    /// Begins a stream that another process of this machine reads: neither encrypted nor compressed.
+    pub(crate) fn begin_local(into: &'a mut dyn Write) -> Result<Self, CheckpointError> {
+        let mut stream = Self::begin(into, u128::from_le_bytes(random()?), None)?;
+        stream.compressor = None;
+        Ok(stream)
+    }
+
     fn begin(
         into: &'a mut dyn Write,
         id: u128,
@@ -105,15 +110,32 @@ impl<'a> Stream<'a> {
     ) -> Result<Self, CheckpointError> {
         let cipher = ObjectCipher::new(id, key);
         let head = StreamHead { id, is_sealed: cipher.is_sealed() }.encode();
-        let compressor = GroupCompressor::new();
+        let compressor = Some(GroupCompressor::new());
         let mut stream =
             Self { into, cipher, compressor, chunks: 0, exported: Exported::default() };
         stream.write(&head)?;
         Ok(stream)
     }
 
+    /// Puts the description, which comes first.
+    pub(crate) fn describe(&mut self, description: &Description) -> Result<(), CheckpointError> {
+        let encoded = description.encode();
+        encoded.chunks(PIECE_BYTES).try_for_each(|piece| self.put(ChunkKind::Description, piece))
+    }
+
+    /// Puts up to [`CHUNK_PAGES`] pages.
+    pub(crate) fn put_pages(
+        &mut self,
+        block: usize,
+        pages: PageRange,
+        bytes: &[u8],
+    ) -> Result<(), CheckpointError> {
+        self.put(ChunkKind::Pages { block: block as u16, pages }, bytes)
+    }
+
     fn put(&mut self, kind: ChunkKind, plain: &[u8]) -> Result<(), CheckpointError> {
-        let compressed = self.compressor.compress(plain).map(std::mem::take);
+        let compressed = self.compressor.as_mut().and_then(|it| it.compress(plain));
+        let compressed = compressed.map(std::mem::take);
         let is_compressed = compressed.is_some();
         let mut stored = compressed.unwrap_or_else(|| plain.to_vec());
         let (plain_bytes, stored_bytes) = (plain.len() as u32, stored.len() as u32);
@@ -129,7 +151,8 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    fn end(mut self) -> Result<Exported, CheckpointError> {
+    /// Ends the stream, and flushes it.
+    pub(crate) fn end(mut self) -> Result<Exported, CheckpointError> {
         let end = [self.exported.pages, self.chunks].map(u64::to_le_bytes).concat();
         self.put(ChunkKind::End, &end)?;
         self.into.flush().map_err(CheckpointError::Export)?;

@@ -5,10 +5,11 @@ use std::io::{self, Read};
 use bindery_units::PageRange;
 
 use super::chunk::{CHUNK_HEAD_BYTES, ChunkHead, ChunkKind, STREAM_HEAD_BYTES, StreamHead};
+use super::seen_pages::SeenPages;
 use crate::catalogue::CheckpointSummary;
 use crate::error::CheckpointError;
 use crate::format_error::FormatError;
-use crate::manifest::{DESCRIPTION_BYTES_MAX, Description};
+use crate::manifest::{DESCRIPTION_BYTES_MAX, Description, MemoryBlock};
 use crate::name::Name;
 use crate::pack::{PageEncoding, decompress};
 use crate::seal::{CHECK_BYTES, ObjectCipher, SecretKey};
@@ -44,23 +45,12 @@ impl Store {
         from: &mut dyn Read,
         options: &ImportOptions,
     ) -> Result<CheckpointSummary, CheckpointError> {
-        let mut chunks = Chunks::begin(from, options.key.as_ref())?;
-        let (description, mut next) = chunks.description()?;
+        let (mut stream, description) = StreamReader::begin(from, options.key.as_ref())?;
         let mut writer = self.begin_import(description, options)?;
-        loop {
-            next = match next {
-                (ChunkKind::Pages { block, pages }, bytes) => {
-                    chunks.count(block, pages)?;
-                    put(&mut writer, block, pages, &bytes)?;
-                    chunks.next()?
-                }
-                (ChunkKind::End, bytes) => {
-                    chunks.end(&bytes)?;
-                    return writer.finish();
-                }
-                (ChunkKind::Description, _) => return Err(impossible("two descriptions")),
-            };
+        while let Some((block, pages, bytes)) = stream.pages()? {
+            writer.put(block, pages.first, &bytes)?;
         }
+        writer.finish()
     }
 
     fn begin_import(
@@ -79,43 +69,62 @@ impl Store {
     }
 }
 
-fn put(
-    writer: &mut CheckpointWriter,
-    block: u16,
-    pages: PageRange,
-    bytes: &[u8],
-) -> Result<(), CheckpointError> {
-    match writer.put(block.into(), pages.first, bytes) {
-        Err(CheckpointError::NoPages { .. }) => Err(impossible("pages that no block has")),
-        put => put,
-    }
-}
-
 const fn impossible(why: &'static str) -> CheckpointError {
     CheckpointError::Import(FormatError::impossible(WHAT, why))
 }
 
-/// The chunks of a stream.
-struct Chunks<'a> {
+/// A stream that is read, chunk by chunk, each verified.
+pub(crate) struct StreamReader<'a> {
     from: &'a mut dyn Read,
     cipher: ObjectCipher,
     /// Number of chunks that were read.
     read: u64,
     pages: u64,
-    /// End of the last pages: they come in ascending order.
-    end: (u16, u32),
+    /// Number of pages of each memory block.
+    blocks: Vec<u64>,
+    seen: SeenPages,
+    /// Chunk behind the description.
+    first: Option<Chunk>,
 }
 
 type Chunk = (ChunkKind, Vec<u8>);
 
-impl<'a> Chunks<'a> {
-    fn begin(from: &'a mut dyn Read, key: Option<&SecretKey>) -> Result<Self, CheckpointError> {
+/// Pages of a memory block: number of the block, pages, content.
+pub(crate) type BlockPages = (usize, PageRange, Vec<u8>);
+
+impl<'a> StreamReader<'a> {
+    /// Reads the description.
+    pub(crate) fn begin(
+        from: &'a mut dyn Read,
+        key: Option<&SecretKey>,
+    ) -> Result<(Self, Description), CheckpointError> {
         let mut bytes = [0; STREAM_HEAD_BYTES];
         fill(from, WHAT, &mut bytes)?;
         let head = StreamHead::decode(&bytes).map_err(CheckpointError::Import)?;
         let cipher = ObjectCipher::reading(WHAT, head.id, head.is_sealed, key);
         let cipher = cipher.map_err(CheckpointError::Import)?;
-        Ok(Self { from, cipher, read: 0, pages: 0, end: (0, 0) })
+        let (blocks, seen) = (Vec::new(), SeenPages::default());
+        let mut stream = Self { from, cipher, read: 0, pages: 0, blocks, seen, first: None };
+        let (description, next) = stream.description()?;
+        stream.blocks = description.blocks.iter().map(MemoryBlock::pages).collect();
+        stream.first = Some(next);
+        Ok((stream, description))
+    }
+
+    /// Reads the next pages; none at the end, once all was verified.
+    pub(crate) fn pages(&mut self) -> Result<Option<BlockPages>, CheckpointError> {
+        let next = match self.first.take() {
+            Some(next) => next,
+            None => self.next()?,
+        };
+        match next {
+            (ChunkKind::Pages { block, pages }, bytes) => {
+                self.count(block, pages)?;
+                Ok(Some((block.into(), pages, bytes)))
+            }
+            (ChunkKind::End, bytes) => self.end(&bytes).map(|()| None),
+            (ChunkKind::Description, _) => Err(impossible("two descriptions")),
+        }
     }
 
     fn next(&mut self) -> Result<Chunk, CheckpointError> {
@@ -156,12 +165,15 @@ impl<'a> Chunks<'a> {
         }
     }
 
-    /// Counts pages, which come in ascending order.
+    /// Counts pages, each of which comes once.
     fn count(&mut self, block: u16, pages: PageRange) -> Result<(), CheckpointError> {
-        if (block, pages.first.0) < self.end {
-            return Err(impossible("its pages are out of order"));
+        let end = u64::from(pages.first.0) + u64::from(pages.count);
+        if self.blocks.get(usize::from(block)).is_none_or(|block_pages| end > *block_pages) {
+            return Err(impossible("pages that no block has"));
         }
-        self.end = (block, pages.end().0);
+        if !self.seen.insert(block, pages) {
+            return Err(impossible("a page comes twice"));
+        }
         self.pages += u64::from(pages.count);
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bindery_host::protocol::checkpoint::CheckpointName;
 use clap::{Args, Subcommand};
 
+use super::remote_args::{AtArgs, PullArgs, PushArgs};
 use crate::times::parse_within;
 
 #[derive(Debug, Subcommand)]
@@ -32,6 +33,7 @@ Examples:
   bindery checkpoint list
   bindery checkpoint list web1 --pool guests
   bindery checkpoint list --json | jq -r '.[] | \"\\(.guest)@\\(.name)\"'
+  bindery checkpoint list --at s3://backups/guests --key-file key
 
 STORED is what of RAM is not zero; OWN the part of it that no earlier checkpoint had, and WRITTEN what that
 takes in the pool. Sizes are of pages as they are in memory, but for WRITTEN."
@@ -58,6 +60,7 @@ Exits with 9 if anything cannot be read. Damaged pages are stored anew by the ne
 Examples:
   bindery checkpoint delete web1@monday web1@tuesday
   bindery checkpoint delete web1 --keep 24
+  bindery checkpoint delete web1 --keep 7 --at s3://backups/guests --key-file key
 
 Any checkpoint can be deleted: others keep the pages that they share with it. Disks that it names are left
 as they are.")]
@@ -82,6 +85,27 @@ Examples:
 It is there when all of the file was read and verified, or not at all. It becomes yours: a checkpoint of your
 user and the domain that --domain names.")]
     Import(ImportArgs),
+    /// Send a checkpoint to S3 or a directory, encrypted; only what is not there yet
+    #[command(after_help = "\
+Examples:
+  head -c 32 /dev/urandom > key && chmod 600 key
+  bindery checkpoint push web1@monday s3://backups/guests --key-file key
+  AWS_ENDPOINT_URL=https://minio.example:9000 bindery checkpoint push web1@tuesday s3://backups/guests --key-file key
+  bindery checkpoint push web1@monday file:///mnt/nfs/guests --unencrypted
+
+Any host that has the key can pull it. Pages that a former push with this key of the same domain has sent are not
+sent again. It is there when all of it is, or not at all; what was interrupted goes on when it is repeated. Keep the
+key: without it nobody can read what was pushed. It holds memory and device state, not disks.")]
+    Push(PushArgs),
+    /// Make a checkpoint of one that `push` has sent
+    #[command(after_help = "\
+Examples:
+  bindery checkpoint list --at s3://backups/guests --key-file key
+  bindery checkpoint pull s3://backups/guests web1@monday --key-file key
+  bindery checkpoint pull s3://backups/guests web1@monday --key-file key --guest web2 --name copy --pool guests
+
+It is there when all of it was read and verified, or not at all. It becomes yours: a checkpoint of your user.")]
+    Pull(PullArgs),
 }
 
 #[derive(Debug, Args)]
@@ -212,6 +236,8 @@ pub(crate) struct ListArgs {
     /// The guest whose checkpoints to list
     pub(super) guest: Option<String>,
     #[command(flatten)]
+    pub(super) at: AtArgs,
+    #[command(flatten)]
     pub(super) pool: PoolArgs,
 }
 
@@ -253,6 +279,8 @@ pub(crate) struct DeleteArgs {
     /// Delete all checkpoints of the guest but the last N
     #[arg(long, value_name = "N")]
     pub(super) keep: Option<u64>,
+    #[command(flatten)]
+    pub(super) at: AtArgs,
     #[command(flatten)]
     pub(super) owner: OwnerArgs,
     #[command(flatten)]

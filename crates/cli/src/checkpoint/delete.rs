@@ -15,6 +15,9 @@ use crate::exit::{Failure, Reason};
 use crate::output::{human_bytes, print, print_json};
 
 pub(super) fn run(global: &Global, arguments: &DeleteArgs) -> Result<(), Failure> {
+    if let Some(store) = arguments.at.store()? {
+        return super::remote::delete(global, store, &arguments.names, arguments.keep);
+    }
     let select = selection(arguments).map_err(|message| Failure::new(Reason::Usage, message))?;
     let cancel = Cancel::on_signals()?;
     let request = Request::CheckpointDelete { pool: arguments.pool.paths()?, select };

@@ -18,7 +18,8 @@ use crate::exit::Failure;
 /// Interval at which the progress is shown anew, and signals are looked for.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Set by the signals that cancel a job.
+/// Set by the signals that cancel a job. Clones are one.
+#[derive(Clone)]
 pub(super) struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {

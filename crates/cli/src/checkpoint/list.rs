@@ -14,7 +14,10 @@ use crate::exit::Failure;
 use crate::output::{Table, human_bytes, print_json};
 
 pub(super) fn run(global: &Global, arguments: &ListArgs) -> Result<(), Failure> {
-    let ListArgs { guest, pool } = arguments;
+    let ListArgs { guest, pool, at } = arguments;
+    if let Some(store) = at.store()? {
+        return super::remote::list(global, store, guest.as_deref());
+    }
     let request = Request::CheckpointList { pool: pool.paths()?, guest: guest.clone() };
     match ask(global, &request)?.1 {
         Answer::Checkpoints { checkpoints } if global.json => print_json(&checkpoints),

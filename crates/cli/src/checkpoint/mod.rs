@@ -6,6 +6,8 @@ mod create;
 mod delete;
 mod job;
 mod list;
+mod remote;
+mod remote_args;
 mod repeat;
 mod restore;
 mod show;
@@ -39,6 +41,8 @@ pub(crate) fn run(command: &CheckpointCommand, global: &Global) -> Result<(), Fa
         CheckpointCommand::Delete(arguments) => delete::run(global, arguments),
         CheckpointCommand::Export(arguments) => transfer::export(global, arguments),
         CheckpointCommand::Import(arguments) => transfer::import(global, arguments),
+        CheckpointCommand::Push(arguments) => remote::push(global, arguments),
+        CheckpointCommand::Pull(arguments) => remote::pull(global, arguments),
     }
 }
 

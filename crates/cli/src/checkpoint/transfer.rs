@@ -30,7 +30,7 @@ use crate::pool::Target;
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Time for which the daemon may take nothing of a stream.
-const STREAM_PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const STREAM_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Time in which a stream that broke says why.
 const REASON_PATIENCE: Duration = Duration::from_millis(500);
@@ -124,7 +124,8 @@ fn read_key(path: &Path) -> Result<ExportKey, Failure> {
     Ok(ExportKey(key.expose().iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
-fn pair() -> Result<(OwnedFd, OwnedFd), Failure> {
+/// Makes the two ends of a stream.
+pub(super) fn pair() -> Result<(OwnedFd, OwnedFd), Failure> {
     socket::stream_pair().map_err(|error| Failure::of_io("cannot make a pair of sockets", &error))
 }
 

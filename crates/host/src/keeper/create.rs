@@ -79,7 +79,7 @@ pub(crate) fn create(
     let overlays = overlays(&create.disks, &vmm.disks, &create.names)?;
     let base = followed.base(lease, &blocks);
     let domain = create.names.domain.clone();
-    lease.open_domain(&domain, None).map_err(|error| failure::of_checkpoint(&error))?;
+    lease.open_for_writing(&domain)?;
     let new = NewCheckpoint {
         description: describe(&create, &vmm, &blocks)?,
         base: base.as_ref().map(|last| last.id),

@@ -39,6 +39,16 @@ pub(super) fn of_open(error: &OpenError) -> Failure {
 
 /// Failure of something about checkpoints.
 pub(crate) fn of_checkpoint(error: &CheckpointError) -> Failure {
+    let remedy = match error {
+        CheckpointError::Locked(_) => {
+            "; name that file in the daemon's configuration (checkpoint_key, or [checkpoint.keys]) and start it \
+             again; its log shows whether the one that it has is another"
+        }
+        CheckpointError::WrongKey(_) => {
+            "; the daemon's configuration names another (checkpoint_key, or [checkpoint.keys])"
+        }
+        _ => "",
+    };
     let kind = match error {
         CheckpointError::Stopped => return jobs::cancelled(),
         CheckpointError::NoCheckpoint(_) => FailureKind::NoSuchCheckpoint,
@@ -54,5 +64,5 @@ pub(crate) fn of_checkpoint(error: &CheckpointError) -> Failure {
         CheckpointError::Import(_) => FailureKind::BadFile,
         _ => FailureKind::Failed,
     };
-    Failure::new(kind, error.to_string())
+    Failure::new(kind, format!("{error}{remedy}"))
 }

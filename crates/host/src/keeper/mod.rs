@@ -8,6 +8,7 @@ pub(crate) mod catalogue;
 pub(crate) mod create;
 pub(crate) mod failure;
 mod image;
+pub(crate) mod keys;
 pub(crate) mod names;
 mod overlays;
 pub(crate) mod pauses;
@@ -25,10 +26,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bindery_checkpoint::{Store, StoreOptions};
+use bindery_checkpoint::{Name, Store, StoreOptions};
 use bindery_pool::{Pool, scan_pools};
 use bindery_sys::thread::spawn_without_signals;
 
+use self::keys::Keyring;
 use crate::access::Rights;
 use crate::protocol::{Failure, FailureKind};
 
@@ -51,6 +53,7 @@ type Paths = Vec<PathBuf>;
 pub(crate) struct Keeper {
     /// The pool that the configuration names.
     default: Option<Paths>,
+    keys: Arc<Keyring>,
     idle: Duration,
     pools: Mutex<BTreeMap<u128, Arc<KeptPool>>>,
 }
@@ -77,17 +80,18 @@ pub(crate) struct Lease {
     pool: Arc<KeptPool>,
     id: u128,
     paths: Paths,
+    keys: Arc<Keyring>,
 }
 
 impl Keeper {
     /// Keeps checkpoints in the pool at `default`, where no other is named.
-    pub(crate) fn new(default: Option<PathBuf>) -> Self {
-        Self::closing_after(default, IDLE)
+    pub(crate) fn new(default: Option<PathBuf>, keys: Keyring) -> Self {
+        Self::closing_after(default, keys, IDLE)
     }
 
-    fn closing_after(default: Option<PathBuf>, idle: Duration) -> Self {
+    fn closing_after(default: Option<PathBuf>, keys: Keyring, idle: Duration) -> Self {
         let default = default.map(|path| vec![path]);
-        Self { default, idle, pools: Mutex::default() }
+        Self { default, keys: Arc::new(keys), idle, pools: Mutex::default() }
     }
 
     /// Opens the pool at `asked`, or the daemon's own, unless it is open. Blocks while its catalogue is read.
@@ -101,7 +105,9 @@ impl Keeper {
         let pool = self.kept(id)?;
         let mut state = pool.lock();
         if state.store.is_none() {
-            state.store = Some(open(&paths)?);
+            let store = open(&paths)?;
+            self.keys.open_all(&store);
+            state.store = Some(store);
             if let Err(error) = pool.close_when_idle(self.idle) {
                 state.store = None;
                 let message = format!("cannot start the thread that closes the pool: {error}");
@@ -111,7 +117,7 @@ impl Keeper {
         state.leases += 1;
         let store = state.store.clone();
         drop(state);
-        Ok(Lease { store, pool, id, paths })
+        Ok(Lease { store, pool, id, paths, keys: Arc::clone(&self.keys) })
     }
 
     /// Returns the paths of the pool that is meant. The daemon opens what its own user may: so members name no
@@ -242,6 +248,14 @@ impl KeptPool {
 }
 
 impl Lease {
+    /// Opens a domain to write, or makes it.
+    ///
+    /// # Errors
+    /// `Refused` if the daemon's keys are not the domain's.
+    pub(crate) fn open_for_writing(&self, domain: &Name) -> Result<(), Failure> {
+        self.keys.open_for_writing(self, domain)
+    }
+
     /// Returns the paths that the pool was asked for by.
     pub(crate) fn paths(&self) -> &[PathBuf] {
         &self.paths

@@ -28,7 +28,7 @@ pub(crate) fn domain(uid: u32, name: &str) -> Result<Name, Failure> {
 }
 
 /// Returns the user and the name of a domain; none if it is not one of [`domain`].
-pub(crate) fn split_domain(stored: &Name) -> Option<(u32, String)> {
+pub fn split_domain(stored: &Name) -> Option<(u32, String)> {
     let (uid, name) = stored.as_str().split_once(':')?;
     let (uid, name) = (uid.parse().ok()?, name.replace(AT, "@"));
     // `007:web` and `+7:web` are nobody's.
@@ -40,7 +40,7 @@ pub(crate) fn split_domain(stored: &Name) -> Option<(u32, String)> {
 ///
 /// # Errors
 /// `BadRequest` if it is no name.
-pub(crate) fn guest(name: &str) -> Result<Name, Failure> {
+pub fn guest(name: &str) -> Result<Name, Failure> {
     if !is_name(name) {
         return name.parse().map_err(|_| bad(name));
     }
@@ -54,7 +54,7 @@ pub(crate) fn guest(name: &str) -> Result<Name, Failure> {
 }
 
 /// Returns a guest's name as people know it.
-pub(crate) fn shown_guest(stored: &Name) -> String {
+pub fn shown_guest(stored: &Name) -> String {
     let mut name = stored.as_str().replace(AT, "@");
     for (first, other) in FIRST {
         if let Some(rest) = name.strip_prefix(other) {
@@ -71,7 +71,7 @@ pub(crate) fn shown_guest(stored: &Name) -> String {
 ///
 /// # Errors
 /// `BadRequest` if it is no name.
-pub(crate) fn checkpoint(name: &str) -> Result<Name, Failure> {
+pub fn checkpoint(name: &str) -> Result<Name, Failure> {
     name.parse().map_err(|error: bindery_checkpoint::BadName| {
         Failure::new(FailureKind::BadRequest, error.to_string())
     })

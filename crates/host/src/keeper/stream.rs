@@ -14,7 +14,9 @@ use crate::jobs::Progress;
 use crate::protocol::{Failure, FailureKind};
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longer than an object store is waited for, whose client may be the operator.
+const PATIENCE: Duration = Duration::from_secs(360);
 
 /// The daemon's end of a stream.
 #[derive(Debug)]

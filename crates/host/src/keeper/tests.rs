@@ -49,7 +49,7 @@ fn called(guest: &str, name: &str) -> CheckpointName {
 fn a_pool_is_open_while_it_is_used_and_closed_after() {
     let directory = tempfile::tempdir().unwrap();
     pool_in(directory.path());
-    let keeper = Keeper::closing_after(Some(directory.path().into()), SHORT);
+    let keeper = Keeper::closing_after(Some(directory.path().into()), Keyring::default(), SHORT);
     let paths = vec![directory.path().to_path_buf()];
     let is_free = || Pool::open(&paths, None).is_ok();
     let first = keeper.lease(None, MEMBER).unwrap();
@@ -73,7 +73,7 @@ fn a_pool_that_another_has_open_is_named() {
     let directory = tempfile::tempdir().unwrap();
     pool_in(directory.path());
     let other = Pool::open(&[directory.path().to_path_buf()], None).unwrap();
-    let keeper = Keeper::new(Some(directory.path().into()));
+    let keeper = Keeper::new(Some(directory.path().into()), Keyring::default());
     let failure = keeper.lease(None, Rights::Owner).unwrap_err();
     assert_eq!(failure.kind, FailureKind::Taken, "{failure}");
     assert!(failure.message.contains(&std::process::id().to_string()), "{failure}");
@@ -87,10 +87,10 @@ fn a_pool_that_cannot_be_meant_is_refused() {
     let kind = |keeper: &Keeper, asked: Option<&[String]>, rights| {
         keeper.lease(asked, rights).unwrap_err().kind
     };
-    let none = Keeper::new(None);
+    let none = Keeper::new(None, Keyring::default());
     assert!(none.lease(None, Rights::Owner).unwrap_err().message.contains("pool create"));
     assert_eq!(kind(&none, None, Rights::Owner), FailureKind::NoPool);
-    let keeper = Keeper::new(Some(directory.path().into()));
+    let keeper = Keeper::new(Some(directory.path().into()), Keyring::default());
     assert_eq!(kind(&keeper, None, MEMBER), FailureKind::NoPool);
     let elsewhere = asked(Path::new("/nonexistent"));
     assert_eq!(kind(&keeper, Some(&elsewhere), Rights::Owner), FailureKind::NoPool);
@@ -104,7 +104,7 @@ fn a_pool_that_cannot_be_meant_is_refused() {
 fn checkpoints_of_others_are_as_if_they_were_not() {
     let directory = tempfile::tempdir().unwrap();
     pool_in(directory.path());
-    let keeper = Keeper::new(Some(directory.path().into()));
+    let keeper = Keeper::new(Some(directory.path().into()), Keyring::default());
     let lease = keeper.lease(None, Rights::Owner).unwrap();
     for (domain, guest, name) in
         [("7:web", "one", "a"), ("7:db", "one", "b"), ("8:web", "one", "a"), ("lab", "one", "c")]
@@ -132,7 +132,7 @@ fn checkpoints_of_others_are_as_if_they_were_not() {
 fn the_last_ones_are_kept_whatever_their_order() {
     let directory = tempfile::tempdir().unwrap();
     pool_in(directory.path());
-    let keeper = Keeper::new(Some(directory.path().into()));
+    let keeper = Keeper::new(Some(directory.path().into()), Keyring::default());
     let lease = keeper.lease(None, Rights::Owner).unwrap();
     for (name, time_ns) in [("b", 20), ("d", 40), ("a", 10), ("c", 30)] {
         make(&lease, "7:web", "one", name, time_ns);

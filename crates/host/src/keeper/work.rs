@@ -39,6 +39,7 @@ pub(crate) fn verify(
             // Somebody has deleted it meanwhile.
             Err(CheckpointError::NoCheckpoint(_)) => {}
             Err(CheckpointError::Stopped) => return Err(jobs::cancelled()),
+            Err(error @ CheckpointError::Locked(_)) => return Err(failure::of_checkpoint(&error)),
             Err(error) => {
                 let unreadable = VerifyReport::default();
                 let unreadable = Verified {
@@ -165,7 +166,7 @@ pub(crate) fn import(
     progress.begin("reading", import.bytes);
     let Import { domain, guest, name, key, .. } = import;
     let failed = |error: CheckpointError| of_stream(&error, progress);
-    lease.open_domain(&domain, None).map_err(failed)?;
+    lease.open_for_writing(&domain)?;
     let options = ImportOptions { domain, key, guest, name, encoding: PageEncoding::default() };
     let stream = OperatorStream::new(socket, progress, true);
     let mut stream = BufReader::with_capacity(STREAM_BUFFER_BYTES, stream);

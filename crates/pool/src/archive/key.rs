@@ -4,21 +4,20 @@
 use object_store::path::Path;
 use uuid::Uuid;
 
+use super::bucket::BucketMarker;
 use crate::ObjectId;
 
-/// Key that marks an archive. Making it shows that the store creates conditionally.
-pub(super) const MARKER: &str = "bindery-archive";
-
-/// Content of the marker.
-pub(super) const MARKER_TEXT: &str = "bindery archive, format 1\n";
+/// Marker of an archive. Making it shows that the store creates conditionally.
+pub(super) const MARKER: BucketMarker =
+    BucketMarker { key: "bindery-archive", text: "bindery archive, format 1\n" };
 
 /// Prefix of all keys of an archive.
 #[derive(Clone, Debug)]
 pub(super) struct Keys(pub(super) Path);
 
 impl Keys {
-    pub(super) fn marker(&self) -> Path {
-        self.0.clone().join(MARKER)
+    pub(super) fn marker(&self, marker: BucketMarker) -> Path {
+        self.0.clone().join(marker.key)
     }
 
     pub(super) fn pool(&self, pool: Uuid) -> Path {

@@ -18,6 +18,7 @@
 //! Calls block. Requests run on a thread of the archive's own.
 
 mod archive_options;
+mod bucket;
 mod fault;
 mod format;
 mod http;
@@ -40,6 +41,7 @@ use object_store::{GetOptions, GetRange, ObjectStoreExt, PutMode, PutOptions};
 use thiserror::Error;
 
 pub use archive_options::{ArchiveOptions, Credentials, Secret};
+pub use bucket::{Bucket, BucketMarker, Listed, Transfer, Upload};
 pub use fault::Fault;
 pub use format::{
     Digest, FormatError, HEADER_BYTES, Header, Layout, MAX_LENGTH_BYTES, MAX_PART_BYTES,
@@ -52,7 +54,7 @@ pub use retry::Patience;
 pub use stored::{Damage, ReadError, Stored};
 
 use fault::Subject;
-use key::{MARKER, MARKER_TEXT};
+use key::MARKER;
 use location::Location;
 use runtime::{Pending, Runtime};
 
@@ -98,12 +100,14 @@ pub enum OpenError {
     },
     /// The marker is there and says something else.
     #[error(
-        "{store} has something else than an archive of format 1 under {MARKER} ({found:?}): use \
-         another prefix, or a later Bindery"
+        "{store} has something else than {:?} under {} ({found:?}): use another prefix, or a later \
+         Bindery", marker.text.trim_end(), marker.key
     )]
     Foreign {
         /// The archive's URL.
         store: String,
+        /// Marker that was expected.
+        marker: BucketMarker,
         /// Beginning of what the marker says.
         found: String,
     },
@@ -126,17 +130,7 @@ impl Archive {
     /// See [`OpenError`]. A store that cannot be reached is one after
     /// [`opening`](Patience::opening).
     pub fn open(url: &str, options: ArchiveOptions) -> Result<Self, OpenError> {
-        let ArchiveOptions { part_bytes, parts_at_once, .. } = options;
-        let whole = part_bytes.is_multiple_of(UNIT_BYTES as u64);
-        if !whole || !(1..=MAX_PART_BYTES).contains(&part_bytes) || parts_at_once == 0 {
-            return Err(OpenError::Parts { part_bytes, parts_at_once });
-        }
-        let location = Location::open(url, &options)?;
-        let runtime = Runtime::start()
-            .map_err(|source| OpenError::Thread { store: url.to_owned(), source })?;
-        let inner = Inner { url: url.to_owned(), options, location, runtime };
-        inner.mark()?;
-        Ok(Self(Arc::new(inner)))
+        Inner::open(url, options, MARKER).map(|inner| Self(Arc::new(inner)))
     }
 
     /// Returns the URL of the archive.
@@ -158,29 +152,44 @@ impl fmt::Debug for Archive {
 }
 
 impl Inner {
+    /// Opens a store whose marker is this one, making it where there is none.
+    fn open(url: &str, options: ArchiveOptions, marker: BucketMarker) -> Result<Self, OpenError> {
+        let ArchiveOptions { part_bytes, parts_at_once, .. } = options;
+        let whole = part_bytes.is_multiple_of(UNIT_BYTES as u64);
+        if !whole || !(1..=MAX_PART_BYTES).contains(&part_bytes) || parts_at_once == 0 {
+            return Err(OpenError::Parts { part_bytes, parts_at_once });
+        }
+        let location = Location::open(url, &options)?;
+        let runtime = Runtime::start()
+            .map_err(|source| OpenError::Thread { store: url.to_owned(), source })?;
+        let inner = Inner { url: url.to_owned(), options, location, runtime };
+        inner.mark(marker)?;
+        Ok(inner)
+    }
+
     /// Makes the marker, or finds it, and has the store refuse to make it again.
-    fn mark(&self) -> Result<(), OpenError> {
-        let marker = self.location.keys.marker();
+    fn mark(&self, marker: BucketMarker) -> Result<(), OpenError> {
+        let key = self.location.keys.marker(marker);
         for _ in 0..2 {
             let patience = self.options.patience.for_opening();
-            let text = Bytes::from_static(MARKER_TEXT.as_bytes());
-            match self.create_within(patience, marker.clone(), text).wait() {
+            let text = Bytes::from_static(marker.text.as_bytes());
+            match self.create_within(patience, key.clone(), text).wait() {
                 Ok(()) => {}
-                Err(Fault::Exists { .. }) => return self.check_marker(marker),
+                Err(Fault::Exists { .. }) => return self.check_marker(marker, key),
                 Err(fault) => return Err(fault.into()),
             }
         }
         Err(OpenError::Unconditional { store: self.url.clone() })
     }
 
-    fn check_marker(&self, marker: Path) -> Result<(), OpenError> {
+    fn check_marker(&self, marker: BucketMarker, key: Path) -> Result<(), OpenError> {
         let patience = self.options.patience.for_opening();
-        let found = self.get_within(patience, marker, 0..MARKER_TEXT.len() as u64 + 1).wait()?;
-        if found == MARKER_TEXT.as_bytes() {
+        let found = self.get_within(patience, key, 0..marker.text.len() as u64 + 1).wait()?;
+        if found == marker.text.as_bytes() {
             return Ok(());
         }
         let found = String::from_utf8_lossy(&found).into_owned();
-        Err(OpenError::Foreign { store: self.url.clone(), found })
+        Err(OpenError::Foreign { store: self.url.clone(), marker, found })
     }
 
     fn subject(&self, key: &Path) -> Subject {
@@ -194,26 +203,44 @@ impl Inner {
     }
 
     fn create_within(&self, patience: Patience, key: Path, content: Bytes) -> Pending<()> {
+        self.runtime.spawn(self.creation(patience, key, content))
+    }
+
+    fn creation(
+        &self,
+        patience: Patience,
+        key: Path,
+        content: Bytes,
+    ) -> impl Future<Output = Result<(), Fault>> + Send + use<> {
         let store = Arc::clone(&self.location.store);
         let subject = self.subject(&key);
-        self.runtime.spawn(async move {
+        async move {
             let attempt = async || {
                 let options = PutOptions::from(PutMode::Create);
                 let put = store.put_opts(&key, content.clone().into(), options).await;
                 put.map(drop).map_err(|error| subject.fault(&error))
             };
             patience.attempt(&subject, attempt).await
-        })
+        }
     }
 
     /// Makes a key durable that was there already. Only a directory needs it: the attempt that linked
     /// the file, after its content was durable, may have ended before the link was.
     fn sync(&self, key: &Path) -> Result<(), Fault> {
-        let Some(directory) = &self.location.directory else { return Ok(()) };
-        let file = directory.join(key.as_ref());
-        let links = file.parent().unwrap_or(directory);
-        let synced = std::fs::File::open(links).and_then(|links| links.sync_all());
-        synced.map_err(|error| self.subject(key).local(&error))
+        self.syncing(key)()
+    }
+
+    /// Returns a call that syncs as [`sync`](Self::sync) does, and outlives the archive.
+    fn syncing(&self, key: &Path) -> impl FnOnce() -> Result<(), Fault> + Send + use<> {
+        let (directory, subject) = (self.location.directory.clone(), self.subject(key));
+        let key = key.clone();
+        move || {
+            let Some(directory) = directory else { return Ok(()) };
+            let file = directory.join(key.as_ref());
+            let links = file.parent().unwrap_or(&directory);
+            let synced = std::fs::File::open(links).and_then(|links| links.sync_all());
+            synced.map_err(|error| subject.local(&error))
+        }
     }
 
     /// Reads a range of a key, as much of it as the key has.
@@ -227,9 +254,18 @@ impl Inner {
         key: Path,
         range: std::ops::Range<u64>,
     ) -> Pending<Bytes> {
+        self.runtime.spawn(self.reading(patience, key, range))
+    }
+
+    fn reading(
+        &self,
+        patience: Patience,
+        key: Path,
+        range: std::ops::Range<u64>,
+    ) -> impl Future<Output = Result<Bytes, Fault>> + Send + use<> {
         let store = Arc::clone(&self.location.store);
         let subject = self.subject(&key);
-        self.runtime.spawn(async move {
+        async move {
             let attempt = async || {
                 let options = GetOptions::new().with_range(Some(GetRange::Bounded(range.clone())));
                 let found = async { store.get_opts(&key, options).await?.bytes().await };
@@ -246,7 +282,7 @@ impl Inner {
                 Err(error)
             };
             patience.attempt(&subject, attempt).await
-        })
+        }
     }
 
     /// Reads the state of a key, and the beginning of its content.
