@@ -1,0 +1,4 @@
+//! Live migration between hosts.
+#![forbid(unsafe_code)]
+
+pub mod format;
