@@ -1,4 +1,6 @@
 //! Live migration between hosts.
 #![forbid(unsafe_code)]
 
+pub mod encode;
 pub mod format;
+pub mod receive;

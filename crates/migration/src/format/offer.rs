@@ -144,27 +144,6 @@ impl Offer {
         };
         self.blocks.iter().map(pages).collect::<Result<_, _>>().map(Geometry::new)
     }
-
-    fn check(&self) -> Result<(), FormatError> {
-        let lists = [
-            self.blocks.len(),
-            self.disks.len(),
-            self.vmm.arguments.len(),
-            self.processor.flags.len(),
-        ];
-        if lists.iter().any(|length| *length > LIST_MAX) {
-            return Err(FormatError::impossible("offer", "a list has more than 4096 entries"));
-        }
-        if self.streams == 0 || self.digest_secret.bytes().len() != DIGEST_SECRET_BYTES {
-            return Err(FormatError::impossible("offer", "it has no streams, or a secret of another length"));
-        }
-        let mut names: Vec<_> = self.blocks.iter().map(|block| &block.name).collect();
-        names.sort_unstable();
-        if names.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(FormatError::impossible("offer", "two memory blocks have one name"));
-        }
-        self.geometry().map(drop)
-    }
 }
 
 /// Consent of a destination.
@@ -219,6 +198,11 @@ pub struct Join {
 pub(crate) trait Description: Serialize + DeserializeOwned {
     const NAME: &'static str;
 
+    /// Refuses what decodes and is impossible.
+    fn check(&self) -> Result<(), FormatError> {
+        Ok(())
+    }
+
     fn encode(&self) -> Result<Vec<u8>, FormatError> {
         let bytes = postcard::to_stdvec(self).ok().filter(|it| it.len() <= DESCRIPTION_BYTES_MAX);
         bytes.ok_or(FormatError::impossible(Self::NAME, "it is longer than 1 MiB"))
@@ -226,7 +210,7 @@ pub(crate) trait Description: Serialize + DeserializeOwned {
 
     fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         match postcard::take_from_bytes(bytes) {
-            Ok((decoded, [])) => Ok(decoded),
+            Ok((decoded, [])) => Self::check(&decoded).map(|()| decoded),
             _ => Err(FormatError::impossible(Self::NAME, "its fields are not those of its kind")),
         }
     }
@@ -235,12 +219,25 @@ pub(crate) trait Description: Serialize + DeserializeOwned {
 impl Description for Offer {
     const NAME: &'static str = "offer";
 
-    fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        let offer = match postcard::take_from_bytes::<Self>(bytes) {
-            Ok((decoded, [])) => decoded,
-            _ => return Err(FormatError::impossible(Self::NAME, "its fields are not those of its kind")),
-        };
-        offer.check().map(|()| offer)
+    fn check(&self) -> Result<(), FormatError> {
+        let lists = [
+            self.blocks.len(),
+            self.disks.len(),
+            self.vmm.arguments.len(),
+            self.processor.flags.len(),
+        ];
+        if lists.iter().any(|length| *length > LIST_MAX) {
+            return Err(FormatError::impossible("offer", "a list has more than 4096 entries"));
+        }
+        if self.streams == 0 || self.digest_secret.bytes().len() != DIGEST_SECRET_BYTES {
+            return Err(FormatError::impossible("offer", "it has no streams, or a secret of another length"));
+        }
+        let mut names: Vec<_> = self.blocks.iter().map(|block| &block.name).collect();
+        names.sort_unstable();
+        if names.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(FormatError::impossible("offer", "two memory blocks have one name"));
+        }
+        self.geometry().map(drop)
     }
 }
 impl Description for Accepted {
