@@ -3,4 +3,5 @@
 
 pub mod encode;
 pub mod format;
+pub mod hand_over;
 pub mod receive;
