@@ -191,7 +191,8 @@ impl World {
             machine.phase(),
             SourcePhase::Kept | SourcePhase::KeptUnnoted | SourcePhase::Gone | SourcePhase::Withdrawing
         );
-        if retries && self.destination.inbox.is_empty() {
+        let is_quiet = side.inbox.is_empty() && self.destination.inbox.is_empty();
+        if retries && is_quiet && self.destination.todo.is_empty() {
             steps.push((Step::Progress, self.source_event(SourceEvent::TimedOut)));
         }
         if machine.phase() == SourcePhase::Preparing && self.faults.timeouts > 0 {
@@ -330,6 +331,9 @@ impl World {
                     if next.destination.vm.is_there() {
                         (next.destination.vm, next.ran_there) = (Vm::Running, true);
                         next.destination.events.push_back(DestinationEvent::Resumed);
+                    } else {
+                        next.destination.events.retain(|event| *event != DestinationEvent::VmmEnded);
+                        next.destination.events.push_back(DestinationEvent::EndedBefore);
                     }
                 })
             }
@@ -445,6 +449,8 @@ impl Search {
             assert!(now.running() < 2, "two run: {now:?}");
             let mut out = Vec::new();
             for (step, next) in now.steps() {
+                let waiting = next.source.inbox.len() + next.destination.inbox.len();
+                assert!(waiting < 12, "messages pile up: {next:?}");
                 let number = numbers.len();
                 let number = *numbers.entry(next.clone()).or_insert(number);
                 if number == search.worlds.len() {
@@ -505,7 +511,8 @@ fn check(mode: CopyMode, faults: Faults) {
     // The destination, or the way to it, is gone for good: the source runs the guest by itself, but in the window.
     let mut window = 0;
     for world in search.stuck(&[Step::Progress]) {
-        let gave = world.source.note == Some(SourceNote::Gave);
+        let gave = world.source.note == Some(SourceNote::Gave)
+            || world.source.todo.contains(&SourceAction::Note(SourceNote::Gave));
         let doubts = matches!(
             world.source_phase(),
             None | Some(SourcePhase::Given | SourcePhase::Withdrawing | SourcePhase::Serving)

@@ -106,6 +106,9 @@ pub enum DestinationEvent {
     Resumed,
     /// The guest could not be let run, and has certainly not run.
     NeverRan,
+    /// The VMM had ended when it was to be let run: this daemon has not let it run. Replaces
+    /// [`VmmEnded`](Self::VmmEnded).
+    EndedBefore,
     /// The VMM has ended.
     VmmEnded,
     /// All pages are there.
@@ -133,8 +136,8 @@ pub enum DestinationAction {
     Send(Message),
     /// Load the device state; [`DestinationEvent::Loaded`] or [`DestinationEvent::LoadFailed`] follows.
     Load,
-    /// Let the guest run; [`DestinationEvent::Resumed`] or [`DestinationEvent::NeverRan`] follows. No harm if it
-    /// runs.
+    /// Let the guest run; [`DestinationEvent::Resumed`], [`DestinationEvent::NeverRan`] or
+    /// [`DestinationEvent::EndedBefore`] follows. No harm if it runs.
     ResumeGuest,
     /// End the VMM, and wait until it has ended.
     EndVmm,

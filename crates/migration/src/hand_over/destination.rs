@@ -28,7 +28,8 @@ pub enum DestinationPhase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
     phase: DestinationPhase,
-    has_ended: bool,
+    /// True if an earlier daemon may have let the guest run.
+    may_have_run: bool,
 }
 
 impl Destination {
@@ -54,11 +55,11 @@ impl Destination {
                 (DestinationPhase::Lost, vec![Action::Report(Report::MayHaveRun)])
             }
         };
-        (Self::at(phase), actions)
+        (Self { phase, may_have_run: note == Some(Note::Took) }, actions)
     }
 
     const fn at(phase: DestinationPhase) -> Self {
-        Self { phase, has_ended: false }
+        Self { phase, may_have_run: false }
     }
 
     /// Returns the phase.
@@ -121,7 +122,8 @@ impl Destination {
                 vec![Action::Send(Message::Taken)]
             }
             Event::NeverRan | Event::NoteFailed(Note::Took) => self.drop_guest(),
-            Event::VmmEnded => {
+            Event::EndedBefore if !self.may_have_run => self.drop_guest(),
+            Event::VmmEnded | Event::EndedBefore => {
                 self.phase = DestinationPhase::Lost;
                 vec![Action::Send(Message::Lost), Action::Report(Report::MayHaveRun)]
             }
@@ -142,7 +144,7 @@ impl Destination {
             }
             Event::VmmEnded => {
                 // It ran and ended here: nothing is to be fetched for it any more.
-                (self.phase, self.has_ended) = (DestinationPhase::Running(true), true);
+                self.phase = DestinationPhase::Running(true);
                 vec![Action::Send(Message::Complete)]
             }
             Event::Received(Message::Settled) => self.forget(),
