@@ -66,8 +66,12 @@ struct World {
     faults: Faults,
     /// True if the guest ran at the destination.
     ran_there: bool,
+    /// True if all pages have been there.
+    had_pages: bool,
     /// True if an operator has decided; what the other side had is gone.
     is_decided: bool,
+    /// True if the operator has powered the source off for good.
+    source_is_off: bool,
 }
 
 /// Kind of a step.
@@ -106,7 +110,9 @@ fn world(mode: CopyMode, faults: Faults) -> World {
         is_connected: true,
         faults,
         ran_there: false,
+        had_pages: mode == CopyMode::PreCopy,
         is_decided: false,
+        source_is_off: false,
     }
 }
 
@@ -168,6 +174,9 @@ impl World {
 
     fn source_steps(&self, steps: &mut Vec<(Step, World)>) {
         let side = &self.source;
+        if self.source_is_off {
+            return;
+        }
         let Some(machine) = side.machine else {
             let (machine, todo) = Source::restart(side.note, self.mode);
             steps.push((Step::Progress, self.with(|next| {
@@ -235,11 +244,8 @@ impl World {
             }),
             SourceAction::EndVmm => done.with(|next| {
                 assert!(next.ran_there, "the source ends what never ran elsewhere: {self:?}");
-                let is_complete = matches!(
-                    next.destination.machine.map(|it| it.phase()),
-                    None | Some(DestinationPhase::Running(true) | DestinationPhase::Closed)
-                ) || !next.destination.vm.is_there();
-                assert!(self.mode == CopyMode::PreCopy || is_complete, "pages are gone: {self:?}");
+                let has_all = next.had_pages || !next.destination.vm.is_there();
+                assert!(has_all, "pages are gone: {self:?}");
                 if next.source.vm.is_there() {
                     next.source.vm = Vm::Ended;
                 }
@@ -273,9 +279,10 @@ impl World {
             steps.push((Step::Progress, next.destination_event(DestinationEvent::Received(*message))));
         }
         let serves = self.source_phase() == Some(SourcePhase::Serving) && self.source.vm == Vm::Paused;
-        let has_pages = self.mode == CopyMode::PreCopy || (self.is_connected && serves);
+        let has_pages = self.had_pages || (self.is_connected && serves);
         if machine.phase() == DestinationPhase::Running(false) && side.vm == Vm::Running && has_pages {
-            steps.push((Step::Progress, self.destination_event(DestinationEvent::PagesComplete)));
+            let next = self.with(|next| next.had_pages = true);
+            steps.push((Step::Progress, next.destination_event(DestinationEvent::PagesComplete)));
         }
         if machine.phase() == DestinationPhase::Receiving && self.faults.timeouts > 0 {
             let next = self.with(|next| next.faults.timeouts -= 1);
@@ -382,6 +389,20 @@ impl World {
                 }
             });
             steps.push((Step::Operator, fenced.source_event(SourceEvent::ResumeOrdered)));
+        }
+        let waits = self.destination.todo.is_empty() && self.destination.events.is_empty();
+        let phase = self.destination.machine.map(|machine| machine.phase());
+        let is_alone = self.source.vm.is_there() && self.mode == CopyMode::PreCopy;
+        if waits && is_alone && phase == Some(DestinationPhase::Ready) {
+            // Power off the source for certain, then resume there.
+            let fenced = self.with(|next| {
+                (next.faults.operator, next.is_decided, next.source_is_off) = (0, true, true);
+                next.source.machine = None;
+                next.source.todo.clear();
+                next.source.events.clear();
+                next.source.vm = Vm::Ended;
+            });
+            steps.push((Step::Operator, fenced.destination_event(DestinationEvent::ResumeOrdered)));
         }
     }
 
@@ -497,8 +518,10 @@ fn check(mode: CopyMode, faults: Faults) {
     // Faults end, the connection and the daemons come back: the guest runs, or it takes an operator because the
     // destination took it, and its VMM ended at once, unseen.
     for world in search.stuck(&[Step::Progress, Step::Healing]) {
+        // The same if what ended it could not note that it never ran.
+        let has_note_failed = world.faults.notes < faults.notes;
         let is_unseen_end = world.destination.note == Some(DestinationNote::Took)
-            && world.destination.vm == Vm::Killed
+            && (world.destination.vm == Vm::Killed || (world.destination.vm == Vm::Ended && has_note_failed))
             && !world.ran_there;
         let is_operators = world.is_decided;
         assert!(is_unseen_end || is_operators, "nobody can run it: {world:?}");

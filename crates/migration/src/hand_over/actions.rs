@@ -33,7 +33,7 @@ pub enum DestinationNote {
     Ready,
     /// The guest is the destination's. Written before it runs.
     Took,
-    /// The guest never ran here, and never will. Written once the VMM has ended.
+    /// The guest never ran here, and never will. Written before the VMM is ended.
     Dropped,
 }
 

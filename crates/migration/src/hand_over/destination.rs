@@ -155,10 +155,9 @@ impl Destination {
 
     fn dropped(&mut self, event: Event) -> Vec<Action> {
         match event {
+            Event::Received(Message::Take | Message::Cancel) => vec![Action::Send(Message::Dropped)],
             // That it never ran is true, noted or not.
-            Event::Received(Message::Take | Message::Cancel) | Event::NoteFailed(_) => {
-                vec![Action::Send(Message::Dropped)]
-            }
+            Event::NoteFailed(_) => vec![Action::EndVmm, Action::Send(Message::Dropped)],
             Event::Received(Message::Settled) => self.forget(),
             _ => vec![],
         }
@@ -176,7 +175,8 @@ impl Destination {
 
     fn drop_guest(&mut self) -> Vec<Action> {
         self.phase = DestinationPhase::Dropped;
-        vec![Action::EndVmm, Action::Note(Note::Dropped), Action::Send(Message::Dropped)]
+        // Noted first: a VMM that ended before might have run, for all that a later daemon knows.
+        vec![Action::Note(Note::Dropped), Action::EndVmm, Action::Send(Message::Dropped)]
     }
 
     fn forget(&mut self) -> Vec<Action> {
