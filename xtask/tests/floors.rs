@@ -81,12 +81,8 @@ const CHECKPOINT: Floors = &[
     &["checksum", "format_error"],
 ];
 
-const MIGRATION: Floors = &[
-    &["connect"],
-    &["encode", "receive"],
-    &["fit", "hand_over"],
-    &["arguments", "format"],
-];
+const MIGRATION: Floors =
+    &[&["connect"], &["encode", "receive"], &["fit", "hand_over"], &["arguments", "format"]];
 
 /// Returns all code of a module, without its tests and comments.
 fn code(module: &Path) -> String {

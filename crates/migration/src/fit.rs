@@ -46,7 +46,9 @@ pub enum Misfit {
         here: String,
     },
     /// Another vendor's processor.
-    #[error("the guest runs on a processor of {there}, and this one is of {here}: use a host of the same vendor")]
+    #[error(
+        "the guest runs on a processor of {there}, and this one is of {here}: use a host of the same vendor"
+    )]
     Vendor {
         /// Vendor at the source.
         there: String,
@@ -54,7 +56,9 @@ pub enum Misfit {
         here: String,
     },
     /// Features of the processor are missing.
-    #[error("this host's processor lacks {0}: start the guest with a CPU model that all hosts have, instead of -cpu host")]
+    #[error(
+        "this host's processor lacks {0}: start the guest with a CPU model that all hosts have, instead of -cpu host"
+    )]
     Features(String),
     /// Another VMM.
     #[error("the guest runs in {there}, and this host has {here}")]
@@ -65,7 +69,9 @@ pub enum Misfit {
         here: String,
     },
     /// An older VMM.
-    #[error("the guest runs in version {there} of its VMM, and this host has {here}: install {there} or later here")]
+    #[error(
+        "the guest runs in version {there} of its VMM, and this host has {here}: install {there} or later here"
+    )]
     Version {
         /// Version at the source.
         there: String,
@@ -73,13 +79,19 @@ pub enum Misfit {
         here: String,
     },
     /// The type of machine is unknown here.
-    #[error("the VMM of this host has no machine {0}: install the version of the source, or start the guest with an older machine type")]
+    #[error(
+        "the VMM of this host has no machine {0}: install the version of the source, or start the guest with an older machine type"
+    )]
     MachineType(String),
     /// The device state cannot be loaded here.
-    #[error("device state of kind {0} cannot be loaded here: update the VMM or Bindery on this host")]
+    #[error(
+        "device state of kind {0} cannot be loaded here: update the VMM or Bindery on this host"
+    )]
     DeviceState(String),
     /// Memory is lacking.
-    #[error("the guest uses {needs_mib} MiB, and {has_mib} MiB are available here: make room, or choose another host")]
+    #[error(
+        "the guest uses {needs_mib} MiB, and {has_mib} MiB are available here: make room, or choose another host"
+    )]
     Memory {
         /// Memory that the guest uses.
         needs_mib: u64,
@@ -90,7 +102,9 @@ pub enum Misfit {
     #[error("a guest {0} is here already: end or rename it, or migrate with another name")]
     NameTaken(String),
     /// A disk is missing.
-    #[error("disk {device} ({path}) is not here: put it on storage that both hosts have, or migrate with --copy-storage")]
+    #[error(
+        "disk {device} ({path}) is not here: put it on storage that both hosts have, or migrate with --copy-storage"
+    )]
     DiskMissing {
         /// Name of the disk.
         device: String,
@@ -98,7 +112,9 @@ pub enum Misfit {
         path: String,
     },
     /// Another file is where the disk should be.
-    #[error("disk {device}: {path} here is another file than at the source: move it away, or mount the shared storage")]
+    #[error(
+        "disk {device}: {path} here is another file than at the source: move it away, or mount the shared storage"
+    )]
     DiskOther {
         /// Name of the disk.
         device: String,
@@ -135,11 +151,14 @@ pub fn misfits(offer: &Offer, host: &Host, disks: &[DiskHere]) -> Vec<Misfit> {
     }
     let here = disks.iter().copied().chain(std::iter::repeat(DiskHere::Absent));
     for (disk, here) in offer.disks.iter().zip(here) {
-        let (device, path) = (disk.device.clone(), String::from_utf8_lossy(&disk.path).into_owned());
+        let (device, path) =
+            (disk.device.clone(), String::from_utf8_lossy(&disk.path).into_owned());
         match (here, disk.is_copied) {
             (DiskHere::Shared, false) | (DiskHere::Absent, true) => {}
             (DiskHere::Absent, false) => found.push(Misfit::DiskMissing { device, path }),
-            (DiskHere::Other, _) | (DiskHere::Shared, true) => found.push(Misfit::DiskOther { device, path }),
+            (DiskHere::Other, _) | (DiskHere::Shared, true) => {
+                found.push(Misfit::DiskOther { device, path })
+            }
         }
     }
     found
@@ -157,7 +176,8 @@ fn processor_misfits(there: &Processor, here: &Processor) -> Vec<Misfit> {
     if there.vendor != here.vendor {
         return vec![Misfit::Vendor { there: there.vendor.clone(), here: here.vendor.clone() }];
     }
-    let lacks: Vec<_> = there.flags.iter().filter(|flag| !here.flags.contains(flag)).cloned().collect();
+    let lacks: Vec<_> =
+        there.flags.iter().filter(|flag| !here.flags.contains(flag)).cloned().collect();
     if lacks.is_empty() { vec![] } else { vec![Misfit::Features(lacks.join(", "))] }
 }
 
@@ -189,7 +209,12 @@ mod tests {
 
     fn processor() -> Processor {
         let flags = vec!["avx2".into(), "sse4_2".into()];
-        Processor { architecture: "x86_64".into(), accelerator: "kvm".into(), vendor: "GenuineIntel".into(), flags }
+        Processor {
+            architecture: "x86_64".into(),
+            accelerator: "kvm".into(),
+            vendor: "GenuineIntel".into(),
+            flags,
+        }
     }
 
     fn offer() -> Offer {
@@ -233,6 +258,8 @@ mod tests {
         }
     }
 
+    type Change = fn(&mut Host);
+
     const FOUND: [DiskHere; 2] = [DiskHere::Shared, DiskHere::Absent];
 
     #[test]
@@ -242,7 +269,7 @@ mod tests {
 
     #[test]
     fn each_misfit_is_named() {
-        let changes: [(&str, fn(&mut Host)); 10] = [
+        let changes: [(&str, Change); 10] = [
             ("aarch64", |host| host.processor.architecture = "aarch64".into()),
             ("tcg", |host| host.processor.accelerator = "tcg".into()),
             ("AuthenticAMD", |host| host.processor.vendor = "AuthenticAMD".into()),
@@ -269,7 +296,8 @@ mod tests {
     fn emulated_processors_are_alike() {
         let (mut offer, mut host) = (offer(), host());
         offer.processor.accelerator = "tcg".into();
-        host.processor = Processor { vendor: "other".into(), flags: vec![], ..offer.processor.clone() };
+        host.processor =
+            Processor { vendor: "other".into(), flags: vec![], ..offer.processor.clone() };
         assert_eq!(misfits(&offer, &host, &FOUND), vec![]);
     }
 }

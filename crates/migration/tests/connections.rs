@@ -1,4 +1,5 @@
 //! Two sides over real sockets: certificates, policies, garbage, slow and silent peers.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,15 +11,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery_migration::connect::{
-    ConnectError, FirstRequest, Greeted, Peer, Policy, RateLimit, Sessions, TimeLimits, accept, accept_local,
-    dial, dial_local,
+    ConnectError, FirstRequest, Greeted, Peer, Policy, RateLimit, Sessions, TimeLimits, accept,
+    accept_local, dial, dial_local,
 };
 use bindery_migration::encode::Outlet;
 use bindery_migration::format::{
-    Accepted, FormatError, Hello, Join, MigrationId, Offer, OfferedBlock, OfferedVmm, Processor, Refusal,
-    RefusalKind, Secret,
+    Accepted, FormatError, Hello, Join, MigrationId, Offer, OfferedBlock, OfferedVmm, Processor,
+    Refusal, RefusalKind, Secret,
 };
-use rcgen::{CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd};
+use rcgen::{
+    CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd,
+};
 
 /// Authority of a test, with a directory for what it issues.
 struct Authority {
@@ -134,15 +137,27 @@ fn another_authority_is_refused_by_either_side() {
     let destination = other.policy(&["localhost"], false, &["a"], &one);
     let (offered, requested) = meet(Some(&source), Some(&destination));
     let (offered, requested) = (offered.unwrap_err(), requested.unwrap_err());
-    assert!(matches!(&offered, ConnectError::PeerCertificate(it) if it.contains("migrate_ca")), "{offered}");
-    assert!(matches!(&requested, ConnectError::OwnCertificate(it) if it.contains("migrate_ca")), "{requested}");
+    assert!(
+        matches!(&offered, ConnectError::PeerCertificate(it) if it.contains("migrate_ca")),
+        "{offered}"
+    );
+    assert!(
+        matches!(&requested, ConnectError::OwnCertificate(it) if it.contains("migrate_ca")),
+        "{requested}"
+    );
     // And the source's.
     let source = other.policy(&["a"], false, &[], &one);
     let destination = one.policy(&["localhost"], false, &["a"], &one);
     let (offered, requested) = meet(Some(&source), Some(&destination));
     let (offered, requested) = (offered.unwrap_err(), requested.unwrap_err());
-    assert!(matches!(&offered, ConnectError::OwnCertificate(it) if it.contains("migrate_ca")), "{offered}");
-    assert!(matches!(&requested, ConnectError::PeerCertificate(it) if it.contains("migrate_ca")), "{requested}");
+    assert!(
+        matches!(&offered, ConnectError::OwnCertificate(it) if it.contains("migrate_ca")),
+        "{offered}"
+    );
+    assert!(
+        matches!(&requested, ConnectError::PeerCertificate(it) if it.contains("migrate_ca")),
+        "{requested}"
+    );
 }
 
 #[test]
@@ -152,12 +167,24 @@ fn expired_certificates_are_refused_by_either_side() {
     let old = authority.policy(&["a", "localhost"], true, &["a"], &authority);
     let (offered, requested) = meet(Some(&good), Some(&old));
     let (offered, requested) = (offered.unwrap_err(), requested.unwrap_err());
-    assert!(matches!(&offered, ConnectError::PeerCertificate(it) if it.contains("expired")), "{offered}");
-    assert!(matches!(&requested, ConnectError::OwnCertificate(it) if it.contains("expired")), "{requested}");
+    assert!(
+        matches!(&offered, ConnectError::PeerCertificate(it) if it.contains("expired")),
+        "{offered}"
+    );
+    assert!(
+        matches!(&requested, ConnectError::OwnCertificate(it) if it.contains("expired")),
+        "{requested}"
+    );
     let (offered, requested) = meet(Some(&old), Some(&good));
     let (offered, requested) = (offered.unwrap_err(), requested.unwrap_err());
-    assert!(matches!(&offered, ConnectError::OwnCertificate(it) if it.contains("expired")), "{offered}");
-    assert!(matches!(&requested, ConnectError::PeerCertificate(it) if it.contains("expired")), "{requested}");
+    assert!(
+        matches!(&offered, ConnectError::OwnCertificate(it) if it.contains("expired")),
+        "{offered}"
+    );
+    assert!(
+        matches!(&requested, ConnectError::PeerCertificate(it) if it.contains("expired")),
+        "{requested}"
+    );
 }
 
 #[test]
@@ -167,7 +194,10 @@ fn other_names_are_refused_by_either_side() {
     let elsewhere = authority.policy(&["elsewhere"], false, &["a"], &authority);
     let (offered, _) = meet(Some(&source), Some(&elsewhere));
     let offered = offered.unwrap_err();
-    assert!(matches!(&offered, ConnectError::PeerCertificate(it) if it.contains("another name")), "{offered}");
+    assert!(
+        matches!(&offered, ConnectError::PeerCertificate(it) if it.contains("another name")),
+        "{offered}"
+    );
     // A good certificate whose name is not in migrate_from; nobody is, if that is empty.
     for allowed in [&["b", "*.a"][..], &[]] {
         let destination = authority.policy(&["localhost"], false, allowed, &authority);
@@ -198,21 +228,29 @@ fn tls_1_2_is_refused() {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let client = rustls::ClientConfig::builder_with_provider(provider);
     let client = client.with_protocol_versions(&[&rustls::version::TLS12]).unwrap();
-    let client = client.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth();
+    let client =
+        client.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth();
     let mut session =
         rustls::ClientConnection::new(Arc::new(client), "localhost".try_into().unwrap()).unwrap();
     thread::scope(|scope| {
-        let accepting = scope.spawn(|| accept(listener.accept().unwrap().0, Some(&destination), &limits()));
+        let accepting =
+            scope.spawn(|| accept(listener.accept().unwrap().0, Some(&destination), &limits()));
         let mut tcp = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let refused = session.complete_io(&mut tcp).unwrap_err();
         assert!(refused.to_string().contains("ProtocolVersion"), "{refused}");
         let error = accepting.join().unwrap().unwrap_err();
-        assert!(matches!(error, ConnectError::Tls(_)) && error.to_string().contains("1.3"), "{error}");
+        assert!(
+            matches!(error, ConnectError::Tls(_)) && error.to_string().contains("1.3"),
+            "{error}"
+        );
     });
 }
 
 /// Has a destination accept whatever `peer` does, and returns its error and the time that it took.
-fn against(policy: Option<&Policy>, peer: impl FnOnce(TcpStream) + Send) -> (ConnectError, Duration) {
+fn against(
+    policy: Option<&Policy>,
+    peer: impl FnOnce(TcpStream) + Send,
+) -> (ConnectError, Duration) {
     let (listener, port) = listen();
     let start = Instant::now();
     thread::scope(|scope| {
@@ -327,8 +365,9 @@ fn refusals_come_with_reasons() {
 fn pair(policies: Option<&(Policy, Policy)>) -> (Greeted, Greeted) {
     let (listener, port) = listen();
     thread::scope(|scope| {
-        let accepting =
-            scope.spawn(|| accept(listener.accept().unwrap().0, policies.map(|it| &it.1), &limits()).unwrap());
+        let accepting = scope.spawn(|| {
+            accept(listener.accept().unwrap().0, policies.map(|it| &it.1), &limits()).unwrap()
+        });
         let source = dial("localhost", port, policies.map(|it| &it.0), &limits()).unwrap();
         (source, accepting.join().unwrap())
     })
@@ -342,7 +381,9 @@ fn further_streams_join_by_the_secret() {
     let (mut source, mut destination) = pair(Some(&policies));
     thread::scope(|scope| {
         scope.spawn(|| source.join(&Join { secret, stream: 1 }).unwrap());
-        let FirstRequest::Join(join) = destination.first_request().unwrap() else { panic!("it is a join") };
+        let FirstRequest::Join(join) = destination.first_request().unwrap() else {
+            panic!("it is a join")
+        };
         assert_eq!(sessions.join(&join, &destination.peer), Some(id));
         destination.accept_join().unwrap();
     });
@@ -353,7 +394,7 @@ fn both_directions_flow_at_once() {
     let policies = hosts();
     for policies in [None, Some(&policies)] {
         let (source, destination) = pair(policies);
-        let bytes: Vec<u8> = (0..24_u32 << 20).map(|at| (at * 7 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..24_u32 << 20).map(|at| ((at * 7) >> 3) as u8).collect();
         let (mut ends, bytes) = ([source, destination], &bytes);
         let start = Instant::now();
         thread::scope(|scope| {

@@ -7,8 +7,8 @@ use std::collections::{HashMap, VecDeque};
 
 use bindery_migration::format::Message;
 use bindery_migration::hand_over::{
-    CopyMode, Destination, DestinationAction, DestinationEvent, DestinationNote, DestinationPhase, Source,
-    SourceAction, SourceEvent, SourceNote, SourcePhase,
+    CopyMode, Destination, DestinationAction, DestinationEvent, DestinationNote, DestinationPhase,
+    Source, SourceAction, SourceEvent, SourceNote, SourcePhase,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -179,9 +179,12 @@ impl World {
         }
         let Some(machine) = side.machine else {
             let (machine, todo) = Source::restart(side.note, self.mode);
-            steps.push((Step::Progress, self.with(|next| {
-                (next.source.machine, next.source.todo) = (Some(machine), todo.into());
-            })));
+            steps.push((
+                Step::Progress,
+                self.with(|next| {
+                    (next.source.machine, next.source.todo) = (Some(machine), todo.into());
+                }),
+            ));
             return;
         };
         if let Some(action) = side.todo.front() {
@@ -198,7 +201,10 @@ impl World {
         }
         let retries = matches!(
             machine.phase(),
-            SourcePhase::Kept | SourcePhase::KeptUnnoted | SourcePhase::Gone | SourcePhase::Withdrawing
+            SourcePhase::Kept
+                | SourcePhase::KeptUnnoted
+                | SourcePhase::Gone
+                | SourcePhase::Withdrawing
         );
         let is_quiet = side.inbox.is_empty() && self.destination.inbox.is_empty();
         if retries && is_quiet && self.destination.todo.is_empty() {
@@ -221,7 +227,10 @@ impl World {
                             next.source.note = written.or(next.source.note);
                             next.source.todo.clear();
                         });
-                        steps.push((Step::Fault, failed.source_event(SourceEvent::NoteFailed(note))));
+                        steps.push((
+                            Step::Fault,
+                            failed.source_event(SourceEvent::NoteFailed(note)),
+                        ));
                     }
                 }
                 done.with(|next| next.source.note = Some(note))
@@ -260,9 +269,13 @@ impl World {
         let Some(machine) = side.machine else {
             if !self.is_fenced() {
                 let (machine, todo) = Destination::restart(side.note, side.vm.is_there());
-                steps.push((Step::Healing, self.with(|next| {
-                    (next.destination.machine, next.destination.todo) = (Some(machine), todo.into());
-                })));
+                steps.push((
+                    Step::Healing,
+                    self.with(|next| {
+                        (next.destination.machine, next.destination.todo) =
+                            (Some(machine), todo.into());
+                    }),
+                ));
             }
             return;
         };
@@ -276,11 +289,18 @@ impl World {
         }
         if let Some(message) = side.inbox.front() {
             let next = self.with(|next| _ = next.destination.inbox.pop_front());
-            steps.push((Step::Progress, next.destination_event(DestinationEvent::Received(*message))));
+            steps.push((
+                Step::Progress,
+                next.destination_event(DestinationEvent::Received(*message)),
+            ));
         }
-        let serves = self.source_phase() == Some(SourcePhase::Serving) && self.source.vm == Vm::Paused;
+        let serves =
+            self.source_phase() == Some(SourcePhase::Serving) && self.source.vm == Vm::Paused;
         let has_pages = self.had_pages || (self.is_connected && serves);
-        if machine.phase() == DestinationPhase::Running(false) && side.vm == Vm::Running && has_pages {
+        if machine.phase() == DestinationPhase::Running(false)
+            && side.vm == Vm::Running
+            && has_pages
+        {
             let next = self.with(|next| next.had_pages = true);
             steps.push((Step::Progress, next.destination_event(DestinationEvent::PagesComplete)));
         }
@@ -326,7 +346,11 @@ impl World {
                 fails(DestinationEvent::LoadFailed, steps);
                 done.with(|next| {
                     let is_there = next.destination.vm.is_there();
-                    let event = if is_there { DestinationEvent::Loaded } else { DestinationEvent::LoadFailed };
+                    let event = if is_there {
+                        DestinationEvent::Loaded
+                    } else {
+                        DestinationEvent::LoadFailed
+                    };
                     next.destination.events.push_back(event);
                 })
             }
@@ -339,7 +363,9 @@ impl World {
                         (next.destination.vm, next.ran_there) = (Vm::Running, true);
                         next.destination.events.push_back(DestinationEvent::Resumed);
                     } else {
-                        next.destination.events.retain(|event| *event != DestinationEvent::VmmEnded);
+                        next.destination
+                            .events
+                            .retain(|event| *event != DestinationEvent::VmmEnded);
                         next.destination.events.push_back(DestinationEvent::EndedBefore);
                     }
                 })
@@ -359,10 +385,13 @@ impl World {
         let both_are_up = self.source.machine.is_some() && self.destination.machine.is_some();
         let have_noticed = self.source.events.is_empty() && self.destination.events.is_empty();
         if !self.is_connected && both_are_up && have_noticed {
-            steps.push((Step::Healing, self.with(|next| {
-                next.is_connected = true;
-                next.source.events.push_back(SourceEvent::Connected);
-            })));
+            steps.push((
+                Step::Healing,
+                self.with(|next| {
+                    next.is_connected = true;
+                    next.source.events.push_back(SourceEvent::Connected);
+                }),
+            ));
         }
     }
 
@@ -507,7 +536,8 @@ impl Search {
     /// Returns the worlds in which the guest runs nowhere and is not dead, and cannot run by such steps.
     fn stuck(&self, by: &[Step]) -> impl Iterator<Item = &World> {
         let can = self.can_run(by);
-        let worlds = self.worlds.iter().zip(can).filter(|(world, can)| !can && !world.is_lost_to_a_kill());
+        let worlds =
+            self.worlds.iter().zip(can).filter(|(world, can)| !can && !world.is_lost_to_a_kill());
         worlds.map(|(world, _)| world)
     }
 }
@@ -521,14 +551,17 @@ fn check(mode: CopyMode, faults: Faults) {
         // The same if what ended it could not note that it never ran.
         let has_note_failed = world.faults.notes < faults.notes;
         let is_unseen_end = world.destination.note == Some(DestinationNote::Took)
-            && (world.destination.vm == Vm::Killed || (world.destination.vm == Vm::Ended && has_note_failed))
+            && (world.destination.vm == Vm::Killed
+                || (world.destination.vm == Vm::Ended && has_note_failed))
             && !world.ran_there;
         let is_operators = world.is_decided;
         assert!(is_unseen_end || is_operators, "nobody can run it: {world:?}");
     }
     if faults.operator > 0 {
         let everything = [Step::Progress, Step::Healing, Step::Operator];
-        let stuck = search.stuck(&everything).filter(|world| world.faults.operator > 0 && !world.is_connected);
+        let stuck = search
+            .stuck(&everything)
+            .filter(|world| world.faults.operator > 0 && !world.is_connected);
         assert_eq!(stuck.count(), 0, "an operator cannot help");
     }
     // The destination, or the way to it, is gone for good: the source runs the guest by itself, but in the window.
@@ -544,7 +577,10 @@ fn check(mode: CopyMode, faults: Faults) {
         let withdraws = world.source_phase() == Some(SourcePhase::Withdrawing);
         let answered = world.source.todo.contains(&SourceAction::Note(SourceNote::Gone))
             || world.source_phase() == Some(SourcePhase::Gone);
-        assert!((gave && doubts) || withdraws || answered || world.is_decided, "it should run: {world:?}");
+        assert!(
+            (gave && doubts) || withdraws || answered || world.is_decided,
+            "it should run: {world:?}"
+        );
         window += 1;
     }
     let steps: usize = search.steps.iter().map(Vec::len).sum();
@@ -579,7 +615,8 @@ fn without_faults_the_guest_moves() {
 #[test]
 fn cuts_crashes_and_timeouts_leave_one_owner() {
     for mode in [CopyMode::PreCopy, CopyMode::PostCopy] {
-        let faults = Faults { cuts: 2, source_crashes: 1, destination_crashes: 1, timeouts: 1, ..NONE };
+        let faults =
+            Faults { cuts: 2, source_crashes: 1, destination_crashes: 1, timeouts: 1, ..NONE };
         check(mode, faults);
     }
 }
@@ -589,14 +626,24 @@ fn failing_notes_and_vmms_leave_one_owner() {
     for mode in [CopyMode::PreCopy, CopyMode::PostCopy] {
         check(mode, Faults { cuts: 1, notes: 2, failures: 1, source_crashes: 1, ..NONE });
         check(mode, Faults { cuts: 1, notes: 1, failures: 1, destination_crashes: 1, ..NONE });
-        check(mode, Faults { cuts: 1, kills: 1, destination_crashes: 1, source_crashes: 1, ..NONE });
+        check(
+            mode,
+            Faults { cuts: 1, kills: 1, destination_crashes: 1, source_crashes: 1, ..NONE },
+        );
     }
 }
 
 #[test]
 fn an_operator_ends_the_doubt() {
     for mode in [CopyMode::PreCopy, CopyMode::PostCopy] {
-        let faults = Faults { cuts: 1, source_crashes: 1, destination_crashes: 1, operator: 1, kills: 1, ..NONE };
+        let faults = Faults {
+            cuts: 1,
+            source_crashes: 1,
+            destination_crashes: 1,
+            operator: 1,
+            kills: 1,
+            ..NONE
+        };
         check(mode, faults);
     }
 }

@@ -1,4 +1,5 @@
 //! Random writes to a memory, encoded, decoded into another: both are equal after each round.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::HashMap;
 use std::io;
@@ -51,7 +52,13 @@ impl Target for Destination {
         Ok(())
     }
 
-    fn patch(&mut self, block: u16, page: PageIndex, offset: usize, bytes: &[u8]) -> io::Result<()> {
+    fn patch(
+        &mut self,
+        block: u16,
+        page: PageIndex,
+        offset: usize,
+        bytes: &[u8],
+    ) -> io::Result<()> {
         let page = &mut self.memory.0[usize::from(block)][page.at()];
         page[offset..offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
@@ -189,14 +196,21 @@ fn change(page: &mut Page, at: u32, change: &Change) {
                 *word = state.to_le_bytes();
             }
         }
-        Change::Text(seed) => page.iter_mut().enumerate().for_each(|(byte, it)| *it = (byte % 7) as u8 ^ seed),
+        Change::Text(seed) => {
+            page.iter_mut().enumerate().for_each(|(byte, it)| *it = (byte % 7) as u8 ^ seed)
+        }
         Change::Words(words) => words.iter().for_each(|(byte, value)| page[*byte] = *value),
         Change::Zero => *page = [0; PAGE_BYTES],
         Change::Nothing => {}
     }
 }
 
-fn run(streams: usize, options: &EncodeOptions, asks: bool, rounds: &[Vec<(usize, u32, u32, Change)>]) {
+fn run(
+    streams: usize,
+    options: &EncodeOptions,
+    asks: bool,
+    rounds: &[Vec<(usize, u32, u32, Change)>],
+) {
     let wire: Shared = Arc::new(Mutex::new(Wire::new(streams)));
     let ends = (0..streams).map(|at| End(Arc::clone(&wire), at)).collect();
     let mut encoder = Encoder::new(ends, geometry(), options).unwrap();
@@ -231,12 +245,17 @@ fn run(streams: usize, options: &EncodeOptions, asks: bool, rounds: &[Vec<(usize
         wire.apply(&geometry());
         assert_eq!(wire.rounds.done(), number as u32 + 1);
         assert!(wire.destination.memory == source, "round {number}");
-        assert_eq!(wire.destination.touched_zeros, 0, "zeros are marked where there was something else");
+        assert_eq!(
+            wire.destination.touched_zeros, 0,
+            "zeros are marked where there was something else"
+        );
     }
     let (tally, wire) = (encoder.tally(), wire.lock().unwrap());
     assert_eq!(tally.pages, wire.pages);
     let payload = (tally.pages + tally.deltas) * PAGE_BYTES as u64;
-    assert!(options.compresses || tally.bytes <= payload + 32 * tally.frames + 40 * 1000 + 4 * 8192);
+    assert!(
+        options.compresses || tally.bytes <= payload + 32 * tally.frames + 40 * 1000 + 4 * 8192
+    );
 }
 
 /// Puts pages as a transfer would: known zeros as such, sometimes zeros unnoticed.
@@ -269,11 +288,13 @@ fn whole(change: Change) -> Vec<(usize, u32, u32, Change)> {
 }
 
 fn tally_of(rounds: &[Change]) -> bindery_migration::encode::SendTally {
-    let mut encoder = Encoder::new(vec![Vec::new()], geometry(), &EncodeOptions::default()).unwrap();
+    let mut encoder =
+        Encoder::new(vec![Vec::new()], geometry(), &EncodeOptions::default()).unwrap();
     let mut source = Model::new();
     for changed in rounds {
         for (block, first, count, what) in whole(changed.clone()) {
-            (first..first + count).for_each(|page| change(&mut source.0[block][page as usize], page, &what));
+            (first..first + count)
+                .for_each(|page| change(&mut source.0[block][page as usize], page, &what));
             encoder.put(0, PageIndex(0), source.0[0].as_flattened()).unwrap();
         }
         encoder.end_round().unwrap();

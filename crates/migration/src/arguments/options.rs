@@ -23,8 +23,14 @@ const NETWORKS: &[&str] = &["user", "tap", "hubport", "stream", "dgram"];
 
 /// Objects that start nothing and load nothing.
 const OBJECTS: &[&str] = &[
-    "memory-backend-ram", "memory-backend-memfd", "memory-backend-file", "iothread", "rng-random", "rng-builtin",
-    "thread-context", "throttle-group",
+    "memory-backend-ram",
+    "memory-backend-memfd",
+    "memory-backend-file",
+    "iothread",
+    "rng-random",
+    "rng-builtin",
+    "thread-context",
+    "throttle-group",
 ];
 
 const OPTIONS: &[(&str, ValueKind)] = &[
@@ -90,9 +96,39 @@ pub(crate) fn value_kind(name: &str) -> Option<ValueKind> {
 
 /// Keys that have QEMU start a program, load code, or use a descriptor or host that is not the guest's.
 const FORBIDDEN_KEYS: &[&str] = &[
-    "script", "downscript", "helper", "br", "smb", "smbserver", "tftp", "bootfile", "guestfwd", "hostfwd", "fd", "fds",
-    "vhostfd", "vhostfds", "fd-set", "exec", "command", "plugin", "filename-prefix", "server", "host", "port", "to",
-    "url", "proxy-url", "addr.host", "addr.port", "authz", "tls-creds", "logfile", "x-vfio", "sysfsdev", "socket_id",
+    "script",
+    "downscript",
+    "helper",
+    "br",
+    "smb",
+    "smbserver",
+    "tftp",
+    "bootfile",
+    "guestfwd",
+    "hostfwd",
+    "fd",
+    "fds",
+    "vhostfd",
+    "vhostfds",
+    "fd-set",
+    "exec",
+    "command",
+    "plugin",
+    "filename-prefix",
+    "server",
+    "host",
+    "port",
+    "to",
+    "url",
+    "proxy-url",
+    "addr.host",
+    "addr.port",
+    "authz",
+    "tls-creds",
+    "logfile",
+    "x-vfio",
+    "sysfsdev",
+    "socket_id",
 ];
 
 /// Returns true if a property may be set to that value.

@@ -62,8 +62,17 @@ mod tests {
         assert_eq!(place("/srv/old"), Some("/var/lib/guests/new".into()));
         assert_eq!(place("/dev/null"), Some("/dev/null".into()));
         let hostile = [
-            "/var/lib/guests/../../../etc/shadow", "/var/lib/guests2/a", "/srv/older/a", "/srv/old/../../etc/a",
-            "var/lib/guests/a", "", "/", "/etc/shadow", "/var/lib/guests/./../a", "/var/lib/guests/\0/a", "/dev/nullx",
+            "/var/lib/guests/../../../etc/shadow",
+            "/var/lib/guests2/a",
+            "/srv/older/a",
+            "/srv/old/../../etc/a",
+            "var/lib/guests/a",
+            "",
+            "/",
+            "/etc/shadow",
+            "/var/lib/guests/./../a",
+            "/var/lib/guests/\0/a",
+            "/dev/nullx",
         ];
         for path in hostile {
             assert_eq!(place(path), None, "{path:?}");

@@ -24,22 +24,49 @@ fn check(arguments: &[&str]) -> Result<Vec<OsString>, ArgumentRefusal> {
 #[test]
 fn a_usual_guest_is_allowed_and_its_paths_are_rewritten() {
     let arguments = [
-        "-name", "web,debug-threads=on", "-machine", "q35,accel=kvm,memory-backend=ram", "-cpu", "host", "-smp", "2",
-        "-m", "1G", "-object", "memory-backend-ram,id=ram,size=1G", "-nodefaults", "-display", "none",
-        "-drive", "file=/srv/images/a.qcow2,format=qcow2,if=virtio,cache=none",
+        "-name",
+        "web,debug-threads=on",
+        "-machine",
+        "q35,accel=kvm,memory-backend=ram",
+        "-cpu",
+        "host",
+        "-smp",
+        "2",
+        "-m",
+        "1G",
+        "-object",
+        "memory-backend-ram,id=ram,size=1G",
+        "-nodefaults",
+        "-display",
+        "none",
+        "-drive",
+        "file=/srv/images/a.qcow2,format=qcow2,if=virtio,cache=none",
         "-blockdev",
         r#"{"driver":"qcow2","node-name":"d","file":{"driver":"file","filename":"/srv/images/b"}}"#,
-        "-device", "virtio-blk-pci,drive=d", "-netdev", "tap,id=n,ifname=tap0,script=no,downscript=no",
-        "-device", "virtio-net-pci,netdev=n,mac=52:54:00:12:34:56", "-kernel", "/srv/images/vmlinuz",
-        "-append", "root=/dev/vda console=ttyS0", "-serial", "null",
-        "-chardev", "socket,id=c,path=/var/lib/guests/c.sock,server=on,wait=off",
+        "-device",
+        "virtio-blk-pci,drive=d",
+        "-netdev",
+        "tap,id=n,ifname=tap0,script=no,downscript=no",
+        "-device",
+        "virtio-net-pci,netdev=n,mac=52:54:00:12:34:56",
+        "-kernel",
+        "/srv/images/vmlinuz",
+        "-append",
+        "root=/dev/vda console=ttyS0",
+        "-serial",
+        "null",
+        "-chardev",
+        "socket,id=c,path=/var/lib/guests/c.sock,server=on,wait=off",
     ];
     let checked = check(&arguments).unwrap();
     assert_eq!(checked.len(), arguments.len() + 1);
     let text = checked.iter().map(|it| it.to_str().unwrap()).collect::<Vec<_>>().join(" ");
     assert!(text.contains("file=/var/lib/guests/a.qcow2,format=qcow2"), "{text}");
     assert!(text.contains(r#""filename":"/var/lib/guests/b""#), "{text}");
-    assert!(text.contains("-kernel /var/lib/guests/vmlinuz") && text.contains("root=/dev/vda"), "{text}");
+    assert!(
+        text.contains("-kernel /var/lib/guests/vmlinuz") && text.contains("root=/dev/vda"),
+        "{text}"
+    );
     assert!(!text.contains("/srv"), "{text}");
 }
 
@@ -77,7 +104,10 @@ fn hostile_arguments_are_refused() {
         &["-drive", "backing.file.filename=/etc/shadow,file=/var/lib/guests/a"],
         &["-blockdev", r#"{"driver":"file","node-name":"a","filename":"/etc/shadow"}"#],
         &["-blockdev", r#"{"driver":"file","node-name":"a","filename":"relative"}"#],
-        &["-blockdev", r#"{"driver":"nbd","node-name":"a","server":{"type":"inet","host":"10.0.0.1","port":"1"}}"#],
+        &[
+            "-blockdev",
+            r#"{"driver":"nbd","node-name":"a","server":{"type":"inet","host":"10.0.0.1","port":"1"}}"#,
+        ],
         &["-blockdev", r#"{"driver":"#],
         &["-device", "vfio-pci,sysfsdev=/sys/bus/pci/devices/0"],
         &["-device", "e1000,romfile=/etc/shadow"],
@@ -118,8 +148,14 @@ fn only_named_programs_are_started() {
     let check = |program: &str| policy().check(&[program.as_bytes().to_vec()]);
     assert!(check("/usr/bin/qemu-system-x86_64").is_ok());
     let hostile = [
-        "/bin/sh", "qemu-system-x86_64", "/usr/bin/../bin/qemu-system-x86_64", "/usr/bin/qemu-system-x86_64/x",
-        "/usr/bin/qemu-system-x86_64;sh", "", "-S", "/usr/bin",
+        "/bin/sh",
+        "qemu-system-x86_64",
+        "/usr/bin/../bin/qemu-system-x86_64",
+        "/usr/bin/qemu-system-x86_64/x",
+        "/usr/bin/qemu-system-x86_64;sh",
+        "",
+        "-S",
+        "/usr/bin",
     ];
     for program in hostile {
         assert!(matches!(check(program), Err(ArgumentRefusal::Program(_))), "{program:?} passes");

@@ -12,7 +12,9 @@ use crate::receive::ReceiveError;
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// The address cannot be reached.
-    #[error("{peer} cannot be reached: {error}; is the daemon there running, with migrate_listen set, and the port open?")]
+    #[error(
+        "{peer} cannot be reached: {error}; is the daemon there running, with migrate_listen set, and the port open?"
+    )]
     Unreachable {
         /// Address that was tried.
         peer: String,
@@ -20,7 +22,9 @@ pub enum ConnectError {
         error: io::Error,
     },
     /// The peer is silent, or slower than anything that is at work.
-    #[error("the peer did not answer within {seconds} s while {doing}: is it overloaded, or does something between drop packets?")]
+    #[error(
+        "the peer did not answer within {seconds} s while {doing}: is it overloaded, or does something between drop packets?"
+    )]
     TimedOut {
         /// Operation that took too long.
         doing: &'static str,
@@ -42,7 +46,9 @@ pub enum ConnectError {
     #[error("the peer refused this daemon's certificate: {0}")]
     OwnCertificate(String),
     /// The two sides cannot agree on TLS.
-    #[error("TLS failed: {0}; both sides must use TLS 1.3, and certificates (migrate_cert, migrate_key, migrate_ca)")]
+    #[error(
+        "TLS failed: {0}; both sides must use TLS 1.3, and certificates (migrate_cert, migrate_key, migrate_ca)"
+    )]
     Tls(TlsError),
     /// A file of keys or certificates is of no use.
     #[error("{path}: {reason}")]
@@ -53,13 +59,17 @@ pub enum ConnectError {
         reason: String,
     },
     /// The policy does not allow this peer.
-    #[error("no name in the peer's certificate is among migrate_from ({allowed}): add the name that it has, if it may migrate to this host")]
+    #[error(
+        "no name in the peer's certificate is among migrate_from ({allowed}): add the name that it has, if it may migrate to this host"
+    )]
     NotAllowed {
         /// Names that are allowed.
         allowed: String,
     },
     /// Plain connections are for one machine.
-    #[error("{0} is another machine, and there are no certificates: set migrate_cert, migrate_key and migrate_ca on both sides")]
+    #[error(
+        "{0} is another machine, and there are no certificates: set migrate_cert, migrate_key and migrate_ca on both sides"
+    )]
     NotLocal(String),
     /// The peer contradicts the protocol.
     #[error(transparent)]
@@ -81,7 +91,9 @@ impl ConnectError {
         let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()).cloned();
         match (tls, error.kind()) {
             (Some(tls), _) => Self::of_tls(tls),
-            (None, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => Self::TimedOut { doing, seconds },
+            (None, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => {
+                Self::TimedOut { doing, seconds }
+            }
             (None, io::ErrorKind::UnexpectedEof) => Self::HungUp(doing),
             (None, _) => Self::Io { doing, error },
         }
@@ -89,7 +101,9 @@ impl ConnectError {
 
     pub(crate) fn of_receive(doing: &'static str, seconds: u64, error: ReceiveError) -> Self {
         match error {
-            ReceiveError::Io(error) | ReceiveError::Target(error) => Self::of_io(doing, seconds, error),
+            ReceiveError::Io(error) | ReceiveError::Target(error) => {
+                Self::of_io(doing, seconds, error)
+            }
             ReceiveError::Ended => Self::HungUp(doing),
             ReceiveError::Format(error) => Self::Format(error),
         }
@@ -120,7 +134,8 @@ fn of_certificate(reason: &CertificateError) -> String {
             "no authority of migrate_ca has signed it: use one authority on both sides".into()
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            "it is for another name: connect by a name that is in it, or reissue it with this one".into()
+            "it is for another name: connect by a name that is in it, or reissue it with this one"
+                .into()
         }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "it is not for this purpose: reissue it for servers and clients".into()
@@ -134,8 +149,12 @@ fn of_alert(alert: AlertDescription) -> ConnectError {
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "no authority of migrate_ca there has signed it: use one authority on both sides"
         }
-        AlertDescription::CertificateExpired => "it has expired: renew it here, and see that both clocks are right",
-        AlertDescription::CertificateRequired => "it needs one: set migrate_cert and migrate_key here",
+        AlertDescription::CertificateExpired => {
+            "it has expired: renew it here, and see that both clocks are right"
+        }
+        AlertDescription::CertificateRequired => {
+            "it needs one: set migrate_cert and migrate_key here"
+        }
         AlertDescription::BadCertificate
         | AlertDescription::CertificateUnknown
         | AlertDescription::UnsupportedCertificate

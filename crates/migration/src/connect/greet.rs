@@ -179,7 +179,9 @@ fn authenticate(
     let session = match side {
         Side::Source(host) => {
             let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-                ConnectError::PeerCertificate(format!("{host} is no name that a certificate can have"))
+                ConnectError::PeerCertificate(format!(
+                    "{host} is no name that a certificate can have"
+                ))
             })?;
             ClientConnection::new(policy.client(), name).map(Into::into)
         }
@@ -191,7 +193,8 @@ fn authenticate(
     let peer = match side {
         Side::Source(host) => Peer::Named(host.to_owned()),
         Side::Destination => {
-            let certificate = tls.peer_certificate().ok_or(ConnectError::Unexpected("a certificate"))?;
+            let certificate =
+                tls.peer_certificate().ok_or(ConnectError::Unexpected("a certificate"))?;
             match policy.admit(&certificate) {
                 Ok(name) => Peer::Named(name),
                 Err(error) => {
@@ -206,7 +209,8 @@ fn authenticate(
 
 /// Says why a peer that has a good certificate is refused.
 fn refuse(link: &Link, error: &ConnectError) {
-    let reason = "this host's migrate_from has no name of your certificate; its log has details".into();
+    let reason =
+        "this host's migrate_from has no name of your certificate; its log has details".into();
     let refusal = Refusal { kind: crate::format::RefusalKind::Policy, reason };
     let frame = refusal_frame(&refusal);
     // The error is reported anyway.

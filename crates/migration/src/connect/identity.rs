@@ -46,8 +46,10 @@ impl Policy {
         let roots = Arc::new(roots);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let versions = &[&rustls::version::TLS13];
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
-        let verifier = verifier.build().map_err(|error| of_file(authorities, &error.to_string()))?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
+        let verifier =
+            verifier.build().map_err(|error| of_file(authorities, &error.to_string()))?;
         let server = ServerConfig::builder_with_provider(Arc::clone(&provider));
         let mut server = server
             .with_protocol_versions(versions)

@@ -12,9 +12,7 @@ mod socket;
 mod tls;
 
 pub use error::ConnectError;
-pub use greet::{
-    FirstRequest, Greeted, Peer, TimeLimits, accept, accept_local, dial, dial_local,
-};
+pub use greet::{FirstRequest, Greeted, Peer, TimeLimits, accept, accept_local, dial, dial_local};
 pub use identity::Policy;
 pub use link::{StreamReader, StreamWriter};
 pub use rate::{RateLimit, TokenBucket};

@@ -16,7 +16,9 @@ use crate::format::{Join, MigrationId, SECRET_BYTES, Secret};
 #[must_use]
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    SystemRandom::new().fill(&mut bytes).expect("getrandom(2) gives bytes once the machine has booted");
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .expect("getrandom(2) gives bytes once the machine has booted");
     bytes
 }
 
@@ -57,8 +59,11 @@ impl Sessions {
     pub fn join(&self, join: &Join, peer: &Peer) -> Option<MigrationId> {
         let mut sessions = self.lock();
         // All are looked at, so that the time says nothing.
-        let found: Vec<_> =
-            sessions.iter().filter(|(_, it)| it.secret.is(&join.secret)).map(|(id, _)| *id).collect();
+        let found: Vec<_> = sessions
+            .iter()
+            .filter(|(_, it)| it.secret.is(&join.secret))
+            .map(|(id, _)| *id)
+            .collect();
         let id = *found.first()?;
         let session = sessions.get_mut(&id).filter(|it| it.peer == *peer)?;
         let at = session.awaited.iter().position(|stream| *stream == join.stream)?;

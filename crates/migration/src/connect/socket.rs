@@ -18,8 +18,12 @@ impl Socket {
         // Zero would be no limit.
         let limit = Some(limit.max(Duration::from_millis(1)));
         match self {
-            Self::Tcp(tcp) => tcp.set_read_timeout(limit).and_then(|()| tcp.set_write_timeout(limit)),
-            Self::Unix(unix) => unix.set_read_timeout(limit).and_then(|()| unix.set_write_timeout(limit)),
+            Self::Tcp(tcp) => {
+                tcp.set_read_timeout(limit).and_then(|()| tcp.set_write_timeout(limit))
+            }
+            Self::Unix(unix) => {
+                unix.set_read_timeout(limit).and_then(|()| unix.set_write_timeout(limit))
+            }
         }
     }
 

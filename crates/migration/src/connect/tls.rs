@@ -27,7 +27,10 @@ pub(crate) struct TlsLink {
 
 impl TlsLink {
     /// Completes the handshake.
-    pub(crate) fn shake_hands(mut session: Connection, mut socket: TimedSocket) -> io::Result<Self> {
+    pub(crate) fn shake_hands(
+        mut session: Connection,
+        mut socket: TimedSocket,
+    ) -> io::Result<Self> {
         while session.is_handshaking() {
             if let Err(error) = session.complete_io(&mut socket) {
                 // The peer is to know why.
@@ -42,7 +45,10 @@ impl TlsLink {
     /// Returns the peer's certificate.
     pub(crate) fn peer_certificate(&self) -> Option<rustls::pki_types::CertificateDer<'static>> {
         let session = lock(&self.session);
-        session.peer_certificates().and_then(|chain| chain.first()).map(|it| it.clone().into_owned())
+        session
+            .peer_certificates()
+            .and_then(|chain| chain.first())
+            .map(|it| it.clone().into_owned())
     }
 
     /// Opens the next of `bytes`, and returns how many of them. None at all is the end of the connection.

@@ -48,6 +48,9 @@ impl Compressor {
 
 impl std::fmt::Debug for Compressor {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Compressor").field("left_out", &self.left_out).finish_non_exhaustive()
+        formatter
+            .debug_struct("Compressor")
+            .field("left_out", &self.left_out)
+            .finish_non_exhaustive()
     }
 }

@@ -12,8 +12,8 @@ use super::lane::{Lane, LaneOptions, Page, Piece};
 use super::outlet::Outlet;
 use super::tally::SendTally;
 use crate::format::{
-    CHUNK_PAGES, Chunk, ChunkAt, DIGEST_SECRET_BYTES, Geometry, STATE_PIECE_BYTES, device_state_head,
-    low_bits,
+    CHUNK_PAGES, Chunk, ChunkAt, DIGEST_SECRET_BYTES, Geometry, STATE_PIECE_BYTES,
+    device_state_head, low_bits,
 };
 
 /// Fewest pages for which streams are written by threads of their own.
@@ -172,7 +172,8 @@ impl<O: Outlet> Encoder<O> {
 
     fn check(&self, block: usize, first: u32, count: usize) -> io::Result<()> {
         let has = self.geometry.blocks().get(block).copied().unwrap_or(0);
-        let is_within = u64::from(first) + count as u64 <= u64::from(has) && block < usize::from(u16::MAX);
+        let is_within =
+            u64::from(first) + count as u64 <= u64::from(has) && block < usize::from(u16::MAX);
         let wrong = || io::Error::other("pages were put that the offered guest does not have");
         if is_within { Ok(()) } else { Err(wrong()) }
     }
@@ -182,15 +183,18 @@ impl<O: Outlet> Encoder<O> {
         let (streams, pages) =
             (self.lanes.len(), pieces.iter().map(|piece| piece.pages.len()).sum::<usize>());
         let of = |stream| pieces.iter().filter(move |piece| piece.at.stream(streams) == stream);
-        let send = |(stream, lane): (usize, &mut Lane<O>)| of(stream).try_for_each(|piece| lane.put(piece));
+        let send = |(stream, lane): (usize, &mut Lane<O>)| {
+            of(stream).try_for_each(|piece| lane.put(piece))
+        };
         if streams == 1 || pages < PARALLEL_PAGES {
             return self.lanes.iter_mut().enumerate().try_for_each(send);
         }
         thread::scope(|scope| {
             let lanes = self.lanes.iter_mut().enumerate();
             let threads: Vec<_> = lanes.map(|lane| scope.spawn(move || send(lane))).collect();
-            let joined = threads.into_iter().map(|thread| thread.join());
-            joined.map(|sent| sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            let mut joined = threads.into_iter().map(|thread| thread.join());
+            joined
+                .try_for_each(|sent| sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })
     }
 
@@ -210,7 +214,10 @@ impl<O: Outlet> Encoder<O> {
             let answer = asking.answers.next_lacking()?;
             let asked = open.remove(&answer.at).filter(|asked| answer.pages & !asked == 0);
             let asked = asked.ok_or_else(|| {
-                io::Error::new(io::ErrorKind::InvalidData, "the destination answered what nobody asked")
+                io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the destination answered what nobody asked",
+                )
             })?;
             asking.found += u64::from((asked & !answer.pages).count_ones());
             known.insert(answer.at, asked & !answer.pages);

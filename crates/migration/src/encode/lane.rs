@@ -12,8 +12,8 @@ use super::staged::Staged;
 use super::tally::SendTally;
 use super::versions::Versions;
 use crate::format::{
-    CHUNK_PAGES, Chunk, ChunkAt, Codec, FrameKind, Geometry, ZERO_RUNS_MAX, chunk_head, encode_delta,
-    encode_runs, low_bits, push_run, round_end_frame, zeros_head,
+    CHUNK_PAGES, Chunk, ChunkAt, Codec, FrameKind, Geometry, ZERO_RUNS_MAX, chunk_head,
+    encode_delta, encode_runs, low_bits, push_run, round_end_frame, zeros_head,
 };
 
 pub(crate) type Page = [u8; PAGE_BYTES];
@@ -86,7 +86,9 @@ impl<O: Outlet> Lane<O> {
         if self.is_direct(piece) {
             return self.put_direct(piece);
         }
-        (piece.bit..).zip(piece.pages).try_for_each(|(bit, page)| self.put_page(piece.at, bit, page))
+        (piece.bit..)
+            .zip(piece.pages)
+            .try_for_each(|(bit, page)| self.put_page(piece.at, bit, page))
     }
 
     /// True if nothing is to be computed of the piece's pages, so that they need not be gathered.
@@ -203,7 +205,9 @@ impl<O: Outlet> Lane<O> {
     pub(crate) fn note_known(&mut self, at: ChunkAt, bits: u64) {
         *self.present.word(at) |= bits;
         if let Some(versions) = &mut self.versions {
-            (0..CHUNK_PAGES).filter(|bit| bits & 1 << bit != 0).for_each(|bit| versions.forget(at, bit));
+            (0..CHUNK_PAGES)
+                .filter(|bit| bits & 1 << bit != 0)
+                .for_each(|bit| versions.forget(at, bit));
         }
         self.tally.known += u64::from(bits.count_ones());
     }
@@ -253,7 +257,8 @@ impl<O: Outlet> Lane<O> {
         let chunk = |pages| Chunk { at, round, pages };
         if staged.delta_bits != 0 {
             let bytes = &staged.deltas;
-            let head = chunk_head(FrameKind::Deltas, Codec::Plain, &chunk(staged.delta_bits), bytes.len());
+            let head =
+                chunk_head(FrameKind::Deltas, Codec::Plain, &chunk(staged.delta_bits), bytes.len());
             self.send(&[&head, bytes])?;
         }
         if staged.page_bits == 0 {
@@ -262,7 +267,8 @@ impl<O: Outlet> Lane<O> {
         let chunk = chunk(staged.page_bits);
         let mut compressor = self.compressor.take();
         let small = compressor.as_mut().and_then(|it| it.compress(&staged.pages));
-        let (codec, bytes) = small.map_or((Codec::Plain, &staged.pages[..]), |it| (Codec::Zstd, it));
+        let (codec, bytes) =
+            small.map_or((Codec::Plain, &staged.pages[..]), |it| (Codec::Zstd, it));
         let head = chunk_head(FrameKind::Pages, codec, &chunk, bytes.len());
         let sent = self.send(&[&head, bytes]);
         self.compressor = compressor;

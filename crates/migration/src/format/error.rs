@@ -6,7 +6,9 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FormatError {
     /// Something else speaks there.
-    #[error("the peer does not speak Bindery's migration protocol: is the port right, and TLS used by both?")]
+    #[error(
+        "the peer does not speak Bindery's migration protocol: is the port right, and TLS used by both?"
+    )]
     Foreign,
     /// No version is known to both sides.
     #[error(

@@ -130,7 +130,11 @@ impl<'a> Frame<'a> {
     ///
     /// # Errors
     /// [`FormatError::Impossible`].
-    pub fn decode(head: &FrameHead, body: &'a [u8], geometry: &Geometry) -> Result<Self, FormatError> {
+    pub fn decode(
+        head: &FrameHead,
+        body: &'a [u8],
+        geometry: &Geometry,
+    ) -> Result<Self, FormatError> {
         match head.kind {
             FrameKind::Offer => Offer::decode(body).map(|offer| Self::Offer(Box::new(offer))),
             FrameKind::Accepted => Accepted::decode(body).map(Self::Accepted),
@@ -143,9 +147,10 @@ impl<'a> Frame<'a> {
             FrameKind::Digests => digests(head, body, geometry),
             FrameKind::Lacking => bitmap_alone(head, body, geometry).map(Self::Lacking),
             FrameKind::Damaged => bitmap_alone(head, body, geometry).map(Self::Damaged),
-            FrameKind::RoundEnd => {
-                Ok(Self::RoundEnd { round: head.round.get(), frames: number(body, "end of a round")? })
-            }
+            FrameKind::RoundEnd => Ok(Self::RoundEnd {
+                round: head.round.get(),
+                frames: number(body, "end of a round")?,
+            }),
             FrameKind::RoundDone => Ok(Self::RoundDone(head.round.get())),
             FrameKind::Received => number(body, "acknowledgement").map(Self::Received),
             FrameKind::DeviceState => device_state(body),
@@ -169,7 +174,11 @@ fn chunk<'a>(
     Ok((chunk, rest))
 }
 
-fn pages<'a>(head: &FrameHead, body: &'a [u8], geometry: &Geometry) -> Result<Frame<'a>, FormatError> {
+fn pages<'a>(
+    head: &FrameHead,
+    body: &'a [u8],
+    geometry: &Geometry,
+) -> Result<Frame<'a>, FormatError> {
     let (chunk, bytes) = chunk(head, body, geometry)?;
     let plain = chunk.count() * PAGE_BYTES;
     let is_possible = match head.codec {
@@ -182,7 +191,11 @@ fn pages<'a>(head: &FrameHead, body: &'a [u8], geometry: &Geometry) -> Result<Fr
     Ok(Frame::Pages { chunk, codec: head.codec, bytes })
 }
 
-fn deltas<'a>(head: &FrameHead, body: &'a [u8], geometry: &Geometry) -> Result<Frame<'a>, FormatError> {
+fn deltas<'a>(
+    head: &FrameHead,
+    body: &'a [u8],
+    geometry: &Geometry,
+) -> Result<Frame<'a>, FormatError> {
     let wrong = FormatError::impossible("chunk of deltas", "its length is not that of its deltas");
     let (chunk, mut rest) = chunk(head, body, geometry)?;
     let mut deltas = Vec::with_capacity(chunk.count());
@@ -202,17 +215,28 @@ fn deltas<'a>(head: &FrameHead, body: &'a [u8], geometry: &Geometry) -> Result<F
     Ok(Frame::Deltas { chunk, deltas })
 }
 
-fn zeros<'a>(head: &FrameHead, body: &'a [u8], geometry: &Geometry) -> Result<Frame<'a>, FormatError> {
+fn zeros<'a>(
+    head: &FrameHead,
+    body: &'a [u8],
+    geometry: &Geometry,
+) -> Result<Frame<'a>, FormatError> {
     let block = head.block.get();
     let runs = ZeroRuns::parse(body, geometry.pages_of(block)?)?;
     Ok(Frame::Zeros { block, round: head.round.get(), runs })
 }
 
-fn digests<'a>(head: &FrameHead, body: &'a [u8], geometry: &Geometry) -> Result<Frame<'a>, FormatError> {
+fn digests<'a>(
+    head: &FrameHead,
+    body: &'a [u8],
+    geometry: &Geometry,
+) -> Result<Frame<'a>, FormatError> {
     let (chunk, bytes) = chunk(head, body, geometry)?;
     let (digests, rest) = bytes.as_chunks();
     if digests.is_empty() || digests.len() != chunk.count() || !rest.is_empty() {
-        return Err(FormatError::impossible("chunk of digests", "its length is not that of its pages"));
+        return Err(FormatError::impossible(
+            "chunk of digests",
+            "its length is not that of its pages",
+        ));
     }
     Ok(Frame::Digests { chunk, digests })
 }
@@ -237,6 +261,7 @@ fn device_state(body: &[u8]) -> Result<Frame<'_>, FormatError> {
 }
 
 fn number(body: &[u8], what: &'static str) -> Result<u64, FormatError> {
-    let bytes = body.try_into().map_err(|_| FormatError::impossible(what, "it is no number of 8 bytes"))?;
+    let bytes =
+        body.try_into().map_err(|_| FormatError::impossible(what, "it is no number of 8 bytes"))?;
     Ok(u64::from_le_bytes(bytes))
 }

@@ -62,7 +62,8 @@ impl Geometry {
     /// Refuses a chunk with pages that the block does not have.
     pub(crate) fn check(&self, at: ChunkAt, pages: u64) -> Result<(), FormatError> {
         let has = self.pages_of(at.block)?;
-        let end = u64::from(at.row) * u64::from(CHUNK_PAGES) + u64::from(64 - pages.leading_zeros());
+        let end =
+            u64::from(at.row) * u64::from(CHUNK_PAGES) + u64::from(64 - pages.leading_zeros());
         if end > u64::from(has) {
             return Err(FormatError::impossible("chunk", "its pages go beyond the memory block"));
         }

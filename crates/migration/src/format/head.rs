@@ -23,7 +23,19 @@ pub const ZERO_RUNS_MAX: usize = 4096;
 pub const POST_COPY_ROUND: u32 = u32::MAX;
 
 /// Kind of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    KnownLayout,
+    Immutable,
+    Unaligned,
+)]
 #[repr(u8)]
 pub enum FrameKind {
     /// Guest that the source offers.
@@ -63,7 +75,9 @@ pub enum FrameKind {
 }
 
 /// Encoding of a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(u8)]
 pub enum Codec {
     /// As it is.
@@ -73,7 +87,9 @@ pub enum Codec {
 }
 
 /// Head of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct FrameHead {
     /// Kind of the frame.
@@ -125,7 +141,8 @@ impl FrameHead {
         let is_about_rows = matches!(head.kind, FrameKind::Pages | FrameKind::Deltas)
             || matches!(head.kind, FrameKind::Digests | FrameKind::Lacking | FrameKind::Damaged);
         let is_in_round = matches!(head.kind, FrameKind::Zeros) || is_about_rows;
-        let names_round = is_in_round || matches!(head.kind, FrameKind::RoundEnd | FrameKind::RoundDone);
+        let names_round =
+            is_in_round || matches!(head.kind, FrameKind::RoundEnd | FrameKind::RoundDone);
         let is_wrong = (!is_about_rows && head.row.get() != 0)
             || (!is_in_round && head.block.get() != 0)
             || (!names_round && head.round.get() != 0)

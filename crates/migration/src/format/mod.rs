@@ -16,8 +16,8 @@ pub use error::FormatError;
 pub use frame::{Chunk, Frame};
 pub use geometry::{CHUNK_PAGES, ChunkAt, Geometry};
 pub use head::{
-    Codec, DESCRIPTION_BYTES_MAX, FrameHead, FrameKind, HEAD_BYTES, POST_COPY_ROUND, STATE_PIECE_BYTES,
-    ZERO_RUNS_MAX, most_bytes,
+    Codec, DESCRIPTION_BYTES_MAX, FrameHead, FrameKind, HEAD_BYTES, POST_COPY_ROUND,
+    STATE_PIECE_BYTES, ZERO_RUNS_MAX, most_bytes,
 };
 pub use hello::{Features, HELLO_BYTES, Hello, LATEST_VERSION, LEAST_VERSION};
 pub use message::{HandOverFrame, Message};
@@ -27,8 +27,8 @@ pub use offer::{
 };
 pub use write::{
     CHUNK_HEAD_BYTES, accepted_frame, alive_frame, bitmap_frame, chunk_head, device_state_head,
-    hand_over_frame, join_frame, joined_frame, offer_frame, received_frame, refusal_frame, round_done_frame,
-    round_end_frame, wanted_frame,
+    hand_over_frame, join_frame, joined_frame, offer_frame, received_frame, refusal_frame,
+    round_done_frame, round_end_frame, wanted_frame,
 };
 pub use zero_runs::ZeroRuns;
 

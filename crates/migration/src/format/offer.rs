@@ -230,7 +230,10 @@ impl Description for Offer {
             return Err(FormatError::impossible("offer", "a list has more than 4096 entries"));
         }
         if self.streams == 0 || self.digest_secret.bytes().len() != DIGEST_SECRET_BYTES {
-            return Err(FormatError::impossible("offer", "it has no streams, or a secret of another length"));
+            return Err(FormatError::impossible(
+                "offer",
+                "it has no streams, or a secret of another length",
+            ));
         }
         let mut names: Vec<_> = self.blocks.iter().map(|block| &block.name).collect();
         names.sort_unstable();

@@ -12,7 +12,12 @@ pub const CHUNK_HEAD_BYTES: usize = HEAD_BYTES + 8;
 
 /// Encodes the head and the bitmap of a chunk with so many bytes behind it.
 #[must_use]
-pub fn chunk_head(kind: FrameKind, codec: Codec, chunk: &Chunk, bytes: usize) -> [u8; CHUNK_HEAD_BYTES] {
+pub fn chunk_head(
+    kind: FrameKind,
+    codec: Codec,
+    chunk: &Chunk,
+    bytes: usize,
+) -> [u8; CHUNK_HEAD_BYTES] {
     let head = FrameHead {
         codec,
         block: chunk.at.block.into(),
@@ -35,7 +40,8 @@ pub fn bitmap_frame(kind: FrameKind, chunk: &Chunk) -> Vec<u8> {
 /// Encodes the head of runs of zeros.
 #[must_use]
 pub(crate) fn zeros_head(block: u16, round: u32, bytes: usize) -> [u8; HEAD_BYTES] {
-    FrameHead { block: block.into(), round: round.into(), ..FrameHead::of(FrameKind::Zeros, bytes) }.encode()
+    FrameHead { block: block.into(), round: round.into(), ..FrameHead::of(FrameKind::Zeros, bytes) }
+        .encode()
 }
 
 /// Encodes the end of a round.

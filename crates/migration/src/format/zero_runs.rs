@@ -8,7 +8,8 @@ use super::head::ZERO_RUNS_MAX;
 /// Length of a run, in bytes.
 pub(crate) const RUN_BYTES: usize = 8;
 
-const WRONG: FormatError = FormatError::impossible("list of zeros", "its runs do not ascend within the block");
+const WRONG: FormatError =
+    FormatError::impossible("list of zeros", "its runs do not ascend within the block");
 
 /// Runs of pages of one block, ascending and apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +19,10 @@ impl<'a> ZeroRuns<'a> {
     pub(crate) fn parse(bytes: &'a [u8], pages: u32) -> Result<Self, FormatError> {
         let (runs, rest) = bytes.as_chunks::<RUN_BYTES>();
         if runs.is_empty() || runs.len() > ZERO_RUNS_MAX || !rest.is_empty() {
-            return Err(FormatError::impossible("list of zeros", "its length is none that it can have"));
+            return Err(FormatError::impossible(
+                "list of zeros",
+                "its length is none that it can have",
+            ));
         }
         let mut least = 0;
         for run in Self(bytes).runs() {
@@ -51,5 +55,8 @@ pub(crate) fn push_run(runs: &mut Vec<PageRange>, pages: PageRange) {
 
 /// Encodes runs.
 pub(crate) fn encode_runs(runs: &[PageRange]) -> Vec<u8> {
-    runs.iter().flat_map(|run| [run.first.0.to_le_bytes(), run.count.to_le_bytes()]).flatten().collect()
+    runs.iter()
+        .flat_map(|run| [run.first.0.to_le_bytes(), run.count.to_le_bytes()])
+        .flatten()
+        .collect()
 }

@@ -155,7 +155,9 @@ impl Destination {
 
     fn dropped(&mut self, event: Event) -> Vec<Action> {
         match event {
-            Event::Received(Message::Take | Message::Cancel) => vec![Action::Send(Message::Dropped)],
+            Event::Received(Message::Take | Message::Cancel) => {
+                vec![Action::Send(Message::Dropped)]
+            }
             // That it never ran is true, noted or not.
             Event::NoteFailed(_) => vec![Action::EndVmm, Action::Send(Message::Dropped)],
             Event::Received(Message::Settled) => self.forget(),

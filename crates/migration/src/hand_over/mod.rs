@@ -22,7 +22,8 @@ mod destination;
 mod source;
 
 pub use actions::{
-    CopyMode, DestinationAction, DestinationEvent, DestinationNote, Report, SourceAction, SourceEvent, SourceNote,
+    CopyMode, DestinationAction, DestinationEvent, DestinationNote, Report, SourceAction,
+    SourceEvent, SourceNote,
 };
 pub use destination::{Destination, DestinationPhase};
 pub use source::{Source, SourcePhase};

@@ -1,6 +1,8 @@
 //! The source's side of the hand-over.
 
-use super::actions::{CopyMode, Report, SourceAction as Action, SourceEvent as Event, SourceNote as Note};
+use super::actions::{
+    CopyMode, Report, SourceAction as Action, SourceEvent as Event, SourceNote as Note,
+};
 use crate::format::Message;
 
 /// Phase of a migration at its source.
@@ -39,7 +41,8 @@ impl Source {
     /// Begins the hand-over, before the last pause.
     #[must_use]
     pub fn begin(mode: CopyMode) -> (Self, Vec<Action>) {
-        let actions = vec![Action::Note(Note::Moving), Action::SendRest, Action::Send(Message::Prepare)];
+        let actions =
+            vec![Action::Note(Note::Moving), Action::SendRest, Action::Send(Message::Prepare)];
         (Self { phase: SourcePhase::Preparing, mode }, actions)
     }
 
@@ -153,10 +156,9 @@ impl Source {
 
     fn kept_unnoted(&mut self, event: Event) -> Vec<Action> {
         match event {
-            Event::Connected | Event::TimedOut => vec![
-                Action::Note(Note::Kept),
-                Action::Send(Message::Settled),
-            ],
+            Event::Connected | Event::TimedOut => {
+                vec![Action::Note(Note::Kept), Action::Send(Message::Settled)]
+            }
             Event::Received(Message::Forgotten | Message::Unknown) => self.close(),
             _ => vec![],
         }

@@ -51,7 +51,11 @@ impl Applier {
     ///
     /// # Errors
     /// [`ReceiveError::Format`] if the frame is impossible; [`ReceiveError::Target`].
-    pub fn apply(&mut self, frame: &Frame<'_>, target: &mut dyn Target) -> Result<Applied, ReceiveError> {
+    pub fn apply(
+        &mut self,
+        frame: &Frame<'_>,
+        target: &mut dyn Target,
+    ) -> Result<Applied, ReceiveError> {
         self.frames_of_round += 1;
         match frame {
             Frame::Pages { chunk, codec, bytes } => self.pages(chunk, *codec, bytes, target)?,
@@ -81,7 +85,11 @@ impl Applier {
             Frame::RoundEnd { round, frames } => {
                 let counted = std::mem::take(&mut self.frames_of_round) - 1;
                 if *frames != counted {
-                    return Err(FormatError::impossible("end of a round", "frames of it are missing").into());
+                    return Err(FormatError::impossible(
+                        "end of a round",
+                        "frames of it are missing",
+                    )
+                    .into());
                 }
                 return Ok(Applied::RoundEnded(*round));
             }

@@ -18,7 +18,8 @@ impl DeviceStatePieces {
     /// # Errors
     /// [`FormatError::Impossible`] for a piece that does not follow, or a whole that is too long.
     pub fn push(&mut self, offset: u64, total: u64, piece: &[u8]) -> Result<bool, FormatError> {
-        let follows = offset == self.bytes.len() as u64 && self.total.is_none_or(|it| it == total && offset < it);
+        let follows = offset == self.bytes.len() as u64
+            && self.total.is_none_or(|it| it == total && offset < it);
         if !follows || total > DEVICE_STATE_BYTES_MAX {
             let why = "it does not follow the piece before, or the whole is longer than 256 MiB";
             return Err(FormatError::impossible("piece of device state", why));

@@ -36,7 +36,8 @@ impl Rounds {
     /// [`FormatError::Impossible`] if the stream is in another round.
     pub fn end(&mut self, stream: usize, round: u32) -> Result<Option<u32>, FormatError> {
         let next = round.checked_add(1).filter(|_| self.current[stream] == round);
-        let wrong = FormatError::impossible("end of a round", "it is of another round than its stream");
+        let wrong =
+            FormatError::impossible("end of a round", "it is of another round than its stream");
         let done = self.done();
         self.current[stream] = next.ok_or(wrong)?;
         Ok((self.done() > done).then_some(round))
@@ -75,7 +76,8 @@ impl RoundBarrier {
             if left.is_zero() {
                 return Ok(false);
             }
-            rounds = self.changed.wait_timeout(rounds, left).unwrap_or_else(PoisonError::into_inner).0;
+            rounds =
+                self.changed.wait_timeout(rounds, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(true)
     }

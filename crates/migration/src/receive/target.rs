@@ -26,7 +26,8 @@ pub trait Target {
     ///
     /// # Errors
     /// The memory's own.
-    fn patch(&mut self, block: u16, page: PageIndex, offset: usize, bytes: &[u8]) -> io::Result<()>;
+    fn patch(&mut self, block: u16, page: PageIndex, offset: usize, bytes: &[u8])
+    -> io::Result<()>;
 
     /// Puts a page that is known by its digest. Returns false if it is not known.
     ///
