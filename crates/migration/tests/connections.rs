@@ -1,5 +1,5 @@
 //! Two sides over real sockets: certificates, policies, garbage, slow and silent peers.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
 //! Random writes to a memory, encoded, decoded into another: both are equal after each round.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 use std::collections::HashMap;
 use std::io;
