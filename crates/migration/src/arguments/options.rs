@@ -133,9 +133,13 @@ const FORBIDDEN_KEYS: &[&str] = &[
 
 /// Returns true if a property may be set to that value.
 pub(crate) fn is_allowed_property(key: &str, value: &str) -> bool {
+    let is_of_key = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+    if !key.chars().all(is_of_key) {
+        return false;
+    }
     match (key, value) {
         // Off, or a socket that QEMU itself listens on at an allowed path.
         ("script" | "downscript", "no") | ("server", "on" | "off") => true,
-        (key, _) => !FORBIDDEN_KEYS.contains(&key.rsplit("..").next().unwrap_or(key)),
+        (key, _) => !FORBIDDEN_KEYS.contains(&key),
     }
 }

@@ -4,6 +4,7 @@ mod compressor;
 mod encoder;
 mod lane;
 mod outlet;
+mod outstanding;
 mod row_set;
 mod staged;
 mod tally;
@@ -11,4 +12,5 @@ mod versions;
 
 pub use encoder::{Answers, EncodeOptions, Encoder};
 pub use outlet::Outlet;
+pub use outstanding::{Outstanding, send_damaged, send_post_copy};
 pub use tally::SendTally;
