@@ -121,8 +121,6 @@ const FORBIDDEN_KEYS: &[&str] = &[
     "to",
     "url",
     "proxy-url",
-    "addr.host",
-    "addr.port",
     "authz",
     "tls-creds",
     "logfile",
@@ -140,6 +138,6 @@ pub(crate) fn is_allowed_property(key: &str, value: &str) -> bool {
     match (key, value) {
         // Off, or a socket that QEMU itself listens on at an allowed path.
         ("script" | "downscript", "no") | ("server", "on" | "off") => true,
-        (key, _) => !FORBIDDEN_KEYS.contains(&key),
+        (key, _) => key.split('.').all(|part| !FORBIDDEN_KEYS.contains(&part)),
     }
 }

@@ -101,6 +101,7 @@ fn hostile_arguments_are_refused() {
         &["-drive", r#"file=json:{"driver":"file"}"#],
         &["-drive", "file=/var/lib/guests/a,,b=/etc/shadow"],
         &["-drive", "file.filename=/etc/shadow"],
+        &["-drive", "driver=nbd,server.type=inet,server.host=10.0.0.1,server.port=1"],
         &["-drive", "backing.file.filename=/etc/shadow,file=/var/lib/guests/a"],
         &["-blockdev", r#"{"driver":"file","node-name":"a","filename":"/etc/shadow"}"#],
         &["-blockdev", r#"{"driver":"file","node-name":"a","filename":"relative"}"#],
