@@ -1,4 +1,4 @@
-//! What the targets of the pool share: devices in memory, what happens to a pool and what it must hold
+//! What the targets share. Of the pool: devices in memory, what happens to a pool and what it must hold
 //! afterwards (from the pool's own tests), damage, and a look at the memory that was taken.
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ mod life;
 pub mod lives;
 pub mod logs;
 pub mod memory;
+pub mod migration;
 #[path = "../../crates/pool/tests/pools/model.rs"]
 #[allow(dead_code, reason = "the tests need all of it")]
 mod model;

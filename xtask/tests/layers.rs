@@ -12,7 +12,7 @@ const LAYERS: &[&[&str]] = &[
     &["cli"],
     &["shim"],
     &["host"],
-    &["merge", "checkpoint", "migrate", "ksm"],
+    &["merge", "checkpoint", "migration", "ksm"],
     &["transfer"],
     &["guest", "vmm"],
     &["space"],
@@ -41,7 +41,7 @@ const FORBIDDEN: &[(&str, &[&str])] = &[(
         "host",
         "merge",
         "checkpoint",
-        "migrate",
+        "migration",
         "transfer",
         "guest",
         "vmm",
@@ -226,7 +226,8 @@ fn made_up_violations_are_caught() {
         assert!(found.contains("upwards"), "{from} to {to}: {found:?}");
         assert_eq!(test_only(from, to), Some(found), "tests are no way around");
     }
-    for (from, to) in [("page", "index"), ("index", "page"), ("merge", "migrate"), ("vmm", "guest")]
+    for (from, to) in
+        [("page", "index"), ("index", "page"), ("merge", "migration"), ("vmm", "guest")]
     {
         let found = normal(from, to).unwrap_or_default();
         assert!(found.contains("sibling"), "{from} to {to}: {found:?}");

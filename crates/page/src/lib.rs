@@ -29,11 +29,13 @@ mod arch;
 mod digest;
 mod form;
 mod generic;
+mod keyed;
 mod vector;
 
 pub use bindery_units::PAGE_BYTES;
 pub use digest::{Digest, DigestKey, DigestKeyError};
 pub use form::{Examined, Form, VECTOR_ALIGN};
+pub use keyed::{KEYED_DIGEST_BYTES, KEYED_SECRET_BYTES, KeyedDigest, KeyedDigestKey};
 
 /// Whether every byte of `page` is zero. Stops at the first block that is not.
 #[must_use]

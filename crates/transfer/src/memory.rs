@@ -152,6 +152,14 @@ pub trait Sink: Send {
     /// # Errors
     /// As [`put`](Self::put).
     fn zeros(&mut self, block: usize, pages: PageRange) -> Result<(), SinkError>;
+
+    /// Ends a round: all pages that it took were put. Not called behind the last pause.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    fn end_round(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
 }
 
 /// Returns the number of pages in `runs`.

@@ -134,6 +134,7 @@ impl Transfer<'_> {
         let start = Instant::now();
         self.put_zeros(&changed).map_err(|error| TransferError::Sink(error, Vec::new()))?;
         self.stream(number, &changed.pages).map_err(|broken| while_running(broken, &[]))?;
+        self.sink.end_round().map_err(|error| TransferError::Sink(error, Vec::new()))?;
         Ok(round_of(&changed, pause, start.elapsed()))
     }
 
