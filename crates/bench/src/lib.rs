@@ -1,6 +1,7 @@
 //! Benchmarks beside their rivals.
 
 pub mod advisor;
+pub mod checkpoint;
 mod choice;
 mod crowd;
 pub mod dirty;

@@ -107,6 +107,29 @@ impl Bindery {
         &self.program
     }
 
+    /// Makes a pool of one directory, `pool` below `directory`, that may grow to so many MiB. Returns that
+    /// directory, which is what `--checkpoint-pool` of a daemon takes. The registry of pools is beside it.
+    ///
+    /// # Errors
+    /// [`BinderyError::Command`] with what the program said.
+    pub fn create_pool(&self, directory: &Path, mib: u64) -> Result<PathBuf, BinderyError> {
+        let pool = directory.join("pool");
+        let failed = |source| BinderyError::Io { context: "making a pool", source };
+        std::fs::create_dir(&pool).map_err(failed)?;
+        let mut command = Command::new(&self.program);
+        command.args(["pool", "create", "checkpoints", "--size", &format!("{mib}M")]);
+        command.arg("--capacity").arg(&pool).env("BINDERY_POOLS", directory.join("registry"));
+        let output = command.stdin(Stdio::null()).output().map_err(failed)?;
+        if output.status.success() {
+            return Ok(pool);
+        }
+        Err(BinderyError::Command {
+            command: "pool create".into(),
+            status: output.status.to_string(),
+            output: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+
     /// Starts a daemon on a socket of its own and waits until it listens. `arguments` are those of
     /// `bindery daemon`.
     ///

@@ -10,6 +10,7 @@
 //! * [`fork`] runs a part of a test in a child.
 //! * [`machine`] measures memory and CPU time, and puts back settings that it changed.
 //! * [`process`] is a guest without a VMM: a process that offers memory, writes and verifies.
+//! * [`clones`] are guests that go on from one checkpoint.
 //! * [`kvm`] runs a tiny guest under KVM in memory that the caller gives it.
 //! * [`skipped!`] says loudly that a test cannot run here.
 //!
@@ -19,6 +20,7 @@
 pub mod background_process;
 pub mod bindery;
 pub mod browser;
+pub mod clones;
 pub mod coprocess;
 pub mod fork;
 pub mod guest;

@@ -4,7 +4,10 @@
 //! more is found, and measured again. Nothing merges before the first measurement, so that it is
 //! what the guests cost with neither engine. Everything that is changed or started is owned by a
 //! guard: an error, or Ctrl-C, leaves the machine as it was.
+//!
+//! Then the second act: a guest that is [checkpointed](checkpoint), ended, restored, and cloned.
 
+mod checkpoint;
 mod engine;
 mod fleet;
 mod report;
@@ -89,6 +92,9 @@ pub(crate) fn run(arguments: &DemoArgs) -> Result<()> {
         reports.push(show(engine, arguments, &kit, &stop)?);
     }
     report::print(&reports);
+    if wanted(EngineKind::Bindery) {
+        checkpoint::run(arguments, &kit, &stop)?;
+    }
     println!("\nThe demo took {:.0} s. All guests have ended.", start.elapsed().as_secs_f64());
     Ok(())
 }

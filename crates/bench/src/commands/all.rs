@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::{Arguments, Outcome};
 
 /// Every measurement, by the words that start it.
-const ALL: [&str; 15] = [
+const ALL: [&str; 21] = [
     "page",
     "index",
     "dirty",
@@ -29,6 +29,12 @@ const ALL: [&str; 15] = [
     "pool faults",
     "pool vma",
     "pool ycsb",
+    "checkpoint pause",
+    "checkpoint restore",
+    "checkpoint clones",
+    "checkpoint store",
+    "checkpoint guest",
+    "checkpoint library",
 ];
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 
 mod advisor;
 mod all;
+mod checkpoint;
 mod dirty;
 mod guest_process;
 mod guests;
@@ -23,6 +24,7 @@ use clap::{Parser, Subcommand};
 
 use self::advisor::AdvisorArgs;
 use self::all::AllArgs;
+use self::checkpoint::CheckpointCommand;
 use self::dirty::DirtyArgs;
 use self::guest_process::GuestProcessArgs;
 use self::guests::GuestsArgs;
@@ -171,6 +173,17 @@ Examples:
         #[command(subcommand)]
         command: pool::PoolCommand,
     },
+    /// Checkpoints, restores and clones of guests, beside QEMU's own
+    #[command(after_help = "\
+Examples:
+  bindery-bench checkpoint pause --ram-mib 1024,2048,4096
+  bindery-bench checkpoint clones --count 16 --json
+
+Boots QEMU 10 guests from the kit that `cargo xtask setup` fetches.")]
+    Checkpoint {
+        #[command(subcommand)]
+        command: CheckpointCommand,
+    },
     /// Everything with its defaults, into a file of figures for this machine
     #[command(after_help = "\
 Examples:
@@ -203,6 +216,7 @@ impl Command {
             Self::Huge(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Advisor(arguments) => Outcome::of(&arguments.run(&product()?)?),
             Self::Pool { command } => return command.run(),
+            Self::Checkpoint { command } => command.run(product),
             Self::All(arguments) => return arguments.run(bindery),
             Self::GuestProcess(arguments) => return arguments.run().map(|()| None),
             Self::HugeProcess(arguments) => return arguments.run().map(|()| None),

@@ -15,14 +15,14 @@ use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 use kvm_ioctls::VmFd;
 
 /// Entries of each ring: the most that KVM has.
-pub(super) const RING_ENTRIES: u32 = 65_536;
+pub(crate) const RING_ENTRIES: u32 = 65_536;
 
 /// The slot's number, as the tiny guest has it.
 const SLOT: u32 = 1;
 
 /// The ways in which an epoch's pages are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// `KVM_GET_DIRTY_LOG`, and nobody looks at what it says.
     GetAlone,
     /// The same, and a plain pass over the words.
@@ -40,7 +40,7 @@ pub(super) enum Way {
 }
 
 impl Way {
-    pub(super) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::GetAlone,
         Self::GetByHand,
         Self::Bitmap,
@@ -51,9 +51,9 @@ impl Way {
     ];
 
     /// Those of the product.
-    pub(super) const SOURCES: [Self; 3] = [Self::Bitmap, Self::Manual, Self::Ring];
+    pub(crate) const SOURCES: [Self; 3] = [Self::Bitmap, Self::Manual, Self::Ring];
 
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::GetAlone => "KVM_GET_DIRTY_LOG alone",
             Self::GetByHand => "GET, plain pass",
@@ -83,7 +83,7 @@ enum Asked {
 }
 
 /// A machine whose only slot is memory that others have too.
-pub(super) struct Machine {
+pub(crate) struct Machine {
     // First: it lets go of the memory before that is unmapped.
     guest: TinyGuest,
     asked: Asked,
@@ -95,16 +95,16 @@ pub(super) struct Machine {
 }
 
 /// What an epoch took.
-pub(super) struct Epoch {
-    pub(super) total: Duration,
+pub(crate) struct Epoch {
+    pub(crate) total: Duration,
     /// Of it, taking the pages out of the set.
-    pub(super) harvest: Duration,
+    pub(crate) harvest: Duration,
     /// The sum over all pages of a mix of their numbers, so that the order does not matter.
-    pub(super) check: u64,
+    pub(crate) check: u64,
 }
 
 impl Machine {
-    pub(super) fn new(way: Way, memory: &Arc<Mapping>) -> Result<Self> {
+    pub(crate) fn new(way: Way, memory: &Arc<Mapping>) -> Result<Self> {
         let pages = memory.bytes() / PAGE_BYTES;
         // SAFETY: the machine keeps the mapping, and nothing here holds a reference into it.
         let guest = unsafe { TinyGuest::tracked(memory.as_ptr(), &[pages], way.tracking()) }?;
@@ -134,9 +134,14 @@ impl Machine {
         Ok(Self { guest, asked, vm, pages, set, found, _memory: Arc::clone(memory) })
     }
 
+    /// Returns the pages that the last epoch found, in no order.
+    pub(crate) fn found(&self) -> &[PageIndex] {
+        &self.found
+    }
+
     /// Has the guest write `pages`, and finds out which they were. Time counts from when the guest
     /// has stopped, and where its ring is full meanwhile.
-    pub(super) fn epoch(&mut self, pages: &[usize]) -> Result<Epoch> {
+    pub(crate) fn epoch(&mut self, pages: &[usize]) -> Result<Epoch> {
         self.found.clear();
         let Self { guest, asked, vm, pages: slot_pages, set, found, .. } = self;
         let full = RefCell::new(Ok(Duration::ZERO));

@@ -14,7 +14,7 @@
 mod bars;
 mod contender;
 pub mod epoch;
-mod machines;
+pub(crate) mod machines;
 mod marks;
 mod seed;
 

@@ -110,6 +110,15 @@ impl Qmp {
         }
     }
 
+    /// Takes the events that came so far, in their order.
+    ///
+    /// # Errors
+    /// As [`Self::execute`]: a command makes QEMU deliver what is pending.
+    pub fn take_events(&mut self) -> Result<Vec<Value>, QmpError> {
+        self.execute("query-status", &json!({}))?;
+        Ok(self.events.drain(..).collect())
+    }
+
     /// Runs a command of the human monitor, for what QMP has no command for.
     ///
     /// # Errors
