@@ -1,16 +1,16 @@
 //! Checkpoints written as a stream.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 
 use bindery_units::{PAGE_BYTES, PageRange};
 
-use super::chunk::{CHUNK_PAGES, ChunkHead, ChunkKind, PIECE_BYTES, StreamHead};
+use super::chunk::CHUNK_PAGES;
+use super::writer::{Exported, StreamWriter};
 use crate::catalogue::CheckpointId;
 use crate::error::CheckpointError;
 use crate::manifest::PlacedRun;
-use crate::pack::GroupCompressor;
-use crate::seal::{ObjectCipher, SecretKey, random};
+use crate::seal::SecretKey;
 use crate::store::Store;
 
 /// Ways to export a checkpoint.
@@ -18,15 +18,6 @@ use crate::store::Store;
 pub struct ExportOptions {
     /// Key that the stream is encrypted with; without one it is readable to all, whatever the domain's is.
     pub key: Option<SecretKey>,
-}
-
-/// Size of an export.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Exported {
-    /// Number of pages that are not zero.
-    pub pages: u64,
-    /// Length of the stream, in bytes.
-    pub bytes: u64,
 }
 
 impl Store {
@@ -56,19 +47,15 @@ impl Store {
         watch: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Exported, CheckpointError> {
         let reader = self.reader(id)?;
-        let stream_id = u128::from_le_bytes(random()?);
-        let mut stream = Stream::begin(into, stream_id, options.key.as_ref())?;
-        let description = reader.manifest().description.encode();
-        for piece in description.chunks(PIECE_BYTES) {
-            stream.put(ChunkKind::Description, piece)?;
-        }
+        let description = &reader.manifest().description;
+        let mut stream = StreamWriter::begin(into, description, options.key.as_ref())?;
         let mut bytes = vec![0; CHUNK_PAGES as usize * PAGE_BYTES];
         for block in 0..reader.manifest().pages.len() {
             for run in stretches(reader.runs(block)) {
                 for pages in run.pieces(CHUNK_PAGES) {
                     let bytes = &mut bytes[..pages.count as usize * PAGE_BYTES];
                     reader.read(block, pages.first, bytes)?;
-                    stream.put(ChunkKind::Pages { block: block as u16, pages }, bytes)?;
+                    stream.put(block as u16, pages.first, bytes)?;
                     if watch(pages.count.into()).is_break() {
                         return Err(CheckpointError::Stopped);
                     }
@@ -86,59 +73,4 @@ fn stretches(runs: &[PlacedRun]) -> impl Iterator<Item = PageRange> + '_ {
         let count = runs.iter().map(|run| run.pages.count).sum();
         PageRange::new(runs[0].pages.first, count)
     })
-}
-
-/// A stream that is being written.
-struct Stream<'a> {
-    into: &'a mut dyn Write,
-    cipher: ObjectCipher,
-    compressor: GroupCompressor,
-    chunks: u64,
-    exported: Exported,
-}
-
-impl<'a> Stream<'a> {
-    fn begin(
-        into: &'a mut dyn Write,
-        id: u128,
-        key: Option<&SecretKey>,
-    ) -> Result<Self, CheckpointError> {
-        let cipher = ObjectCipher::new(id, key);
-        let head = StreamHead { id, is_sealed: cipher.is_sealed() }.encode();
-        let compressor = GroupCompressor::new();
-        let mut stream =
-            Self { into, cipher, compressor, chunks: 0, exported: Exported::default() };
-        stream.write(&head)?;
-        Ok(stream)
-    }
-
-    fn put(&mut self, kind: ChunkKind, plain: &[u8]) -> Result<(), CheckpointError> {
-        let compressed = self.compressor.compress(plain).map(std::mem::take);
-        let is_compressed = compressed.is_some();
-        let mut stored = compressed.unwrap_or_else(|| plain.to_vec());
-        let (plain_bytes, stored_bytes) = (plain.len() as u32, stored.len() as u32);
-        let head = ChunkHead { kind, is_compressed, plain_bytes, stored_bytes }.encode();
-        let check = self.cipher.seal(self.chunks, &head, &mut stored);
-        for part in [&head[..], &check, &stored] {
-            self.write(part)?;
-        }
-        self.chunks += 1;
-        if let ChunkKind::Pages { pages, .. } = kind {
-            self.exported.pages += u64::from(pages.count);
-        }
-        Ok(())
-    }
-
-    fn end(mut self) -> Result<Exported, CheckpointError> {
-        let end = [self.exported.pages, self.chunks].map(u64::to_le_bytes).concat();
-        self.put(ChunkKind::End, &end)?;
-        self.into.flush().map_err(CheckpointError::Export)?;
-        Ok(self.exported)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let written: io::Result<()> = self.into.write_all(bytes);
-        self.exported.bytes += bytes.len() as u64;
-        written.map_err(CheckpointError::Export)
-    }
 }

@@ -6,7 +6,9 @@
 mod chunk;
 mod export;
 mod import;
+mod writer;
 
 pub use chunk::{ChunkHead, ChunkKind, StreamHead};
-pub use export::{ExportOptions, Exported};
+pub use export::ExportOptions;
 pub use import::ImportOptions;
+pub use writer::{Exported, StreamWriter};

@@ -4,10 +4,12 @@ mod args;
 mod clone;
 mod create;
 mod delete;
+mod import_memory;
 mod job;
 mod list;
 mod repeat;
 mod restore;
+mod serve_faults;
 mod show;
 mod transfer;
 mod verify;
@@ -19,9 +21,10 @@ use bindery_host::protocol::{Answer, Request};
 use bindery_pool::PoolName;
 
 use self::args::PoolArgs;
-pub(crate) use self::args::{CheckpointCommand, CloneArgs, RestoreArgs};
+pub(crate) use self::args::{CheckpointCommand, CloneArgs, RestoreArgs, ServeFaultsArgs};
 pub(crate) use self::clone::run as clone;
 pub(crate) use self::restore::run as restore;
+pub(crate) use self::serve_faults::run as serve_faults;
 use crate::args::Global;
 use crate::connect::connect;
 use crate::exit::{Failure, Reason};
@@ -39,6 +42,7 @@ pub(crate) fn run(command: &CheckpointCommand, global: &Global) -> Result<(), Fa
         CheckpointCommand::Delete(arguments) => delete::run(global, arguments),
         CheckpointCommand::Export(arguments) => transfer::export(global, arguments),
         CheckpointCommand::Import(arguments) => transfer::import(global, arguments),
+        CheckpointCommand::ImportMemory(arguments) => import_memory::run(global, arguments),
     }
 }
 
