@@ -341,7 +341,7 @@ pub(crate) struct ServeFaultsArgs {
     /// Write the state of the microVM to this file first: the snapshot_path of the microVMs
     #[arg(long, value_name = "FILE")]
     pub(super) state_to: Option<PathBuf>,
-    /// Serve microVMs of this user, as the jailer runs them; the socket becomes theirs [default: your own]
+    /// Serve microVMs of this user, as the jailer runs them, and no others [default: your own user]
     #[arg(long, value_name = "UID")]
     pub(super) socket_user: Option<u32>,
     /// End once one microVM was served, and has ended

@@ -3,10 +3,10 @@
 //! The faults are served here, with the rights of whoever asks, and the pages come from the daemon, which reads the
 //! pool. So the daemon never calls into a stranger's memory, and may end and come back.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,6 +21,8 @@ use bindery_sys::process::effective_user;
 use bindery_sys::socket;
 use bindery_sys::thread::spawn_without_signals;
 use bindery_vmm::firecracker::{KIND, MicroVm, Step};
+use rustix::fs::Mode;
+use rustix::process::umask;
 use serde_json::{Value, json};
 
 use super::args::ServeFaultsArgs;
@@ -30,7 +32,7 @@ use super::transfer::save_device_state;
 use crate::args::Global;
 use crate::connect::misplaced;
 use crate::exit::{Failure, Reason};
-use crate::output::{human_bytes, print, print_json};
+use crate::output::{human_bytes, print};
 
 /// Interval at which signals are looked for.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -41,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// MicroVMs that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Content that is served, and how it is told.
+/// Content that is served, and to whom.
 struct Service {
     daemon: PathBuf,
     request: Request,
@@ -251,7 +253,7 @@ impl Service {
 
     /// Says what happens, on a line of standard output.
     fn say(&self, text: &str, json: Value) -> Result<(), Failure> {
-        if self.json { print_json(&json) } else { print(|out| writeln!(out, "{text}")) }
+        print(|out| if self.json { writeln!(out, "{json}") } else { writeln!(out, "{text}") })
     }
 
     /// Says what happens as [`say`](Self::say) does. Nobody may listen: microVMs are served all the same.
@@ -279,17 +281,14 @@ impl Listener {
             };
             Failure::new(reason, format!("cannot listen at {}: {error}", path.display()))
         };
-        let socket = listen(path).map_err(cannot)?;
-        let open = || {
-            let found = fs::symlink_metadata(path)?;
-            fs::set_permissions(path, Permissions::from_mode(0o600))?;
-            if user != effective_user() {
-                chown(path, Some(user), None)?;
-            }
-            Ok((found.dev(), found.ino()))
-        };
-        let identity = open().map_err(cannot)?;
-        Ok(Self { socket, path: path.into(), identity })
+        // Made as it is to be: afterwards another file may lie there. Others are refused when they connect.
+        let is_ours = user == effective_user();
+        let before = umask(Mode::from_raw_mode(if is_ours { 0o177 } else { 0o111 }));
+        let socket = listen(path);
+        umask(before);
+        let socket = socket.map_err(cannot)?;
+        let found = fs::symlink_metadata(path).map_err(cannot)?;
+        Ok(Self { socket, path: path.into(), identity: (found.dev(), found.ino()) })
     }
 }
 

@@ -15,6 +15,9 @@ use super::missing::Missing;
 /// Most zero pages that are mapped by one call, so that others get their turn.
 const ZEROS_MAX: u32 = 1 << 14;
 
+/// Most reads of events in a row.
+const READS: usize = 64;
+
 /// Times that a page is tried again at once while mappings change.
 const QUICK_TRIES: u32 = 32;
 
@@ -75,6 +78,8 @@ pub(super) struct Filling {
     events: Vec<PeerEvent>,
     /// Huge pages that have come in part; none where pages are small.
     huge: Option<HugePages>,
+    /// Pages to ask for, of huge ones that somebody waits for and that came in part.
+    more: Vec<PageIndex>,
     pub(super) served: Served,
     /// True once the process did what nobody follows here.
     pub(super) is_unfollowed: bool,
@@ -89,17 +94,22 @@ impl Filling {
             fresh: VecDeque::new(),
             events: Vec::new(),
             huge: is_huge.then(HugePages::default),
+            more: Vec::new(),
             served: Served::default(),
             is_unfollowed: false,
         }
     }
 
-    /// Reads all events that there are. What is discarded is not missing from then on.
+    /// Reads the events that there are. Returns false if there was none. What is discarded is not missing from then on.
     pub(super) fn read_events(&mut self) -> Result<bool, ServingError> {
         let doing = "reading the userfaultfd";
         let of = |error| ServingError::Kernel { doing, error };
         let mut has_read = false;
-        while self.faults.read(&mut self.events).map_err(of)? {
+        // What is left keeps pages from being filled, and is read then.
+        for _ in 0..READS {
+            if !self.faults.read(&mut self.events).map_err(of)? {
+                break;
+            }
             has_read = true;
         }
         for event in std::mem::take(&mut self.events) {
@@ -135,7 +145,7 @@ impl Filling {
 
     /// Looks at the faults that were read. Returns pages that are to be asked for.
     pub(super) fn look(&mut self) -> Result<Vec<PageIndex>, ServingError> {
-        let mut asked = Vec::new();
+        let mut asked = std::mem::take(&mut self.more);
         while let Some(address) = self.fresh.pop_front() {
             match self.missing.page_at(address) {
                 Some(page) if self.missing.contains(page) => {
@@ -192,7 +202,21 @@ impl Filling {
             let fill = content.as_deref().map_or(Fill::Lost, Fill::Content);
             self.fill(chunk, fill)?;
         }
+        self.ask_on(pages);
         Ok(())
+    }
+
+    /// Asks for what huge pages lack of which small pages came, if somebody waits for them: an answer has only what was
+    /// not sent before.
+    fn ask_on(&mut self, pages: PageRange) {
+        let Some(huge) = &self.huge else { return };
+        let first = pages.first.0 - pages.first.0 % HugePages::PAGES;
+        for chunk in (first..pages.end().0).step_by(HugePages::PAGES as usize) {
+            if self.awaited.range(chunk..chunk + HugePages::PAGES).next().is_some() {
+                let wanted = huge.wanted_around(PageIndex(chunk)).into_iter();
+                self.more.extend(wanted.filter(|page| self.awaited.insert(page.0)));
+            }
+        }
     }
 
     /// Fills those of some pages that are missing.

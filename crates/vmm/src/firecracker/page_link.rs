@@ -58,12 +58,9 @@ impl PageLink {
         self.unsent.push_back(fault);
     }
 
-    /// Says that nothing more is wanted. Failures do not matter any more.
-    pub(super) fn complete(mut self) {
-        self.unsent.push_back(FromGuest::of(GuestWord::Complete, 0));
-        while let Some(frame) = self.unsent.pop_front() {
-            let _ = send(&self.socket, frame.as_bytes(), &[]);
-        }
+    /// Says that nothing more is wanted, and hangs up. A source that is behind is not waited for.
+    pub(super) fn complete(self) {
+        let _ = send_now(&self.socket, FromGuest::of(GuestWord::Complete, 0).as_bytes(), &[]);
     }
 
     /// Sends what can be sent now. Returns true if that was all.
