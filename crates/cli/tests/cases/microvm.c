@@ -163,7 +163,7 @@ static void on_bus(int signal) { (void)signal; siglongjmp(back, 1); }
 
 static void damaged(size_t page) {
     signal(SIGBUS, on_bus);
-    for (size_t n = 0; n < bytes / PAGE; n++) {
+    for (volatile size_t n = 0; n < bytes / PAGE; n++) {
         volatile int got = 0;
         if (sigsetjmp(back, 1)) got = 1;
         else got = memcmp(at(n * PAGE), expected + n * PAGE, PAGE) ? 2 : 0;
