@@ -194,7 +194,7 @@ pub fn import(stream: &[u8]) {
     let domain: Name = "web".parse().expect("it is a name");
     store.open_domain(&domain, None).expect("there is room");
     let options =
-        ImportOptions { domain, key: None, guest: None, name: None, encoding: PageEncoding::Raw };
+        ImportOptions { domain, key: None, guest: None, name: None, encoding: PageEncoding::Raw, base: None };
     let given = stream.len() + IMPORT_BYTES / 8;
     match bounded(given, || store.import(&mut &stream[..], &options)) {
         Ok(summary) => {

@@ -69,5 +69,7 @@ pub use seal::{KeyError, SecretKey};
 pub use store::{
     CheckpointWriter, DamagedRun, Deleted, NewCheckpoint, Store, StoreOptions, VerifyReport,
 };
-pub use stream::{ChunkHead, ChunkKind, ExportOptions, Exported, ImportOptions, StreamHead};
+pub use stream::{
+    ChunkHead, ChunkKind, ExportOptions, Exported, ImportOptions, StreamHead, StreamWriter,
+};
 pub use touched::{TouchedRun, decode_touched, encode_touched};

@@ -43,6 +43,7 @@ fn options(domain: &str, key: Option<&SecretKey>) -> ImportOptions {
         guest: None,
         name: None,
         encoding: PageEncoding::Compressed,
+        base: None,
     }
 }
 

@@ -14,7 +14,7 @@ use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE}
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::advisor::AdvisorCommand;
-use crate::checkpoint::{CheckpointCommand, CloneArgs, RestoreArgs};
+use crate::checkpoint::{CheckpointCommand, CloneArgs, RestoreArgs, ServeFaultsArgs};
 use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
@@ -240,6 +240,23 @@ pool when it is touched, first what the last restore touched. Disks write to new
 checkpoint. In the foreground this command becomes the VMM, as `bindery run` does. The saved guest may run on
 beside it: network addresses and UUIDs that both have are named.")]
     Restore(RestoreArgs),
+    /// Serve the page faults of microVMs that Firecracker restores, from a checkpoint
+    #[command(after_help = "\
+Examples:
+  bindery serve-faults fn1@warm --listen /run/fn1.sock --state-to /srv/fn1.state
+  bindery serve-faults fn1@warm --listen /run/fn1.sock --once
+  bindery serve-faults fn1@warm --listen /srv/jailer/firecracker/7/root/run/uffd.sock --socket-user 1007
+
+Then, for each microVM:
+  curl --unix-socket fc.sock -X PUT http://localhost/snapshot/load -d '{
+    \"snapshot_path\": \"/srv/fn1.state\", \"resume_vm\": true,
+    \"mem_backend\": {\"backend_type\": \"Uffd\", \"backend_path\": \"/run/fn1.sock\"}}'
+
+Any number of microVMs is served at once, each until it ends. What a microVM touches comes first, before that what
+the first one touched, and then the rest. SIGTERM and ^C: no more microVMs are taken, and the command ends once
+those that it serves have ended; a second one ends it at once, and microVMs that lack memory wait for ever. If the
+daemon ends, they wait for the next one.")]
+    ServeFaults(ServeFaultsArgs),
     /// Start several guests that go on from one checkpoint
     #[command(after_help = "\
 Examples:

@@ -67,6 +67,7 @@ fn perform(arguments: &Arguments) -> Result<(), Failure> {
         Command::Checkpoint { command } => checkpoint::run(command, global),
         Command::Clone(arguments) => checkpoint::clone(global, arguments),
         Command::Restore(arguments) => checkpoint::restore(global, arguments),
+        Command::ServeFaults(arguments) => checkpoint::serve_faults(global, arguments),
         Command::Pool { command } => pool::run(command, global.json),
         Command::Doctor => doctor::run(global),
         Command::Completions(arguments) => manual::completions(arguments),

@@ -195,7 +195,8 @@ fn faults_are_answered_though_nothing_more_is_pushed() {
 
 #[test]
 fn a_fault_gets_no_more_than_its_range() {
-    let options = ServeOptions { ahead_bytes_per_s: Some(1), fault_pages: SLOT_PAGES };
+    let options =
+        ServeOptions { ahead_bytes_per_s: Some(1), fault_pages: SLOT_PAGES, is_lazy: false };
     let (link, ends, _guest, _shim) =
         bound(&[range(0, 3, 100), range(500, 5, 103), range(900, 1, 96)]);
     let serving = serve(link, vec![pages(96, 1)], options);

@@ -168,6 +168,31 @@ pub enum Request {
         /// Length of the stream, where it is known, for the job's progress.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bytes: Option<u64>,
+        /// Checkpoint of which every page counts that the stream lacks: of the operator's user and the same domain,
+        /// which is its domain where none is named.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        base: Option<CheckpointName>,
+    },
+    /// Begin a job that writes the device state of a checkpoint into the stream socket that comes with this line
+    /// (`SCM_RIGHTS`), and closes it.
+    CheckpointDeviceState {
+        /// As for `CheckpointList`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Names of the checkpoint.
+        checkpoint: CheckpointName,
+    },
+    /// Send the memory of a checkpoint of a Firecracker, page by page, over the sequenced-packet socket that comes with
+    /// this line (`SCM_RIGHTS`), until its other end says that it is complete, or is closed.
+    CheckpointServe {
+        /// As for `CheckpointList`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Vec<String>>,
+        /// Names of the checkpoint.
+        checkpoint: CheckpointName,
+        /// True if pages are sent when they are asked for, and before that only those that were touched last time.
+        #[serde(default)]
+        lazy: bool,
     },
     /// Jobs that the operator may see: those that go on, and those that ended in the last minutes.
     Jobs {},
@@ -220,6 +245,13 @@ pub enum Answer {
     },
     /// To `CheckpointShow`.
     Checkpoint(Box<CheckpointDetail>),
+    /// To `CheckpointServe`.
+    Source {
+        /// Length of the memory, in bytes.
+        memory_bytes: u64,
+        /// Time of the checkpoint, in nanoseconds since 1970-01-01 UTC: tells it from another of its name.
+        time_ns: u64,
+    },
     /// To requests that begin a job.
     JobStarted {
         /// Number of the job.

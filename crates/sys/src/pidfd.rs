@@ -59,7 +59,8 @@ impl PeerProcess {
     }
 
     /// Returns the descriptor, unless the process had ended when it was asked for.
-    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    #[must_use]
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.descriptor.as_ref().map(AsFd::as_fd)
     }
 

@@ -16,10 +16,16 @@ use std::{
 
 use bindery_units::HostAddress;
 
+mod peer;
+
+pub use peer::{PeerEvent, PeerUserfault};
+
 /// Capabilities asked for when a context is opened, `UFFD_FEATURE_*`.
 pub mod feature {
     /// Faults on write-protected pages are reported.
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+    /// Pages that are discarded are reported before they are gone.
+    pub const EVENT_REMOVE: u64 = 1 << 3;
     /// Faults on absent pages of files in memory are reported.
     pub const MISSING_SHMEM: u64 = 1 << 5;
     /// Who touches an absent page gets `SIGBUS` instead of waiting, and a system call gets `EFAULT`.

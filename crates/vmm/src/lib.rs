@@ -6,7 +6,7 @@
 //! managed memory or daemons.
 //!
 //! [`Qemu`] and [`IncomingQemu`] are unmodified QEMUs, 7.2 and 10, driven over QMP. Any other VMM written
-//! in Rust implements the two traits.
+//! in Rust implements the two traits. Memory of microVMs that Firecracker restores is served by [`firecracker`].
 //!
 //! ```no_run
 //! use bindery_vmm::{Paused, Purpose, Qemu, QemuSettings};
@@ -45,6 +45,7 @@
 mod description;
 mod device_state;
 mod error;
+pub mod firecracker;
 mod hidden_writers;
 mod paused;
 pub mod qemu;

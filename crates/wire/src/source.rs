@@ -17,6 +17,10 @@
 //!  | Complete                           ->      |   nothing is missing: both sides hang up
 //! ```
 //!
+//! Whoever asks in the place of a VMM without the library (`checkpoint-serve`) makes the socket, and is sent the window
+//! first: its descriptor, with one byte. Then `Lacks` and `Bound` follow as after a `Rebind`. Such a guest ends with
+//! `Complete` too if its process has ended.
+//!
 //! A page that the VMM has discarded or unmapped meanwhile is sent in vain. A daemon sends no page twice over one
 //! socket: what it sent has arrived, or will.
 //!

@@ -42,8 +42,7 @@ impl Remote {
         let manifest = self.find(guest, name)?;
         let details = self.details(&manifest)?;
         let digests = self.space.digest_key(&manifest.checkpoint.domain);
-        let mut stream = StreamWriter::begin_local(into)?;
-        stream.describe(&details.description)?;
+        let mut stream = StreamWriter::begin(into, &details.description, None)?.uncompressed();
         let runs = runs_by_pack(&details);
         let at_once = self.bucket.options().parts_at_once;
         let mut packs = manifest.packs.iter();
@@ -56,7 +55,7 @@ impl Remote {
             }
             let (id, fetch) = fetches.pop_front().expect("there are runs for each pack");
             for (block, pages, bytes) in self.chunks(id, fetch, runs, &digests)? {
-                stream.put_pages(block, pages, &bytes)?;
+                stream.put(block as u16, pages.first, &bytes)?;
                 if watch(pages.count.into()).is_break() {
                     return Err(RemoteError::Stopped);
                 }

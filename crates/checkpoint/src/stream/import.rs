@@ -6,7 +6,7 @@ use bindery_units::PageRange;
 
 use super::chunk::{CHUNK_HEAD_BYTES, ChunkHead, ChunkKind, STREAM_HEAD_BYTES, StreamHead};
 use super::seen_pages::SeenPages;
-use crate::catalogue::CheckpointSummary;
+use crate::catalogue::{CheckpointId, CheckpointSummary};
 use crate::error::CheckpointError;
 use crate::format_error::FormatError;
 use crate::manifest::{DESCRIPTION_BYTES_MAX, Description, MemoryBlock};
@@ -31,6 +31,8 @@ pub struct ImportOptions {
     pub name: Option<Name>,
     /// Way in which pages are stored.
     pub encoding: PageEncoding,
+    /// Checkpoint of the same domain, with the same memory blocks, of which every page counts that the stream lacks.
+    pub base: Option<CheckpointId>,
 }
 
 impl Store {
@@ -65,7 +67,13 @@ impl Store {
         if let Some(name) = &options.name {
             description.name = name.clone();
         }
-        self.create(NewCheckpoint { description, base: None, encoding: options.encoding })
+        if let Some(base) = options.base
+            && self.manifest(base)?.description.blocks != description.blocks
+        {
+            return Err(impossible("its memory has another length than that of its base"));
+        }
+        let (base, encoding) = (options.base, options.encoding);
+        self.create(NewCheckpoint { description, base, encoding })
     }
 }
 

@@ -7,11 +7,12 @@ mod chunk;
 mod export;
 mod import;
 mod seen_pages;
+mod writer;
 
 pub use chunk::{ChunkHead, ChunkKind, StreamHead};
-pub use export::{ExportOptions, Exported};
+pub use export::ExportOptions;
 pub use import::ImportOptions;
+pub use writer::{Exported, StreamWriter};
 
 pub(crate) use chunk::CHUNK_PAGES;
-pub(crate) use export::StreamWriter;
 pub(crate) use import::StreamReader;

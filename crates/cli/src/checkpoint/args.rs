@@ -106,6 +106,17 @@ Examples:
 
 It is there when all of it was read and verified, or not at all. It becomes yours: a checkpoint of your user.")]
     Pull(PullArgs),
+    /// Make a checkpoint of a snapshot of Firecracker's: the files of mem_file_path and snapshot_path
+    #[command(after_help = "\
+Examples:
+  bindery checkpoint import-memory vm.mem --state vm.state --guest fn1 --name warm
+  bindery checkpoint import-memory diff.mem --state diff.state --guest fn1 --name later --on fn1@warm
+  bindery serve-faults fn1@warm --listen /run/fn1.sock --state-to /srv/fn1.state
+
+Zero pages are not stored, and neither are pages that the domain has. With --on the files are those of a diff
+snapshot, of which holes count as unchanged; the checkpoint is whole by itself all the same. Disks are not part
+of it. Afterwards the files are not needed: `bindery serve-faults` restores from the pool.")]
+    ImportMemory(ImportMemoryArgs),
 }
 
 #[derive(Debug, Args)]
@@ -319,6 +330,59 @@ pub(crate) struct ImportArgs {
     /// Decrypt with the key in this file; what is not encrypted is refused then
     #[arg(long, value_name = "FILE")]
     pub(super) key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportMemoryArgs {
+    /// The memory of the microVM: the file of mem_file_path
+    #[arg(value_name = "MEM_FILE")]
+    pub(super) memory: PathBuf,
+    /// The state of the microVM: the file of snapshot_path
+    #[arg(long, value_name = "VMSTATE")]
+    pub(super) state: PathBuf,
+    /// Name of the guest
+    #[arg(long)]
+    pub(super) guest: String,
+    /// Name of the checkpoint
+    #[arg(long)]
+    pub(super) name: String,
+    /// The checkpoint that the diff snapshot was made on
+    #[arg(long, value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    pub(super) on: Option<CheckpointName>,
+    /// Share pages with checkpoints of this domain of yours [default: that of --on, or default]
+    #[arg(long)]
+    pub(super) domain: Option<String>,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeFaultsArgs {
+    /// The checkpoint, which `bindery checkpoint import-memory` made
+    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    pub(super) checkpoint: CheckpointName,
+    /// Socket to listen at: the backend_path of the microVMs
+    #[arg(long, value_name = "PATH")]
+    pub(super) listen: PathBuf,
+    /// Write the state of the microVM to this file first: the snapshot_path of the microVMs
+    #[arg(long, value_name = "FILE")]
+    pub(super) state_to: Option<PathBuf>,
+    /// Serve microVMs of this user, as the jailer runs them, and no others [default: your own user]
+    #[arg(long, value_name = "UID")]
+    pub(super) socket_user: Option<u32>,
+    /// End once one microVM was served, and has ended
+    #[arg(long, conflicts_with = "count")]
+    pub(super) once: bool,
+    /// End once so many microVMs were served, and have ended
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) count: Option<u32>,
+    /// Send only what is touched, and before that what was touched last time
+    #[arg(long)]
+    pub(super) lazy: bool,
+    #[command(flatten)]
+    pub(super) owner: OwnerArgs,
     #[command(flatten)]
     pub(super) pool: PoolArgs,
 }

@@ -4,12 +4,14 @@ mod args;
 mod clone;
 mod create;
 mod delete;
+mod import_memory;
 mod job;
 mod list;
 mod remote;
 mod remote_args;
 mod repeat;
 mod restore;
+mod serve_faults;
 mod show;
 mod transfer;
 mod verify;
@@ -21,9 +23,10 @@ use bindery_host::protocol::{Answer, Request};
 use bindery_pool::PoolName;
 
 use self::args::PoolArgs;
-pub(crate) use self::args::{CheckpointCommand, CloneArgs, RestoreArgs};
+pub(crate) use self::args::{CheckpointCommand, CloneArgs, RestoreArgs, ServeFaultsArgs};
 pub(crate) use self::clone::run as clone;
 pub(crate) use self::restore::run as restore;
+pub(crate) use self::serve_faults::run as serve_faults;
 use crate::args::Global;
 use crate::connect::connect;
 use crate::exit::{Failure, Reason};
@@ -43,6 +46,7 @@ pub(crate) fn run(command: &CheckpointCommand, global: &Global) -> Result<(), Fa
         CheckpointCommand::Import(arguments) => transfer::import(global, arguments),
         CheckpointCommand::Push(arguments) => remote::push(global, arguments),
         CheckpointCommand::Pull(arguments) => remote::pull(global, arguments),
+        CheckpointCommand::ImportMemory(arguments) => import_memory::run(global, arguments),
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bindery_checkpoint::SecretKey;
 use bindery_host::printable;
 use bindery_host::protocol::Request;
-use bindery_host::protocol::checkpoint::ExportKey;
+use bindery_host::protocol::checkpoint::{CheckpointName, ExportKey};
 use bindery_host::protocol::job::JobResult;
 use bindery_sys::socket;
 use serde_json::json;
@@ -84,14 +84,27 @@ pub(super) fn import(global: &Global, arguments: &ImportArgs) -> Result<(), Fail
         domain: Some(domain.clone()),
         key,
         bytes,
+        base: None,
     };
+    send_in(global, &request, file, |socket| send_from(source, socket))
+}
+
+/// Has the daemon make a checkpoint of the stream that `send` sends, and shows it. `send` has read `file` if it fails.
+pub(super) fn send_in(
+    global: &Global,
+    request: &Request,
+    file: &Path,
+    send: impl FnOnce(&OwnedFd) -> io::Result<()> + Send + 'static,
+) -> Result<(), Failure> {
+    let cannot =
+        |error: &io::Error| Failure::of_io(format_args!("cannot read {}", file.display()), error);
     let mut client = connect(global)?;
     let cancel = Cancel::on_signals()?;
     let (ours, theirs) = pair()?;
-    let answer = client.ask_passing(&request, &[theirs.as_fd()], PATIENCE)?;
+    let answer = client.ask_passing(request, &[theirs.as_fd()], PATIENCE)?;
     drop(theirs);
     // It may wait for its input for ever, and is not waited for then.
-    let relay = thread::spawn(move || send_from(source, &ours));
+    let relay = thread::spawn(move || send(&ours));
     let result = begun(&answer).and_then(|job| follow(&mut client, job, &cancel));
     if result.is_err() {
         let deadline = Instant::now() + REASON_PATIENCE;
@@ -138,6 +151,28 @@ fn open_source(file: &Path) -> io::Result<(Box<dyn Read + Send>, Option<u64>)> {
     let found = source.metadata()?;
     let bytes = found.is_file().then_some(found.len());
     Ok((Box::new(source), bytes))
+}
+
+/// Writes the device state of a checkpoint to a file.
+pub(super) fn save_device_state(
+    global: &Global,
+    (pool, checkpoint): (Option<Vec<String>>, CheckpointName),
+    file: &Path,
+) -> Result<(), Failure> {
+    let cannot =
+        |error: &io::Error| Failure::of_io(format_args!("cannot write {}", file.display()), error);
+    let mut sink = Sink::File(Target::open(file).map_err(|error| cannot(&error))?);
+    let mut client = connect(global)?;
+    let cancel = Cancel::on_signals()?;
+    let (ours, theirs) = pair()?;
+    let request = Request::CheckpointDeviceState { pool, checkpoint };
+    let answer = client.ask_passing(&request, &[theirs.as_fd()], PATIENCE)?;
+    drop(theirs);
+    receive_into(ours, &mut sink).map_err(|error| cannot(&error))?;
+    match follow(&mut client, begun(&answer)?, &cancel)? {
+        JobResult::DeviceState { .. } => sink.finish().map_err(|error| cannot(&error)),
+        result => Err(other(&result)),
+    }
 }
 
 /// Receives up to the stream's end.

@@ -1,13 +1,15 @@
 //! The daemon's end of a source's connection.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bindery_sys::memfd;
-use bindery_sys::socket::{receive, refuse_descriptors, seqpacket_pair, shutdown, wait_readable};
+use bindery_sys::socket::{
+    receive, refuse_descriptors, send_now, seqpacket_pair, shutdown, wait_readable,
+};
 use bindery_units::PageRange;
 use bindery_wire::control::PAGES_MAX;
 use bindery_wire::source::{FromGuest, GuestWord, WINDOW_BYTES};
@@ -68,6 +70,26 @@ impl SourceLink {
         };
         let doing = "opening a source (is RLIMIT_NOFILE too low?)";
         open().map_err(|error| GuestError::Daemon { doing, error })
+    }
+
+    /// Takes a socket that another process made, to ask for pages in the place of a guest. Sends the window over it,
+    /// and waits for what is missing, half a minute at most.
+    ///
+    /// # Errors
+    /// [`GuestError`] if the other end does not speak as it should, or has gone; when descriptors or memory are short.
+    pub fn over(socket: OwnedFd) -> Result<Self, GuestError> {
+        let open = || {
+            refuse_descriptors(&socket)?;
+            memfd::create("bindery-source", WINDOW_BYTES as u64)
+        };
+        let doing = "opening a source (is RLIMIT_NOFILE too low?)";
+        let window = open().map_err(|error| GuestError::Daemon { doing, error })?;
+        send_now(&socket, &[1], &[window.as_fd()])
+            .map_err(|error| GuestError::of_socket("sending a source's window", error))?;
+        let socket = Arc::new(socket);
+        let mut link = Self { socket, window, wanted: Wanted::default(), unsent: Arc::default() };
+        link.await_bound()?;
+        Ok(link)
     }
 
     /// Returns a look at it for other threads.

@@ -9,7 +9,7 @@ use bindery_wire::source::{SLOT_BYTES, SLOT_PAGES};
 use super::SourceError;
 use super::serve::Serving;
 
-/// Pushes what `ahead` names, and then all the rest. Returns at the end of the serving, too.
+/// Pushes what `ahead` names and, unless that is to wait until it is touched, all the rest. Returns at the end of the serving, too.
 pub(super) fn push(
     serving: &Serving<'_>,
     ahead: impl Iterator<Item = PageRange>,
@@ -17,7 +17,7 @@ pub(super) fn push(
     let mut pusher =
         Pusher { serving, began: Instant::now(), bytes: 0, buffer: vec![0; SLOT_BYTES] };
     let everything = PageRange::new(PageIndex(0), PAGES_MAX);
-    for range in ahead.chain([everything]) {
+    for range in ahead.chain((!serving.options.is_lazy).then_some(everything)) {
         if range.first.0.checked_add(range.count).is_some() && !pusher.push(range)? {
             return Ok(());
         }

@@ -40,11 +40,13 @@ pub struct ServeOptions {
     pub fault_pages: u32,
     /// Bytes pushed ahead in a second, zero pages not counted. `None` for as many as the guest takes.
     pub ahead_bytes_per_s: Option<u64>,
+    /// True if only what `ahead` names is pushed, and the rest sent when it is touched.
+    pub is_lazy: bool,
 }
 
 impl Default for ServeOptions {
     fn default() -> Self {
-        Self { fault_pages: 16, ahead_bytes_per_s: None }
+        Self { fault_pages: 16, ahead_bytes_per_s: None, is_lazy: false }
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bindery_checkpoint::PageEncoding;
+use bindery_checkpoint::{CheckpointId, Name, PageEncoding};
 use bindery_guest::{Connection, Guest, Identity};
 use bindery_vmm::{Qemu, QemuSettings, VmmError};
 
@@ -16,6 +16,7 @@ use crate::jobs::{NewJob, Progress};
 use crate::keeper::catalogue::{self, Visible};
 use crate::keeper::create::{self, CheckpointNames, Create};
 use crate::keeper::restore::{self, Restore};
+use crate::keeper::serve::{self, Serve};
 use crate::keeper::work::{self, Import};
 use crate::keeper::{Lease, names, stream};
 use crate::protocol::checkpoint::{CheckpointName, DiskPolicy, ExportKey, Selection};
@@ -92,16 +93,38 @@ impl Desk<'_> {
                 let socket = stream::take(std::mem::take(passed))?;
                 self.export(pool, &checkpoint, (socket, key))
             }
-            Request::CheckpointImport { pool, guest, name, domain, key, bytes } => {
+            Request::CheckpointImport { pool, guest, name, domain, key, bytes, base } => {
                 let socket = stream::take(std::mem::take(passed))?;
+                let lease = self.lease(pool)?;
+                let (base, domain) = self.base(&lease, base.as_ref(), domain.as_deref())?;
                 let import = Import {
-                    domain: names::domain(self.uid, domain.as_deref().unwrap_or(DEFAULT_DOMAIN))?,
+                    domain,
                     guest: guest.as_deref().map(names::guest).transpose()?,
                     name: name.as_deref().map(names::checkpoint).transpose()?,
                     key: key.as_ref().map(work::key).transpose()?,
                     bytes,
+                    base,
                 };
-                self.import(pool, socket, import)
+                self.import(lease, socket, import)
+            }
+            Request::CheckpointDeviceState { pool, checkpoint } => {
+                let socket = stream::take(std::mem::take(passed))?;
+                let lease = self.lease(pool)?;
+                let found = catalogue::find(&lease, self.rights, &checkpoint)?;
+                let kind = (JobKind::CheckpointDeviceState, JobUnit::Bytes);
+                let new = self.new_job(kind, checkpoint.to_string(), found.uid);
+                self.start(new, move |progress| {
+                    work::device_state(&lease, &found, socket, progress)
+                })
+            }
+            Request::CheckpointServe { pool, checkpoint, lazy } => {
+                let socket = stream::take(std::mem::take(passed))?;
+                let lease = self.lease(pool)?;
+                let checkpoint = catalogue::find(&lease, self.rights, &checkpoint)?;
+                let time_ns = checkpoint.summary.time_ns;
+                let serve = Serve { checkpoint, socket, is_lazy: lazy, uid: self.uid };
+                let memory_bytes = serve::serve(lease, &self.shared.sources, serve)?;
+                Ok(Answer::Source { memory_bytes, time_ns })
             }
             Request::Jobs {} => Ok(Answer::Jobs { jobs: jobs.list(self.rights) }),
             Request::Job { job, wait_ms } => {
@@ -246,8 +269,30 @@ impl Desk<'_> {
         self.start(new, move |progress| work::export(&lease, &found, (socket, key), progress))
     }
 
-    fn import(&self, pool: AskedPool, socket: OwnedFd, import: Import) -> Result<Answer, Failure> {
-        let lease = self.lease(pool)?;
+    /// Finds the base of an import, and the domain that the import is to be of.
+    fn base(
+        &self,
+        lease: &Lease,
+        base: Option<&CheckpointName>,
+        domain: Option<&str>,
+    ) -> Result<(Option<CheckpointId>, Name), Failure> {
+        let base = base.map(|name| catalogue::find(lease, self.rights, name)).transpose()?;
+        let Some(base) = base else {
+            return Ok((None, names::domain(self.uid, domain.unwrap_or(DEFAULT_DOMAIN))?));
+        };
+        if base.uid != Some(self.uid) {
+            let message =
+                "the base is a checkpoint of another user: what is imported becomes yours";
+            return Err(Failure::new(FailureKind::Refused, message));
+        }
+        let domain = match domain {
+            Some(domain) => names::domain(self.uid, domain)?,
+            None => base.summary.domain.clone(),
+        };
+        Ok((Some(base.summary.id), domain))
+    }
+
+    fn import(&self, lease: Lease, socket: OwnedFd, import: Import) -> Result<Answer, Failure> {
         let part = |name: &Option<_>| {
             name.as_ref()
                 .map_or("…".to_owned(), |name: &bindery_checkpoint::Name| name.to_string())

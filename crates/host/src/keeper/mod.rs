@@ -13,6 +13,7 @@ pub(crate) mod names;
 mod overlays;
 pub(crate) mod pauses;
 pub(crate) mod restore;
+pub(crate) mod serve;
 pub(crate) mod sources;
 pub(crate) mod stream;
 mod token;

@@ -37,6 +37,12 @@ const SETTLING: Duration = Duration::from_secs(2);
 /// Interval at which a guest that is being restored is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// Most sources that operators ask at once: each takes two threads.
+const ASKED_MAX: usize = 4096;
+
+/// Most sources that one user asks at once.
+const ASKED_MAX_OF_USER: usize = 1024;
+
 /// Guests whose memory is sent to them.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
@@ -53,6 +59,23 @@ struct Table {
     broke: BTreeMap<u64, (Instant, String)>,
     /// Times at which guests had all of their memory.
     whole: BTreeMap<u64, Instant>,
+    /// Sources that operators ask in the place of guests without the library, by their numbers.
+    asked: BTreeMap<u64, AskedSource>,
+}
+
+/// A source that an operator asks.
+#[derive(Debug)]
+struct AskedSource {
+    uid: u32,
+    from: (u128, CheckpointId),
+    /// None until the operator's end has spoken.
+    handle: Option<SourceHandle>,
+}
+
+/// Entry of a source that an operator asks, ended when this is dropped.
+pub(super) struct AskedMark {
+    sources: Arc<Sources>,
+    number: u64,
 }
 
 /// A guest that is filled.
@@ -102,6 +125,33 @@ impl Content {
         Ok(Self { lease, id, image, ahead })
     }
 
+    /// Sends an operator pages over `link` until no more are wanted. What is touched is recorded once for a
+    /// checkpoint: the next ones have it sent ahead, and touch less that is missing.
+    pub(super) fn serve_asked(self, link: SourceLink, name: &str, is_lazy: bool) {
+        let options = ServeOptions { is_lazy, ..ServeOptions::default() };
+        match link.serve(&self.image, self.ahead.clone().into_iter(), options) {
+            Ok(served) => {
+                let Served { content_pages, zero_pages, faults, damaged, .. } = &served;
+                let damaged = damaged.len();
+                tracing::info!(
+                    checkpoint = name,
+                    content_pages,
+                    zero_pages,
+                    faults,
+                    damaged,
+                    "a microVM has what it wants of its memory"
+                );
+                let has_record = self.lease.touched(self.id).is_ok_and(|known| !known.is_empty());
+                if !has_record {
+                    self.record(&served, name);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(checkpoint = name, "a source of a microVM's memory broke: {error}");
+            }
+        }
+    }
+
     /// Sends the pages over `link` until none is missing.
     fn serve(self, link: SourceLink, guest: &str) -> bool {
         let begun = Instant::now();
@@ -130,6 +180,11 @@ impl Content {
             ms,
             "a restored guest has all of its memory"
         );
+        self.record(served, guest);
+    }
+
+    /// Records what was touched first, for the next restore.
+    fn record(&self, served: &Served, guest: &str) {
         let touched = self.image.to_touched(&served.touched);
         if touched.is_empty() {
             return;
@@ -137,6 +192,21 @@ impl Content {
         if let Err(error) = self.lease.set_touched(self.id, &touched) {
             tracing::warn!(guest, "what the restore touched is not recorded: {error}");
         }
+    }
+}
+
+impl AskedMark {
+    /// Notes who serves, so that it can be ended.
+    pub(super) fn set_handle(&self, handle: SourceHandle) {
+        if let Some(asked) = self.sources.lock().asked.get_mut(&self.number) {
+            asked.handle = Some(handle);
+        }
+    }
+}
+
+impl Drop for AskedMark {
+    fn drop(&mut self) {
+        self.sources.lock().asked.remove(&self.number);
     }
 }
 
@@ -177,6 +247,32 @@ impl Sources {
         table.filled.insert(guest, filled);
         drop(table);
         Mark { sources: Arc::clone(self), guest, number, is_done: false }
+    }
+
+    /// Enters a source that user `uid` asks.
+    ///
+    /// # Errors
+    /// `Busy` if there are too many.
+    pub(super) fn mark_asked(
+        self: &Arc<Self>,
+        content: &Content,
+        uid: u32,
+    ) -> Result<AskedMark, Failure> {
+        let mut table = self.lock();
+        let of_user = table.asked.values().filter(|asked| asked.uid == uid).count();
+        if table.asked.len() >= ASKED_MAX || of_user >= ASKED_MAX_OF_USER {
+            let message = format!(
+                "{of_user} sources are asked already: {ASKED_MAX} at once are served, {ASKED_MAX_OF_USER} for \
+                 one user; one is over once its microVM has all of its memory"
+            );
+            return Err(Failure::new(FailureKind::Busy, message));
+        }
+        table.last += 1;
+        let number = table.last;
+        let from = (content.lease.pool_id(), content.id);
+        table.asked.insert(number, AskedSource { uid, from, handle: None });
+        drop(table);
+        Ok(AskedMark { sources: Arc::clone(self), number })
     }
 
     /// Sends a guest its memory, on a thread of its own.
@@ -333,7 +429,11 @@ impl Sources {
         pool: u128,
         checkpoint: CheckpointId,
     ) -> Result<(), Failure> {
-        if self.lock().filled.values().all(|filled| filled.from != (pool, checkpoint)) {
+        let (table, from) = (self.lock(), (pool, checkpoint));
+        let is_unused = table.filled.values().all(|filled| filled.from != from)
+            && table.asked.values().all(|asked| asked.from != from);
+        drop(table);
+        if is_unused {
             return Ok(());
         }
         let message = "a guest that was restored from the checkpoint lacks pages of it still: wait until the \
@@ -343,11 +443,17 @@ impl Sources {
 
     /// Hangs up on all guests, which look for another daemon.
     pub(crate) fn end_all(&self) {
-        for filled in self.lock().filled.values() {
+        let table = self.lock();
+        for filled in table.filled.values() {
             if let Stage::Sent(handle) = &filled.stage {
                 handle.hang_up();
             }
         }
+        table
+            .asked
+            .values()
+            .filter_map(|asked| asked.handle.as_ref())
+            .for_each(SourceHandle::hang_up);
     }
 
     /// Forgets a guest that has left. Its memory is sent on, if its connection is all that has ended.

@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 
 use bindery_checkpoint::{
-    CheckpointError, ExportOptions, ImportOptions, Name, PageEncoding, SecretKey, VerifyReport,
+    CheckpointError, CheckpointId, ExportOptions, ImportOptions, Name, PageEncoding, SecretKey,
+    VerifyReport,
 };
 use bindery_guest::printable;
 
@@ -141,6 +142,25 @@ pub(crate) fn export(
     Ok(JobResult::Exported { pages: exported.pages, bytes: exported.bytes })
 }
 
+/// Writes the device state of a checkpoint into an operator's stream.
+///
+/// # Errors
+/// `Damaged` if the manifest cannot be read, `Cancelled`, `Failed` if the stream breaks.
+pub(crate) fn device_state(
+    lease: &Lease,
+    checkpoint: &Visible,
+    socket: OwnedFd,
+    progress: &Progress,
+) -> Result<JobResult, Failure> {
+    progress.begin("writing", None);
+    let manifest = lease.manifest(checkpoint.summary.id);
+    let state = manifest.map_err(|error| failure::of_checkpoint(&error))?.description.device_state;
+    let written = OperatorStream::new(socket, progress, false).write_all(&state);
+    let written = written.map_err(CheckpointError::Export);
+    written.map_err(|error| of_stream(&error, progress))?;
+    Ok(JobResult::DeviceState { bytes: state.len() as u64 })
+}
+
 /// Place of an imported checkpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Import {
@@ -151,6 +171,8 @@ pub(crate) struct Import {
     pub(crate) key: Option<SecretKey>,
     /// Length of the stream, where it is known.
     pub(crate) bytes: Option<u64>,
+    /// Checkpoint of which every page counts that the stream lacks.
+    pub(crate) base: Option<CheckpointId>,
 }
 
 /// Makes a checkpoint of an operator's stream.
@@ -164,10 +186,11 @@ pub(crate) fn import(
     progress: &Progress,
 ) -> Result<JobResult, Failure> {
     progress.begin("reading", import.bytes);
-    let Import { domain, guest, name, key, .. } = import;
+    let Import { domain, guest, name, key, base, .. } = import;
     let failed = |error: CheckpointError| of_stream(&error, progress);
     lease.open_for_writing(&domain)?;
-    let options = ImportOptions { domain, key, guest, name, encoding: PageEncoding::default() };
+    let encoding = PageEncoding::default();
+    let options = ImportOptions { domain, key, guest, name, encoding, base };
     let stream = OperatorStream::new(socket, progress, true);
     let mut stream = BufReader::with_capacity(STREAM_BUFFER_BYTES, stream);
     let summary = lease.import(&mut stream, &options).map_err(failed)?;

@@ -16,6 +16,7 @@ pub enum JobKind {
     CheckpointDelete,
     CheckpointExport,
     CheckpointImport,
+    CheckpointDeviceState,
 }
 
 /// Unit in which a job's progress is counted.
@@ -88,6 +89,11 @@ pub enum JobResult {
         /// Number of pages that are not zero.
         pages: u64,
         /// Length of the stream.
+        bytes: u64,
+    },
+    /// Of `checkpoint-device-state`.
+    DeviceState {
+        /// Its length.
         bytes: u64,
     },
     /// Of `checkpoint-import`.

@@ -252,7 +252,7 @@ fn measure() {
         let is_pushed = scenario == "read";
         let options = match is_pushed {
             true => ServeOptions::default(),
-            false => ServeOptions { ahead_bytes_per_s: Some(1), fault_pages: 1 },
+            false => ServeOptions { ahead_bytes_per_s: Some(1), fault_pages: 1, is_lazy: false },
         };
         if !is_pushed {
             bound.program.send("go");
