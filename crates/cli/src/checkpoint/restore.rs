@@ -318,7 +318,7 @@ fn report(global: &Global, arguments: &RestoreArgs, restored: &Restored) -> Resu
 
 /// Ends a VMM that no guest can run in. At once: it may wait for memory that never comes, and asked to end it would
 /// report success to whoever started it.
-fn end(pid: u32) {
+pub(super) fn end(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::KILL);
     }

@@ -26,7 +26,16 @@ pub(super) fn watch_memory(shared: &Shared) {
         let is_short = level.is_none_or(|level| level == MemoryLevel::Short);
         shared.engine.set_idle(settings.run_when == RunWhen::Pressure && !is_short);
         shared.trackers.expire();
+        shared.memory_pools.expire(|pid| shared.is_whole(pid));
         shared.stopping.sleep(LOOK_EVERY);
+    }
+}
+
+impl Shared {
+    /// Returns true if the guest of a process is connected and lacks no page, as far as it is known.
+    fn is_whole(&self, pid: i32) -> bool {
+        let guest = self.engine.guest_of(pid);
+        guest.is_some_and(|guest| self.sources.missing_pages(&guest).is_none())
     }
 }
 

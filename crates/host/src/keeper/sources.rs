@@ -5,6 +5,7 @@
 //! thread of the first has ended.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use bindery_sys::thread::spawn_without_signals;
 use bindery_units::{PAGE_BYTES, PageRange};
 
 use super::image::CheckpointImage;
+use super::memory_pools::MemoryPools;
 use super::token::Token;
 use super::{Keeper, Lease, failed, failure};
 use crate::access::Rights;
@@ -38,9 +40,10 @@ const SETTLING: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Guests whose memory is sent to them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sources {
     table: Mutex<Table>,
+    memory: Arc<MemoryPools>,
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +84,8 @@ pub(super) struct Mark {
     guest: u64,
     number: u64,
     is_done: bool,
+    /// Paths of the pool, and process of the guest.
+    needs: (Vec<PathBuf>, i32),
 }
 
 /// Memory of a checkpoint, with the pool that it is in.
@@ -150,6 +155,8 @@ impl Drop for Mark {
         // Memory that was never bound is whole, and one that has left may never come back.
         let is_over = self.is_done || filled.has_left || matches!(filled.stage, Stage::Binding);
         let has_left = filled.has_left;
+        // One that has left may come back for what it lacks.
+        let needs_none = self.is_done || matches!(filled.stage, Stage::Binding);
         if is_over {
             table.filled.remove(&self.guest);
             if self.is_done && !has_left {
@@ -158,17 +165,35 @@ impl Drop for Mark {
         } else {
             filled.stage = Stage::Broken;
         }
+        drop(table);
+        if needs_none {
+            self.sources.memory.note_whole(&self.needs.0, self.needs.1);
+        }
     }
 }
 
 impl Sources {
+    /// Fills guests from pools, of which some may be in memory.
+    pub(crate) fn new(memory: Arc<MemoryPools>) -> Self {
+        Self { table: Mutex::default(), memory }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Table> {
         // Each change is one insertion or removal: a panic elsewhere leaves the table whole.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters a guest whose memory is about to be bound to a checkpoint.
-    pub(super) fn mark(self: &Arc<Self>, guest: &Guest, content: &Content) -> Mark {
+    ///
+    /// # Errors
+    /// `Failed` if a pool in memory does not learn of it.
+    pub(super) fn mark(
+        self: &Arc<Self>,
+        guest: &Guest,
+        content: &Content,
+    ) -> Result<Mark, Failure> {
+        let needs = (content.lease.paths().to_vec(), guest.identity().pid);
+        self.memory.note_filled(&needs.0, needs.1)?;
         let (guest, from) = (guest.identity().instance, (content.lease.pool_id(), content.id));
         let mut table = self.lock();
         table.last += 1;
@@ -176,7 +201,7 @@ impl Sources {
         let filled = Filled { mark: number, from, stage: Stage::Binding, has_left: false };
         table.filled.insert(guest, filled);
         drop(table);
-        Mark { sources: Arc::clone(self), guest, number, is_done: false }
+        Ok(Mark { sources: Arc::clone(self), guest, number, is_done: false, needs })
     }
 
     /// Sends a guest its memory, on a thread of its own.
@@ -237,7 +262,7 @@ impl Sources {
         let lease = keeper.lease(Some(&token.pool), rights)?;
         let found = token.find(&lease, uid)?;
         let content = Content::open(lease, found.summary.id)?;
-        let mark = self.mark(guest, &content);
+        let mark = self.mark(guest, &content)?;
         let link = guest.rebind(lost).map_err(|error| {
             if guest.lost_source().is_some()
                 && let Some(filled) = self.lock().filled.get_mut(&mark.guest)
@@ -309,7 +334,7 @@ impl Sources {
     }
 
     /// Returns the number of pages that a guest lacks, as far as it is known; `None` if it lacks none.
-    fn missing_pages(&self, guest: &Guest) -> Option<u64> {
+    pub(crate) fn missing_pages(&self, guest: &Guest) -> Option<u64> {
         let (table, id) = (self.lock(), guest.identity().instance);
         let is_fresh = |(at, _): &(Instant, String)| at.elapsed() < REPORT_PATIENCE;
         let unsent = match table.filled.get(&id).map(|filled| &filled.stage) {

@@ -16,6 +16,7 @@ pub enum JobKind {
     CheckpointDelete,
     CheckpointExport,
     CheckpointImport,
+    Fork,
 }
 
 /// Unit in which a job's progress is counted.
@@ -92,4 +93,11 @@ pub enum JobResult {
     },
     /// Of `checkpoint-import`.
     Imported(CheckpointInfo),
+    /// Of `fork`: children are restored from it.
+    Forked {
+        /// Checkpoint that it is.
+        created: Box<Created>,
+        /// Path of the pool in memory that the checkpoint is in.
+        pool: String,
+    },
 }

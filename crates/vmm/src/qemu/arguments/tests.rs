@@ -124,10 +124,7 @@ fn generation_ids_are_drawn_anew() {
     for (device, renewed) in [
         ("vmgenid", "driver=vmgenid,guid=auto"),
         ("vmgenid,guid=auto,id=g", "driver=vmgenid,guid=auto,id=g"),
-        (
-            "vmgenid,id=g,guid=324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87",
-            "driver=vmgenid,id=g,guid=auto",
-        ),
+        ("vmgenid,id=g,guid=324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87", "driver=vmgenid,id=g,guid=auto"),
         (r#"{"driver":"vmgenid","guid":"1-2"}"#, r#"{"driver":"vmgenid","guid":"auto"}"#),
     ] {
         let line = format!("qemu -device {device}");
