@@ -123,7 +123,8 @@ impl MemoryPools {
 
     fn adopt(&self) {
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
-            let pool = MemoryPool::new(Stage::Offered);
+            // Whoever forked has lost the daemon, and starts no more children. Those that run have records.
+            let pool = MemoryPool::new(Stage::Released);
             tracing::info!("{} was left by an earlier daemon", entry.path().display());
             self.lock().insert(entry.path(), pool);
         }
@@ -135,10 +136,8 @@ impl MemoryPools {
     /// # Errors
     /// `Refused` if memory is short; `Failed`.
     pub(crate) fn make(self: &Arc<Self>, guest: &str, bytes: u64) -> Result<NewPool, Failure> {
-        self.prepare_directory().map_err(|error| {
-            failed(format!("no memory pool can be made: {}: {error}", self.directory.display()))
-        })?;
-        require_room(guest, bytes, Room::read(&self.directory).map_err(of_room)?)?;
+        let file_system = self.directory.parent().unwrap_or(&self.directory);
+        require_room(guest, bytes, Room::read(file_system).map_err(of_room)?)?;
         let letters = guest.chars().take(32);
         let letters: String =
             letters.map(|it| if it.is_ascii_alphanumeric() { it } else { '_' }).collect();
@@ -214,7 +213,9 @@ impl MemoryPools {
     /// Removes pools that nobody needs. `is_whole` returns true of a process whose guest is connected and lacks no
     /// page, as far as it is known.
     pub(crate) fn expire(&self, is_whole: impl Fn(i32) -> bool) {
-        self.lock().retain(|path, pool| {
+        let mut table = self.lock();
+        let count = table.len();
+        table.retain(|path, pool| {
             let is_over = match pool.stage {
                 Stage::Made => false,
                 Stage::Offered => pool.used.elapsed() > IDLE,
@@ -226,6 +227,16 @@ impl MemoryPools {
             }
             is_needed
         });
+        if count > 0 {
+            self.remove_if_empty(&table);
+        }
+    }
+
+    /// Removes the directory of all pools with the last of them. One that is about to be made is in the table.
+    fn remove_if_empty(&self, table: &BTreeMap<PathBuf, MemoryPool>) {
+        if table.is_empty() {
+            report(&self.directory, fs::remove_dir(&self.directory));
+        }
     }
 }
 
@@ -263,8 +274,10 @@ impl MemoryPool {
 
 impl NewPool {
     fn create(&self, bytes: u64) -> Result<(), Failure> {
-        let made = DirBuilder::new().mode(0o700).create(&self.directory);
-        made.map_err(|error| failed(format!("cannot make {}: {error}", self.directory.display())))?;
+        let made = self.pools.prepare_directory();
+        let made = made.and_then(|()| DirBuilder::new().mode(0o700).create(&self.directory));
+        let failed = |error| failed(format!("cannot make {}: {error}", self.directory.display()));
+        made.map_err(failed)?;
         // The file is sparse; its length is the most that can ever be in it.
         let bytes = (most(bytes) + SLACK_BYTES).next_multiple_of(1 << 20);
         let path = self.directory.clone();
@@ -293,6 +306,7 @@ impl Drop for NewPool {
         if table.get(&self.directory).is_some_and(|pool| pool.stage == Stage::Made) {
             table.remove(&self.directory);
             remove(&self.directory);
+            self.pools.remove_if_empty(&table);
         }
     }
 }
@@ -384,7 +398,7 @@ mod tests {
     }
 
     fn left(pools: &MemoryPools) -> usize {
-        fs::read_dir(&pools.directory).unwrap().count()
+        fs::read_dir(&pools.directory).map_or(0, Iterator::count)
     }
 
     #[test]

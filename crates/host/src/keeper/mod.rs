@@ -18,6 +18,7 @@ pub(crate) mod sources;
 pub(crate) mod stream;
 mod token;
 pub(crate) mod trackers;
+pub(crate) mod turns;
 pub(crate) mod work;
 
 use std::collections::BTreeMap;

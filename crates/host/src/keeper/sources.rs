@@ -19,6 +19,7 @@ use bindery_units::{PAGE_BYTES, PageRange};
 use super::image::CheckpointImage;
 use super::memory_pools::MemoryPools;
 use super::token::Token;
+use super::turns::{Turn, Turns};
 use super::{Keeper, Lease, failed, failure};
 use crate::access::Rights;
 use crate::jobs::Progress;
@@ -44,6 +45,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(crate) struct Sources {
     table: Mutex<Table>,
     memory: Arc<MemoryPools>,
+    turns: Arc<Turns>,
 }
 
 #[derive(Debug, Default)]
@@ -108,11 +110,13 @@ impl Content {
     }
 
     /// Sends the pages over `link` until none is missing.
-    fn serve(self, link: SourceLink, guest: &str) -> bool {
+    fn serve(self, link: SourceLink, guest: &str, turn: &Turn) -> bool {
         let begun = Instant::now();
         let ahead = self.ahead.clone().into_iter();
-        match link.serve(&self.image, ahead, ServeOptions::default()) {
+        let may_push = || turn.may_push();
+        match link.serve_in_turn(&self.image, ahead, &may_push, ServeOptions::default()) {
             Ok(served) => {
+                turn.set_whole();
                 self.end(&served, guest, begun);
                 true
             }
@@ -175,7 +179,11 @@ impl Drop for Mark {
 impl Sources {
     /// Fills guests from pools, of which some may be in memory.
     pub(crate) fn new(memory: Arc<MemoryPools>) -> Self {
-        Self { table: Mutex::default(), memory }
+        Self { table: Mutex::default(), memory, turns: Arc::default() }
+    }
+
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Table> {
@@ -213,11 +221,14 @@ impl Sources {
         mut mark: Mark,
     ) -> Result<(), Failure> {
         let (id, name) = (guest.identity().instance, guest.identity().name.clone());
+        let (origin, handle) = ((content.lease.pool_id(), content.id), link.handle());
+        let turn = self.turns.enter(origin, guest.identity().id, move || handle.unsent_pages());
         if let Some(filled) = self.lock().filled.get_mut(&id) {
             filled.stage = Stage::Sent(link.handle());
         }
         let started = spawn_without_signals("source", move || {
-            mark.is_done = content.serve(link, &name);
+            mark.is_done = content.serve(link, &name, &turn);
+            drop(turn);
             if !mark.is_done {
                 let why = "the connection to it broke".to_owned();
                 mark.sources.lock().broke.insert(id, (Instant::now(), why));
@@ -281,6 +292,8 @@ impl Sources {
     pub(crate) fn await_whole(&self, guest: &Guest, progress: &Progress) -> Result<(), Failure> {
         let (begun, mut total) = (Instant::now(), None);
         loop {
+            // It may have come back from another daemon meanwhile.
+            self.turns.hurry(guest.identity().id);
             let missing = self.missing_pages(guest);
             if missing.is_none() && self.has_settled(guest) {
                 return Ok(());
