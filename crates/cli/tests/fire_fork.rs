@@ -136,11 +136,12 @@ fn children_are_filled_though_the_daemon_is_killed() {
 
 #[test]
 fn a_fork_is_refused_where_memory_is_short() {
-    let Some(stage) = Stage::new() else { return };
+    // Dropped last: the daemon is in it.
     let group = match ControlGroup::create("fork") {
         Ok(group) => group,
         Err(error) => return skipped!("no control group can be made: {error}"),
     };
+    let Some(stage) = Stage::new() else { return };
     let mut parent = boot(stage.builder(Qemu::V10, "pc", "guest"));
     parent.check(FILL).unwrap();
     group.put(stage.daemon.pid().unwrap()).unwrap();

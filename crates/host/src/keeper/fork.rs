@@ -42,7 +42,9 @@ pub(crate) fn fork(
 ) -> Result<JobResult, Failure> {
     let forked = create::create(lease, followed, (sources, pauses), create, progress);
     // No checkpoint ever builds upon one in memory, and to follow the guest would split its huge pages.
-    if let Ok(mut followed) = followed.try_lock() {
+    if forked.is_ok()
+        && let Ok(mut followed) = followed.try_lock()
+    {
         *followed = Followed::default();
     }
     let JobResult::Created(created) = forked? else { unreachable!("it makes a checkpoint") };
