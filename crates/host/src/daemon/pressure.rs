@@ -35,7 +35,7 @@ pub(super) fn watch_memory(shared: &Shared) {
         shared.engine.set_idle(settings.run_when == RunWhen::Pressure && !is_short);
         shared.trackers.expire();
         shared.memory_pools.expire(|pid| shared.is_whole(pid));
-        shared.sources.turns().set_short(level == Some(MemoryLevel::Short) || shared.is_limited());
+        shared.sources.turns().set_short(shared.has_no_room(&settings));
         shared.rest(LOOK_EVERY);
     }
 }
@@ -66,11 +66,17 @@ impl Shared {
         })
     }
 
-    /// Returns true if the limits of the daemon's cgroups leave it less than [`LIMIT_BYTES`]: it may be that of guests,
-    /// too.
-    fn is_limited(&self) -> bool {
+    /// Returns true if guests that wait are not to be filled with what they have not touched: less memory is available
+    /// than `pressure_available_low`, or the limits of the daemon's cgroups leave less than [`LIMIT_BYTES`]. Tasks that
+    /// wait for memory do not count, since guests that are filled make some wait.
+    fn has_no_room(&self, settings: &DaemonSettings) -> bool {
+        if self.sources.turns().is_idle() {
+            return false;
+        }
+        let low = settings.pressure_available_low;
+        let is_low = MachineMemory::read().is_ok_and(|memory| memory.available_percent() < low);
         let left = cgroup::memory_left(std::process::id().cast_signed());
-        !self.sources.turns().is_idle() && left.is_some_and(|left| left.bytes < LIMIT_BYTES)
+        is_low || left.is_some_and(|left| left.bytes < LIMIT_BYTES)
     }
 
     /// Returns true if the guest of a process is connected and lacks no page, as far as it is known.
