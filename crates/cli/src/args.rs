@@ -14,7 +14,9 @@ use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE}
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::advisor::AdvisorCommand;
-use crate::checkpoint::{CheckpointCommand, CloneArgs, RestoreArgs, ServeFaultsArgs};
+use crate::checkpoint::{
+    CheckpointCommand, CloneArgs, ForkArgs, RestoreArgs, ServeFaultsArgs,
+};
 use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
@@ -263,11 +265,26 @@ Examples:
   bindery clone ci@booted --count 8
   bindery clone ci@booted --count 8 --name runner --log-directory /var/log/runners
   bindery clone ci@booted --count 8 --json -- -qmp unix:/run/runner-{}.sock,server=on,wait=off
+  bindery clone ci@booted --count 8 --hook ./plug-into-network
 
 Each is started as `bindery restore --detach` starts one, one after the other, and has what it has not touched yet
-in the pool. What they have in common is merged like any guests' pages. All have the saved guest's network addresses
-unless options behind -- say otherwise. If one fails, those before it stay, and are named.")]
+in the pool. The rest is brought to one guest at a time, as what they have in common is merged. All have the saved
+guest's network addresses unless options behind -- or the hook say otherwise. If one fails, those before it stay,
+and are named; a hook that fails ends its own guest alone.")]
     Clone(CloneArgs),
+    /// Start children of a guest that runs on
+    #[command(after_help = "\
+Examples:
+  bindery fork ci --count 8 --without-disks
+  bindery fork web1 --count 2 --name trial --disks-directory /srv/overlays
+  bindery fork ci --count 8 --without-disks --hook ./plug-into-network -- -qmp unix:/run/{}.sock,server=on,wait=off
+
+The guest stands still for some milliseconds, and its memory is copied within the host's, once for all children:
+nothing of it is written to a disk. Each child is started as `bindery clone` starts one, and the copy goes once
+the last child has all of its memory. Disks are as for `bindery checkpoint create`: the guest writes to overlays
+from then on, and each child to its own. Children are of the guest's user, who has to be yours, and in its domain.
+^C keeps the children that run.")]
+    Fork(ForkArgs),
     /// Keep immutable objects in media classes, on files or block devices
     #[command(after_help = "\
 Examples:

@@ -66,6 +66,7 @@ fn perform(arguments: &Arguments) -> Result<(), Failure> {
         Command::Ksm { command } => ksm::run(command, global.json),
         Command::Checkpoint { command } => checkpoint::run(command, global),
         Command::Clone(arguments) => checkpoint::clone(global, arguments),
+        Command::Fork(arguments) => checkpoint::fork(global, arguments),
         Command::Restore(arguments) => checkpoint::restore(global, arguments),
         Command::ServeFaults(arguments) => checkpoint::serve_faults(global, arguments),
         Command::Pool { command } => pool::run(command, global.json),

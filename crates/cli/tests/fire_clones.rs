@@ -6,10 +6,12 @@ mod fire;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use bindery_testkit::guest::{Qemu, Qmp};
+use bindery_testkit::guest::{Qemu, QemuGuest, Qmp};
+use fire::children::{Nursery, answer};
 use fire::stage::Stage;
-use fire::{await_guest, boot, figure};
+use fire::{BOOT, await_guest, boot, figure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -67,6 +69,80 @@ fn clones_of_one_checkpoint_run_beside_each_other() {
         let state = qmp.execute("query-status", &serde_json::json!({})).unwrap();
         assert_eq!(state["status"], "running", "clone {number}");
     }
+}
+
+/// Number of clones in the test of how much memory they take.
+const CLONES: u32 = 8;
+
+/// Memory that a QEMU takes beside its guest's, most of it translated code, in MiB.
+const OWN_MIB: u64 = 40;
+
+/// Returns the proportional set sizes of some processes, summed up, in MiB.
+fn pss_mib(pids: &[u64]) -> u64 {
+    let pss = |pid: &u64| {
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+        line.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    };
+    pids.iter().filter_map(pss).sum::<u64>() / 1024
+}
+
+/// Returns the processes of the clones that there are.
+fn clones(stage: &Stage) -> Vec<u64> {
+    let guests = stage.daemon.guests().unwrap_or_default();
+    let guests = guests.as_array().cloned().unwrap_or_default();
+    let named = guests.iter().filter(|guest| guest["name"].as_str().unwrap().starts_with("clone-"));
+    named.map(|guest| guest["pid"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn clones_never_take_the_memory_of_more_than_two() {
+    let Some(stage) = Stage::new() else { return };
+    // Pacing and huge pages are others' tests.
+    stage.daemon.command(&["set", "advisor_mode=none", "pages_to_scan=0"]).unwrap();
+    let mut source = boot(stage.builder(Qemu::V10, "pc", "ci").memory_mib(512));
+    source.check("head -c 200M /dev/urandom > /tmp/x && md5sum < /tmp/x > /tmp/sum").unwrap();
+    let written = source.check("stat -c %s /tmp/x").unwrap().trim().parse::<u64>().unwrap() >> 20;
+    let info = stage.checkpoint("ci", "filled");
+    let stored = info["checkpoint"]["stored_bytes"].as_u64().unwrap() >> 20;
+    source.shut_down();
+    let nursery = Nursery::new(CLONES);
+    let count = CLONES.to_string();
+    let words = ["clone", "ci@filled", "--count", &count, "--name", "clone"];
+    let mut command = nursery.command(&stage, Qemu::V10, &words);
+    let cloning = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (begun, mut highest, mut last) = (Instant::now(), 0, 0);
+    let mut whole = 0;
+    while begun.elapsed() < Duration::from_secs(400) {
+        last = pss_mib(&clones(&stage));
+        highest = last.max(highest);
+        let now = stage.daemon.log().matches("has all of its memory").count();
+        if now != whole {
+            whole = now;
+            eprintln!("{:?}: {whole} are whole, {last} MiB", begun.elapsed());
+        }
+        if whole as u32 == CLONES && last < stored + stored / 2 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let started = answer(&cloning.wait_with_output().unwrap(), &stage);
+    let mut guests = nursery.adopt(&started);
+    eprintln!(
+        "{written} MiB of random data, {stored} MiB stored: {CLONES} clones took {highest} MiB at most, {last} MiB \
+         in the end after {:?}",
+        begun.elapsed()
+    );
+    assert_eq!(whole as u32, CLONES, "{}", stage.daemon.log());
+    // What QEMU takes beside the guest: its heap and translated code.
+    let own = u64::from(CLONES) * OWN_MIB;
+    assert!(highest <= 2 * stored + stored / 4 + own, "{highest} MiB");
+    assert!(last <= stored + stored / 4 + own, "{last} MiB");
+    for guest in &mut guests {
+        guest.wait_ready(BOOT).unwrap();
+        guest.check("md5sum < /tmp/x | cmp - /tmp/sum").unwrap();
+    }
+    guests.into_iter().for_each(QemuGuest::shut_down);
 }
 
 /// A QEMU in the background, which is ended when this is dropped.

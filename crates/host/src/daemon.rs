@@ -40,6 +40,7 @@ use crate::http::{HttpConfig, HttpError, Server};
 use crate::jobs::Jobs;
 use crate::keeper::Keeper;
 use crate::keeper::keys::{CheckpointKeys, Keyring};
+use crate::keeper::memory_pools::MemoryPools;
 use crate::keeper::pauses::Pauses;
 use crate::keeper::sources::Sources;
 use crate::keeper::trackers::Trackers;
@@ -144,6 +145,7 @@ struct Shared {
     reload: Option<Reload>,
     reloading: Mutex<()>,
     keeper: Keeper,
+    memory_pools: Arc<MemoryPools>,
     jobs: Arc<Jobs>,
     monitors: Monitors,
     trackers: Trackers,
@@ -174,6 +176,7 @@ impl Daemon {
         }
         let monitors = Monitors::prepare(&config.socket, config.group.as_ref())?;
         let pauses = Pauses::prepare(&config.socket)?;
+        let memory_pools = Arc::new(MemoryPools::prepare(&config.socket));
         let stop = StopReceiver::new()?;
         let shared = Shared {
             engine: HostEngine::new(config.settings, config.store_bytes_max),
@@ -187,12 +190,14 @@ impl Daemon {
             unmerge_at_exit: AtomicBool::new(config.unmerge_at_exit),
             reload: config.reload,
             reloading: Mutex::default(),
-            keeper: Keeper::new(config.checkpoint_pool, keys),
+            keeper: Keeper::new(config.checkpoint_pool, keys)
+                .with_memory(Arc::clone(&memory_pools)),
+            memory_pools: Arc::clone(&memory_pools),
             jobs: Arc::default(),
             monitors,
             trackers: Trackers::default(),
             pauses: Arc::new(pauses),
-            sources: Arc::default(),
+            sources: Arc::new(Sources::new(memory_pools)),
             stopper: stop.stopper(),
             stopping: Stopping::default(),
         };

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bindery_guest::{Arrival, Connection, Guest, GuestError, Welcome};
-use bindery_merge::status::GuestState;
+use bindery_merge::status::{Counts, GuestState};
 use bindery_merge::{DomainError, MemoryLevel, PageMap, STORE_SLOTS, Troubles, UnmergeError};
 use bindery_units::PAGE_BYTES;
 
@@ -228,6 +228,19 @@ impl HostEngine {
     /// A guest, as long as it is connected.
     pub(crate) fn guest(&self, id: u32) -> Option<Arc<Guest>> {
         self.lock().connected.get(&id).cloned()
+    }
+
+    /// Returns the guest of a process, as long as it is connected.
+    pub(crate) fn guest_of(&self, pid: i32) -> Option<Arc<Guest>> {
+        let guests = self.lock();
+        guests.connected.values().find(|guest| guest.identity().pid == pid).cloned()
+    }
+
+    /// Returns the figures of a guest's pages, from its first period on.
+    pub(crate) fn counts(&self, id: u32) -> Option<Counts> {
+        let status = self.merge.status();
+        let mut guests = status.domains.iter().flat_map(|domain| &domain.guests);
+        guests.find(|guest| guest.id == id).map(|guest| guest.counts)
     }
 
     /// What a guest's pages are, from its first period on.

@@ -194,6 +194,25 @@ pub enum Request {
         #[serde(default)]
         lazy: bool,
     },
+    /// Begin a job that makes a checkpoint of a guest that runs in a pool in memory, for children of it. The pool
+    /// goes after `ForkRelease`, or when nobody has used it for a minute, once no child lacks pages of it.
+    Fork {
+        /// Name or process id of the guest.
+        guest: String,
+        /// Disks.
+        disks: DiskPolicy,
+        /// Path of a QMP socket of the guest's QEMU; the one that `bindery run` made without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        monitor: Option<String>,
+        /// Milliseconds that the pause may take, as far as that can be foreseen.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pause_max_ms: Option<u64>,
+    },
+    /// No more children are restored from a pool in memory. Answered with `Done`.
+    ForkRelease {
+        /// Path of the pool.
+        pool: String,
+    },
     /// Jobs that the operator may see: those that go on, and those that ended in the last minutes.
     Jobs {},
     /// State of a job.

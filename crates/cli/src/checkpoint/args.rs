@@ -218,6 +218,34 @@ pub(crate) struct CloneArgs {
     /// The checkpoint
     #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
     pub(super) checkpoint: CheckpointName,
+    #[command(flatten)]
+    pub(super) start: StartArgs,
+    #[command(flatten)]
+    pub(super) owner: OwnerArgs,
+    #[command(flatten)]
+    pub(super) pool: PoolArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ForkArgs {
+    /// The guest that runs, by its name or process id
+    pub(super) guest: String,
+    #[command(flatten)]
+    pub(super) start: StartArgs,
+    /// How long the guest may stand still, as far as that can be foreseen [default: 10ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_pause)]
+    pub(super) pause_max: Option<Duration>,
+    /// Leave the disks out: they have nothing of value, or options behind -- name others
+    #[arg(long, conflicts_with = "disks_directory")]
+    pub(super) without_disks: bool,
+    /// A QMP socket of the guest's QEMU that nobody else uses [default: the one that `bindery run` made]
+    #[arg(long, value_name = "SOCKET")]
+    pub(super) qmp: Option<PathBuf>,
+}
+
+/// Guests that are started from one checkpoint.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct StartArgs {
     /// How many guests to start
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) count: u32,
@@ -227,16 +255,16 @@ pub(crate) struct CloneArgs {
     /// Leave them paused: QMP's `cont` lets one run
     #[arg(long)]
     pub(super) paused: bool,
+    /// Run this program for each guest before it runs; if it fails, that guest is ended. It has BINDERY_GUEST,
+    /// BINDERY_INDEX, BINDERY_CHECKPOINT, BINDERY_PID and BINDERY_QMP (the path of a QMP socket) in its environment
+    #[arg(long, value_name = "PROGRAM")]
+    pub(super) hook: Option<PathBuf>,
     /// Where the VMMs' output goes: a file for each, NAME-1.log [default: nowhere]
     #[arg(long, value_name = "DIRECTORY")]
     pub(super) log_directory: Option<PathBuf>,
     /// Where to make the overlays that the guests' disks write to [default: beside each image]
     #[arg(long, value_name = "DIRECTORY")]
     pub(super) disks_directory: Option<PathBuf>,
-    #[command(flatten)]
-    pub(super) owner: OwnerArgs,
-    #[command(flatten)]
-    pub(super) pool: PoolArgs,
     /// Options of the VMMs that differ from the saved ones; {} stands for the number of the guest
     #[arg(last = true, value_name = "OPTION")]
     pub(super) instead: Vec<OsString>,

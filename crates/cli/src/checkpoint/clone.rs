@@ -5,46 +5,128 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::{Command, Stdio};
 
 use bindery_host::printable;
+use bindery_host::protocol::Answer;
+use bindery_host::protocol::Request;
 use bindery_host::protocol::checkpoint::Restored;
+use bindery_vmm::qemu::arguments::has_generation_id;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::args::CloneArgs;
+use super::ask;
 use super::create::absolute;
+use super::hook::{self, Child};
+use super::job::Cancel;
+use super::restore::NO_GENERATION_ID;
 use crate::args::Global;
+use crate::connect::misplaced;
 use crate::exit::{Failure, Reason};
 use crate::output::{print, print_json};
 
 /// Guests that were started.
 #[derive(Debug, Serialize)]
-struct Clones {
-    guests: Vec<Restored>,
+pub(super) struct Clones {
+    pub(super) guests: Vec<Restored>,
 }
 
 pub(crate) fn run(global: &Global, arguments: &CloneArgs) -> Result<(), Failure> {
-    let bar = ProgressBar::new(arguments.count.into());
+    let cancel = Cancel::on_signals()?;
+    let (clones, failure) = start_all(global, arguments, &cancel)?;
+    match global.json {
+        true => print_json(&clones)?,
+        false => clones.show()?,
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+/// Starts all guests, one after the other. Those that their hook failed for are ended, and named in the failure that
+/// is returned beside the others.
+///
+/// # Errors
+/// The first other failure, which names those that run. No more are started then.
+pub(super) fn start_all(
+    global: &Global,
+    arguments: &CloneArgs,
+    cancel: &Cancel,
+) -> Result<(Clones, Option<Failure>), Failure> {
+    warn_of_alike(global, arguments)?;
+    let count = arguments.start.count;
+    let bar = ProgressBar::new(count.into());
     let template = "starting {bar:40} {pos} of {len}, {eta} left";
     bar.set_style(ProgressStyle::with_template(template).expect("the template is a valid one"));
-    let mut clones = Clones { guests: Vec::new() };
-    for number in 1..=arguments.count {
+    let (mut clones, mut failed) = (Clones { guests: Vec::new() }, Vec::new());
+    for number in 1..=count {
         let started = start(global, arguments, number);
-        clones.guests.push(started.map_err(|failure| failure_of(&failure, &clones))?);
+        let restored = started.map_err(|failure| failure_of(&failure, &clones))?;
+        match prepare(global, arguments, &restored, number) {
+            Ok(()) => clones.guests.push(restored),
+            Err(failure) => failed.push(failure.to_string()),
+        }
+        if cancel.is_set() && number < count {
+            let failure = Failure::new(Reason::Failed, "interrupted");
+            return Err(failure_of(&failure, &clones));
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    if global.json {
-        return print_json(&clones);
+    let failure = (!failed.is_empty()).then(|| Failure::new(Reason::Failed, failed.join("; ")));
+    Ok((clones, failure))
+}
+
+impl Clones {
+    pub(super) fn show(&self) -> Result<(), Failure> {
+        print(|out| {
+            for Restored { guest, pid, total_us, .. } in &self.guests {
+                let ms = *total_us as f64 / 1000.0;
+                writeln!(
+                    out,
+                    "{} (pid {pid}) runs, {ms:.1} ms after its VMM was ready",
+                    printable(guest)
+                )?;
+            }
+            Ok(())
+        })
     }
-    print(|out| {
-        for Restored { guest, pid, total_us, .. } in &clones.guests {
-            let ms = *total_us as f64 / 1000.0;
-            writeln!(
-                out,
-                "{} (pid {pid}) runs, {ms:.1} ms after its VMM was ready",
-                printable(guest)
-            )?;
+}
+
+/// Warns once of what nothing has the guests draw anew: their own output may go nowhere.
+fn warn_of_alike(global: &Global, arguments: &CloneArgs) -> Result<(), Failure> {
+    let checkpoint = arguments.owner.of(&arguments.checkpoint);
+    let request = Request::CheckpointShow { pool: arguments.pool.paths()?, checkpoint };
+    match ask(global, &request)? {
+        (_, Answer::Checkpoint(detail)) if !has_generation_id(&detail.arguments) => {
+            eprintln!("bindery: {NO_GENERATION_ID}");
+            Ok(())
         }
-        Ok(())
+        (_, Answer::Checkpoint(_)) => Ok(()),
+        (_, answer) => Err(misplaced(&answer)),
+    }
+}
+
+/// Runs the hook of a guest that waits for it, and lets the guest run. If that fails, the guest is ended.
+fn prepare(
+    global: &Global,
+    arguments: &CloneArgs,
+    restored: &Restored,
+    number: u32,
+) -> Result<(), Failure> {
+    let Some(program) = &arguments.start.hook else { return Ok(()) };
+    let child = Child {
+        guest: &restored.guest,
+        pid: restored.pid,
+        number,
+        checkpoint: &arguments.checkpoint,
+        socket: global.socket(),
+    };
+    let prepared = hook::run(program, &child);
+    let prepared = prepared.and_then(|()| match arguments.start.paused {
+        true => Ok(()),
+        false => child.resume(),
+    });
+    prepared.map_err(|failure| {
+        child.end();
+        let name = printable(&restored.guest);
+        Failure::new(failure.reason(), format!("{name} was ended: {failure}"))
     })
 }
 
@@ -52,16 +134,17 @@ pub(crate) fn run(global: &Global, arguments: &CloneArgs) -> Result<(), Failure>
 fn start(global: &Global, arguments: &CloneArgs, number: u32) -> Result<Restored, Failure> {
     let program = std::env::current_exe();
     let program = program.map_err(|error| Failure::of_io("cannot find this program", &error))?;
-    let name = arguments.name.as_ref().unwrap_or(&arguments.checkpoint.guest);
+    let CloneArgs { start, checkpoint, .. } = arguments;
+    let name = start.name.as_ref().unwrap_or(&checkpoint.guest);
     let name = format!("{name}-{number}");
     let mut command = Command::new(program);
     command.args(["restore", "--detach", "--json", "--name", &name, "--socket"]);
-    command.arg(global.socket()).arg(arguments.checkpoint.to_string());
-    command.args(arguments.paused.then_some("--paused"));
-    if let Some(directory) = &arguments.log_directory {
+    command.arg(global.socket()).arg(checkpoint.to_string());
+    command.args((start.paused || start.hook.is_some()).then_some("--paused"));
+    if let Some(directory) = &start.log_directory {
         command.arg("--log").arg(directory.join(format!("{name}.log")));
     }
-    if let Some(directory) = &arguments.disks_directory {
+    if let Some(directory) = &start.disks_directory {
         command.args(["--disks-directory", &absolute(directory)?]);
     }
     pass(&mut command, arguments, number);
@@ -77,7 +160,7 @@ fn start(global: &Global, arguments: &CloneArgs, number: u32) -> Result<Restored
 
 /// Passes on the names of the checkpoint, and the options of the VMM.
 fn pass(command: &mut Command, arguments: &CloneArgs, number: u32) {
-    let CloneArgs { owner, pool, instead, .. } = arguments;
+    let CloneArgs { owner, pool, start, .. } = arguments;
     if let Some(domain) = &owner.domain {
         command.args(["--domain", domain]);
     }
@@ -87,8 +170,8 @@ fn pass(command: &mut Command, arguments: &CloneArgs, number: u32) {
     if let Some(pool) = &pool.pool {
         command.args(["--pool", pool]);
     }
-    if !instead.is_empty() {
-        command.arg("--").args(instead.iter().map(|word| numbered(word, number)));
+    if !start.instead.is_empty() {
+        command.arg("--").args(start.instead.iter().map(|word| numbered(word, number)));
     }
 }
 

@@ -1,5 +1,6 @@
 //! `bindery checkpoint create`.
 
+use std::io::{self, Write};
 use std::path::Path;
 
 use bindery_host::printable;
@@ -73,7 +74,6 @@ pub(super) fn absolute(path: &Path) -> Result<String, Failure> {
 
 pub(super) fn show(created: &Created) -> Result<(), Failure> {
     let info = &created.checkpoint;
-    let ms = |micros: u64| format!("{:.1} ms", micros as f64 / 1000.0);
     print(|out| {
         let name = format!("{}@{}", info.guest, info.name);
         writeln!(
@@ -85,25 +85,31 @@ pub(super) fn show(created: &Created) -> Result<(), Failure> {
             human_bytes(info.own_bytes),
             human_bytes(info.written_bytes)
         )?;
-        match created.pause_us {
-            Some(pause) => writeln!(
-                out,
-                "the guest stood still for {} (device state {}, disks {}, {} pages in {})",
-                ms(pause),
-                ms(created.device_state_us),
-                ms(created.disks_us),
-                created.pages_in_pause,
-                ms(created.memory_us)
-            )?,
-            None => writeln!(out, "the guest was paused before, and is still")?,
-        }
-        for overlay in &created.overlays {
-            writeln!(
-                out,
-                "the guest writes to {} from now on: start it with that next",
-                printable(overlay)
-            )?;
-        }
-        Ok(())
+        show_pause(out, created)
     })
+}
+
+/// Shows how long the guest stood still, and what its disks write to from now on.
+pub(super) fn show_pause(out: &mut dyn Write, created: &Created) -> io::Result<()> {
+    let ms = |micros: u64| format!("{:.1} ms", micros as f64 / 1000.0);
+    match created.pause_us {
+        Some(pause) => writeln!(
+            out,
+            "the guest stood still for {} (device state {}, disks {}, {} pages in {})",
+            ms(pause),
+            ms(created.device_state_us),
+            ms(created.disks_us),
+            created.pages_in_pause,
+            ms(created.memory_us)
+        )?,
+        None => writeln!(out, "the guest was paused before, and is still")?,
+    }
+    for overlay in &created.overlays {
+        writeln!(
+            out,
+            "the guest writes to {} from now on: start it with that next",
+            printable(overlay)
+        )?;
+    }
+    Ok(())
 }

@@ -4,6 +4,8 @@ mod args;
 mod clone;
 mod create;
 mod delete;
+mod fork;
+mod hook;
 mod import_memory;
 mod job;
 mod list;
@@ -23,8 +25,11 @@ use bindery_host::protocol::{Answer, Request};
 use bindery_pool::PoolName;
 
 use self::args::PoolArgs;
-pub(crate) use self::args::{CheckpointCommand, CloneArgs, RestoreArgs, ServeFaultsArgs};
+pub(crate) use self::args::{
+    CheckpointCommand, CloneArgs, ForkArgs, RestoreArgs, ServeFaultsArgs,
+};
 pub(crate) use self::clone::run as clone;
+pub(crate) use self::fork::run as fork;
 pub(crate) use self::restore::run as restore;
 pub(crate) use self::serve_faults::run as serve_faults;
 use crate::args::Global;

@@ -40,6 +40,10 @@ const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// Warning about a guest that nothing has draw random numbers anew.
+pub(super) const NO_GENERATION_ID: &str = "the guest has no vmgenid device (-device vmgenid), and goes on with the \
+    state of random numbers of the saved one: have it draw them anew";
+
 /// Restores a checkpoint. Returns once the guest runs in the background, or only if it failed.
 pub(crate) fn run(global: &Global, arguments: &RestoreArgs) -> Result<(), Failure> {
     if arguments.attach.is_none() && !arguments.wait {
@@ -251,6 +255,7 @@ fn warn_of(shared: &SharedIdentity) {
         SharedIdentity::Mac(mac) => format!("the network address {mac}"),
         SharedIdentity::Network(other) => format!("the network {other}"),
         SharedIdentity::Uuid(uuid) => format!("the UUID {uuid}"),
+        SharedIdentity::RandomNumbers => return eprintln!("bindery: {NO_GENERATION_ID}"),
     };
     eprintln!(
         "bindery: the restored guest has {} of the saved one: see that only one is in use",
@@ -324,7 +329,7 @@ fn report(global: &Global, arguments: &RestoreArgs, restored: &Restored) -> Resu
 
 /// Ends a VMM that no guest can run in. At once: it may wait for memory that never comes, and asked to end it would
 /// report success to whoever started it.
-fn end(pid: u32) {
+pub(super) fn end(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::KILL);
     }

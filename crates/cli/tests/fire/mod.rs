@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test program uses its own part of this module")]
 
 pub(crate) mod busy;
+pub(crate) mod children;
 pub(crate) mod stage;
 
 use std::collections::{BTreeMap, BTreeSet};

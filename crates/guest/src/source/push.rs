@@ -9,20 +9,27 @@ use bindery_wire::source::{SLOT_BYTES, SLOT_PAGES};
 use super::SourceError;
 use super::serve::Serving;
 
-/// Pushes what `ahead` names and, unless that is to wait until it is touched, all the rest. Returns at the end of the serving, too.
+/// Interval at which a pusher looks if its turn has come.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// Pushes what `ahead` names, and then all the rest while `may_push` returns true, unless that is to wait until it is
+/// touched. Returns at the end of the serving, too.
 pub(super) fn push(
     serving: &Serving<'_>,
     ahead: impl Iterator<Item = PageRange>,
+    may_push: &dyn Fn() -> bool,
 ) -> Result<(), SourceError> {
     let mut pusher =
         Pusher { serving, began: Instant::now(), bytes: 0, buffer: vec![0; SLOT_BYTES] };
-    let everything = PageRange::new(PageIndex(0), PAGES_MAX);
-    for range in ahead.chain((!serving.options.is_lazy).then_some(everything)) {
-        if range.first.0.checked_add(range.count).is_some() && !pusher.push(range)? {
+    for range in ahead {
+        if range.first.0.checked_add(range.count).is_some() && !pusher.push(range, &|| true)? {
             return Ok(());
         }
     }
-    Ok(())
+    if serving.options.is_lazy {
+        return Ok(());
+    }
+    pusher.push(PageRange::new(PageIndex(0), PAGES_MAX), may_push).map(drop)
 }
 
 struct Pusher<'a> {
@@ -34,9 +41,14 @@ struct Pusher<'a> {
 
 impl Pusher<'_> {
     /// Pushes what is wanted of a range. Returns false at the end.
-    fn push(&mut self, range: PageRange) -> Result<bool, SourceError> {
+    fn push(&mut self, range: PageRange, may_push: &dyn Fn() -> bool) -> Result<bool, SourceError> {
         let mut at = range.first;
         loop {
+            while !may_push() {
+                if self.serving.pause(GLANCE) {
+                    return Ok(false);
+                }
+            }
             let rest = PageRange::new(at, range.end().0 - at.0);
             let next = {
                 let state = self.serving.state();

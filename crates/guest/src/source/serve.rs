@@ -106,9 +106,27 @@ impl SourceLink {
     /// # Panics
     /// If the options are not within their bounds.
     pub fn serve(
+        self,
+        image: &dyn Image,
+        ahead: impl Iterator<Item = PageRange> + Send,
+        options: ServeOptions,
+    ) -> Result<Served, SourceError> {
+        self.serve_in_turn(image, ahead, &|| true, options)
+    }
+
+    /// Serves as [`serve`](Self::serve) does, but sends the rest only while `may_push` returns true. It is called for
+    /// every few pages, and some times a second while it returns false.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    ///
+    /// # Panics
+    /// As [`serve`](Self::serve).
+    pub fn serve_in_turn(
         mut self,
         image: &dyn Image,
         ahead: impl Iterator<Item = PageRange> + Send,
+        may_push: &(dyn Fn() -> bool + Sync),
         options: ServeOptions,
     ) -> Result<Served, SourceError> {
         assert!((1..=SLOT_PAGES).contains(&options.fault_pages), "one slot answers a fault");
@@ -121,7 +139,7 @@ impl SourceLink {
             let pusher = scope.spawn(|| {
                 // The other thread waits for the guest, also if an image panics.
                 let hang_up = HangUp(&self);
-                push(&serving, ahead)?;
+                push(&serving, ahead, may_push)?;
                 std::mem::forget(hang_up);
                 Ok(())
             });

@@ -1,7 +1,7 @@
 //! Operators' requests about checkpoints and jobs.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -15,6 +15,7 @@ use crate::engine::DEFAULT_DOMAIN;
 use crate::jobs::{NewJob, Progress};
 use crate::keeper::catalogue::{self, Visible};
 use crate::keeper::create::{self, CheckpointNames, Create};
+use crate::keeper::fork;
 use crate::keeper::restore::{self, Restore};
 use crate::keeper::serve::{self, Serve};
 use crate::keeper::work::{self, Import};
@@ -76,6 +77,12 @@ impl Desk<'_> {
             Request::CheckpointRestore { pool, checkpoint, guest, paused } => {
                 self.restore(pool, &checkpoint, &guest, paused)
             }
+            Request::Fork { guest, disks, monitor, pause_max_ms } => {
+                let pause_max = pause_max_ms.map(Duration::from_millis);
+                let name = Some(fork::NAME.to_owned());
+                self.fork(Asked { guest, name, disks, monitor, pause_max, compress: false })
+            }
+            Request::ForkRelease { pool } => self.release_fork(pool),
             Request::CheckpointVerify { pool, select } => {
                 let kind = (JobKind::CheckpointVerify, JobUnit::Pages);
                 self.start_on(kind, (pool, &select), work::verify)
@@ -149,8 +156,21 @@ impl Desk<'_> {
     }
 
     fn create(&self, pool: AskedPool, asked: Asked) -> Result<Answer, Failure> {
+        let create = self.capture(asked)?;
+        let lease = self.lease(pool)?;
+        let followed = self.shared.trackers.of(create.guest.identity().id);
+        let new = self.new_capture(JobKind::CheckpointCreate, &create);
+        let (sources, pauses) = (Arc::clone(&self.shared.sources), Arc::clone(&self.shared.pauses));
+        self.start(new, move |progress| {
+            sources.await_whole(&create.guest, progress)?;
+            create::create(&lease, &followed, (&sources, &pauses), create, progress)
+        })
+    }
+
+    /// Prepares what is captured.
+    fn capture(&self, asked: Asked) -> Result<Create, Failure> {
         let guest = self.guest(&asked.guest)?;
-        let Identity { id, uid, name, domain, .. } = guest.identity().clone();
+        let Identity { uid, name, domain, .. } = guest.identity().clone();
         let checkpoint = asked
             .name
             .unwrap_or_else(|| humantime::format_rfc3339_seconds(SystemTime::now()).to_string());
@@ -160,18 +180,48 @@ impl Desk<'_> {
             domain: names::domain(uid, &domain)?,
         };
         let (qemu, monitor) = self.monitor(&guest, asked.monitor.as_deref())?;
-        let lease = self.lease(pool)?;
-        let followed = self.shared.trackers.of(id);
         let (disks, pause_max) = (asked.disks, asked.pause_max);
         let encoding = if asked.compress { PageEncoding::Compressed } else { PageEncoding::Raw };
-        let create = Create { guest, qemu, monitor, names, disks, pause_max, encoding };
-        let kind = (JobKind::CheckpointCreate, JobUnit::Pages);
-        let new = self.new_job(kind, format!("{name}@{checkpoint}"), Some(uid));
+        Ok(Create { guest, qemu, monitor, names, disks, pause_max, encoding })
+    }
+
+    fn new_capture(&self, kind: JobKind, create: &Create) -> NewJob {
+        let Identity { uid, name, .. } = create.guest.identity();
+        let subject = format!("{name}@{}", create.names.name);
+        self.new_job((kind, JobUnit::Pages), subject, Some(*uid))
+    }
+
+    /// Captures a guest into a pool in memory.
+    fn fork(&self, asked: Asked) -> Result<Answer, Failure> {
+        let create = self.capture(asked)?;
+        let Identity { id, uid, ref name, .. } = *create.guest.identity();
+        if uid != self.uid {
+            let message = format!(
+                "{name} is a guest of user {uid}, and its children would be of user {}: fork it as user {uid}",
+                self.uid
+            );
+            return Err(Failure::new(FailureKind::Refused, message));
+        }
+        let merged = self.shared.engine.counts(id).map_or(0, |counts| counts.pages_merged);
+        let bytes = fork::content_bytes(&create.guest, merged);
+        let pool = self.shared.memory_pools.make(name, bytes)?;
+        let lease = self.lease(Some(pool.paths().into()))?;
+        let followed = self.shared.trackers.of(id);
+        let new = self.new_capture(JobKind::Fork, &create);
         let (sources, pauses) = (Arc::clone(&self.shared.sources), Arc::clone(&self.shared.pauses));
         self.start(new, move |progress| {
             sources.await_whole(&create.guest, progress)?;
-            create::create(&lease, &followed, (&sources, &pauses), create, progress)
+            fork::fork((&lease, &pool), &followed, (&sources, &pauses), create, progress)
         })
+    }
+
+    /// Lets go of a pool in memory. Its path is known to nobody but whoever forked, and to owners.
+    fn release_fork(&self, pool: String) -> Result<Answer, Failure> {
+        if self.shared.memory_pools.release(Path::new(&pool)) {
+            return Ok(Answer::Done { guest: pool, pages: 0 });
+        }
+        let message = "there is no such pool in memory: it is gone already";
+        Err(Failure::new(FailureKind::NoPool, message))
     }
 
     fn restore(

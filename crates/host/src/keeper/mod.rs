@@ -7,8 +7,10 @@
 pub(crate) mod catalogue;
 pub(crate) mod create;
 pub(crate) mod failure;
+pub(crate) mod fork;
 mod image;
 pub(crate) mod keys;
+pub(crate) mod memory_pools;
 pub(crate) mod names;
 mod overlays;
 pub(crate) mod pauses;
@@ -18,6 +20,7 @@ pub(crate) mod sources;
 pub(crate) mod stream;
 mod token;
 pub(crate) mod trackers;
+pub(crate) mod turns;
 pub(crate) mod work;
 
 use std::collections::BTreeMap;
@@ -32,6 +35,7 @@ use bindery_pool::{Pool, scan_pools};
 use bindery_sys::thread::spawn_without_signals;
 
 use self::keys::Keyring;
+use self::memory_pools::MemoryPools;
 use crate::access::Rights;
 use crate::protocol::{Failure, FailureKind};
 
@@ -55,6 +59,8 @@ pub(crate) struct Keeper {
     /// The pool that the configuration names.
     default: Option<Paths>,
     keys: Arc<Keyring>,
+    /// Pools that forks have made, which everybody may name whose checkpoints are in them.
+    memory: Option<Arc<MemoryPools>>,
     idle: Duration,
     pools: Mutex<BTreeMap<u128, Arc<KeptPool>>>,
 }
@@ -92,7 +98,17 @@ impl Keeper {
 
     fn closing_after(default: Option<PathBuf>, keys: Keyring, idle: Duration) -> Self {
         let default = default.map(|path| vec![path]);
-        Self { default, keys: Arc::new(keys), idle, pools: Mutex::default() }
+        let keys = Arc::new(keys);
+        Self { default, keys, memory: None, idle, pools: Mutex::default() }
+    }
+
+    /// Keeps checkpoints in pools in memory, too.
+    pub(crate) fn with_memory(self, memory: Arc<MemoryPools>) -> Self {
+        Self { memory: Some(memory), ..self }
+    }
+
+    fn is_in_memory(&self, paths: &Paths) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.contains(paths))
     }
 
     /// Opens the pool at `asked`, or the daemon's own, unless it is open. Blocks while its catalogue is read.
@@ -102,6 +118,9 @@ impl Keeper {
     /// operator may not name it.
     pub(crate) fn lease(&self, asked: Option<&[String]>, rights: Rights) -> Result<Lease, Failure> {
         let paths = self.choose(asked, rights)?;
+        if let Some(memory) = &self.memory {
+            memory.touch(&paths);
+        }
         let id = identify(&paths)?;
         let pool = self.kept(id)?;
         let mut state = pool.lock();
@@ -135,7 +154,8 @@ impl Keeper {
             return Err(Failure::new(FailureKind::BadRequest, message));
         }
         // Their paths are not looked at, so that nothing shows whether there is such a file.
-        if rights != Rights::Owner && self.default.as_ref() != Some(&paths) {
+        let is_theirs = self.default.as_ref() == Some(&paths) || self.is_in_memory(&paths);
+        if rights != Rights::Owner && !is_theirs {
             let message = "members of the group use the daemon's own pool: leave --pool out, or have \
                            root set checkpoint_pool";
             return Err(Failure::new(FailureKind::Refused, message));
@@ -148,7 +168,9 @@ impl Keeper {
     /// # Errors
     /// `Refused`.
     pub(crate) fn check_finds(&self, lease: &Lease, rights: Rights) -> Result<(), Failure> {
-        if rights == Rights::Owner || self.default.as_ref() == Some(&lease.paths) {
+        let is_theirs =
+            self.default.as_ref() == Some(&lease.paths) || self.is_in_memory(&lease.paths);
+        if rights == Rights::Owner || is_theirs {
             return Ok(());
         }
         let message = "guests of other users are restored from the daemon's own pool: export the checkpoint, and \

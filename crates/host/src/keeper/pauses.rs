@@ -162,7 +162,7 @@ fn remove(path: &Path) {
 }
 
 /// Returns the time at which a process began, in the kernel's ticks; `None` if it is gone.
-fn began(pid: i32) -> Option<u64> {
+pub(super) fn began(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Behind the name, which may have any letters, from the third field on: this is the 22nd.
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()

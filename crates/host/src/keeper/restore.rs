@@ -60,7 +60,7 @@ pub(crate) fn restore(
     let memory = restore.qemu.memory().map_err(|error| of_vmm(&error))?;
     let ranges = bind_where(&restore.guest, &content, &description.blocks, &memory)?;
     let pages = ranges.iter().map(|range| range.bytes / PAGE_BYTES as u64).sum();
-    let mark = sources.mark(&restore.guest, &content);
+    let mark = sources.mark(&restore.guest, &content)?;
     let link = restore.guest.bind(&ranges, &token).map_err(|error| failed(error.to_string()))?;
     let bound = begun.elapsed();
     sources.serve(&restore.guest, link, content, mark)?;

@@ -5,6 +5,7 @@
 //! thread of the first has ended.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,9 @@ use bindery_sys::thread::spawn_without_signals;
 use bindery_units::{PAGE_BYTES, PageRange};
 
 use super::image::CheckpointImage;
+use super::memory_pools::MemoryPools;
 use super::token::Token;
+use super::turns::{Turn, Turns};
 use super::{Keeper, Lease, failed, failure};
 use crate::access::Rights;
 use crate::jobs::Progress;
@@ -44,9 +47,11 @@ const ASKED_MAX: usize = 4096;
 const ASKED_MAX_OF_USER: usize = 1024;
 
 /// Guests whose memory is sent to them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sources {
     table: Mutex<Table>,
+    memory: Arc<MemoryPools>,
+    turns: Arc<Turns>,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +109,8 @@ pub(super) struct Mark {
     guest: u64,
     number: u64,
     is_done: bool,
+    /// Paths of the pool, and process of the guest.
+    needs: (Vec<PathBuf>, i32),
 }
 
 /// Memory of a checkpoint, with the pool that it is in.
@@ -153,11 +160,13 @@ impl Content {
     }
 
     /// Sends the pages over `link` until none is missing.
-    fn serve(self, link: SourceLink, guest: &str) -> bool {
+    fn serve(self, link: SourceLink, guest: &str, turn: &Turn) -> bool {
         let begun = Instant::now();
         let ahead = self.ahead.clone().into_iter();
-        match link.serve(&self.image, ahead, ServeOptions::default()) {
+        let may_push = || turn.may_push();
+        match link.serve_in_turn(&self.image, ahead, &may_push, ServeOptions::default()) {
             Ok(served) => {
+                turn.set_whole();
                 self.end(&served, guest, begun);
                 true
             }
@@ -220,6 +229,8 @@ impl Drop for Mark {
         // Memory that was never bound is whole, and one that has left may never come back.
         let is_over = self.is_done || filled.has_left || matches!(filled.stage, Stage::Binding);
         let has_left = filled.has_left;
+        // One that has left may come back for what it lacks.
+        let needs_none = self.is_done || matches!(filled.stage, Stage::Binding);
         if is_over {
             table.filled.remove(&self.guest);
             if self.is_done && !has_left {
@@ -228,17 +239,39 @@ impl Drop for Mark {
         } else {
             filled.stage = Stage::Broken;
         }
+        drop(table);
+        if needs_none {
+            self.sources.memory.note_whole(&self.needs.0, self.needs.1);
+        }
     }
 }
 
 impl Sources {
+    /// Fills guests from pools, of which some may be in memory.
+    pub(crate) fn new(memory: Arc<MemoryPools>) -> Self {
+        Self { table: Mutex::default(), memory, turns: Arc::default() }
+    }
+
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Table> {
         // Each change is one insertion or removal: a panic elsewhere leaves the table whole.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters a guest whose memory is about to be bound to a checkpoint.
-    pub(super) fn mark(self: &Arc<Self>, guest: &Guest, content: &Content) -> Mark {
+    ///
+    /// # Errors
+    /// `Failed` if a pool in memory does not learn of it.
+    pub(super) fn mark(
+        self: &Arc<Self>,
+        guest: &Guest,
+        content: &Content,
+    ) -> Result<Mark, Failure> {
+        let needs = (content.lease.paths().to_vec(), guest.identity().pid);
+        self.memory.note_filled(&needs.0, needs.1)?;
         let (guest, from) = (guest.identity().instance, (content.lease.pool_id(), content.id));
         let mut table = self.lock();
         table.last += 1;
@@ -246,7 +279,7 @@ impl Sources {
         let filled = Filled { mark: number, from, stage: Stage::Binding, has_left: false };
         table.filled.insert(guest, filled);
         drop(table);
-        Mark { sources: Arc::clone(self), guest, number, is_done: false }
+        Ok(Mark { sources: Arc::clone(self), guest, number, is_done: false, needs })
     }
 
     /// Enters a source that user `uid` asks.
@@ -284,11 +317,14 @@ impl Sources {
         mut mark: Mark,
     ) -> Result<(), Failure> {
         let (id, name) = (guest.identity().instance, guest.identity().name.clone());
+        let (origin, handle) = ((content.lease.pool_id(), content.id), link.handle());
+        let turn = self.turns.enter(origin, guest.identity().id, move || handle.unsent_pages());
         if let Some(filled) = self.lock().filled.get_mut(&id) {
             filled.stage = Stage::Sent(link.handle());
         }
         let started = spawn_without_signals("source", move || {
-            mark.is_done = content.serve(link, &name);
+            mark.is_done = content.serve(link, &name, &turn);
+            drop(turn);
             if !mark.is_done {
                 let why = "the connection to it broke".to_owned();
                 mark.sources.lock().broke.insert(id, (Instant::now(), why));
@@ -333,7 +369,7 @@ impl Sources {
         let lease = keeper.lease(Some(&token.pool), rights)?;
         let found = token.find(&lease, uid)?;
         let content = Content::open(lease, found.summary.id)?;
-        let mark = self.mark(guest, &content);
+        let mark = self.mark(guest, &content)?;
         let link = guest.rebind(lost).map_err(|error| {
             if guest.lost_source().is_some()
                 && let Some(filled) = self.lock().filled.get_mut(&mark.guest)
@@ -352,6 +388,8 @@ impl Sources {
     pub(crate) fn await_whole(&self, guest: &Guest, progress: &Progress) -> Result<(), Failure> {
         let (begun, mut total) = (Instant::now(), None);
         loop {
+            // It may have come back from another daemon meanwhile.
+            self.turns.hurry(guest.identity().id);
             let missing = self.missing_pages(guest);
             if missing.is_none() && self.has_settled(guest) {
                 return Ok(());
@@ -405,7 +443,7 @@ impl Sources {
     }
 
     /// Returns the number of pages that a guest lacks, as far as it is known; `None` if it lacks none.
-    fn missing_pages(&self, guest: &Guest) -> Option<u64> {
+    pub(crate) fn missing_pages(&self, guest: &Guest) -> Option<u64> {
         let (table, id) = (self.lock(), guest.identity().instance);
         let is_fresh = |(at, _): &(Instant, String)| at.elapsed() < REPORT_PATIENCE;
         let unsent = match table.filled.get(&id).map(|filled| &filled.stage) {

@@ -17,6 +17,7 @@ pub enum JobKind {
     CheckpointExport,
     CheckpointImport,
     CheckpointDeviceState,
+    Fork,
 }
 
 /// Unit in which a job's progress is counted.
@@ -98,4 +99,11 @@ pub enum JobResult {
     },
     /// Of `checkpoint-import`.
     Imported(CheckpointInfo),
+    /// Of `fork`: children are restored from it.
+    Forked {
+        /// Checkpoint that it is.
+        created: Box<Created>,
+        /// Path of the pool in memory that the checkpoint is in.
+        pool: String,
+    },
 }

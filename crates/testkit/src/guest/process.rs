@@ -65,6 +65,20 @@ impl QemuGuest {
         Ok(Self { child, directory, channel: None, qmp: None, started: Instant::now() })
     }
 
+    /// Takes over a QEMU in the background, whose `agent.sock`, `qmp.sock` and `console.log` are in a directory that its
+    /// command line names. It is ended when this is dropped.
+    ///
+    /// # Errors
+    /// [`GuestError::Io`].
+    pub fn adopt(pid: u32, directory: TempDir) -> Result<Self, GuestError> {
+        let path = directory.path().join("qemu.pid");
+        std::fs::write(&path, pid.to_string()).map_err(GuestError::io("the guest's pid file"))?;
+        // A child that ends when QEMU does.
+        let mut command = Command::new("tail");
+        command.args(["-s", "0.1", "-f", "/dev/null", &format!("--pid={pid}")]);
+        Self::start(command, directory)
+    }
+
     /// Waits until the guest runs commands; returns how long that took since QEMU was started.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 
 mod disks;
 mod endpoints;
+mod generation_id;
 mod option_table;
 mod properties;
 
@@ -15,6 +16,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
+pub use generation_id::has_one as has_generation_id;
 use option_table::QemuOption;
 use properties::Properties;
 
@@ -79,6 +81,8 @@ pub enum SharedIdentity {
     Network(String),
     /// UUID of the machine.
     Uuid(String),
+    /// State of random numbers: the machine has no `vmgenid` device that would have the guest draw anew.
+    RandomNumbers,
 }
 
 /// Reason why no command line can be made.
@@ -163,6 +167,9 @@ impl RestoreArguments {
                 QemuOption::new(name, value).put(&mut restored.words);
             }
         }
+        if !generation_id::has_one(&restored.words) {
+            restored.shared.push(SharedIdentity::RandomNumbers);
+        }
         restored.words.extend(["-incoming", "defer", "-S"].map(|word| word.as_bytes().to_vec()));
         restored.words.extend(monitor_arguments(monitor).map(OsString::into_vec));
         Ok(restored)
@@ -211,6 +218,7 @@ impl RestoreArguments {
             "object" => endpoints::check_object(&option),
             "device" => {
                 endpoints::note_device(&option, &mut restored.shared);
+                generation_id::renew(&mut option);
                 Ok(())
             }
             "name" => {

@@ -70,6 +70,7 @@ fn real_command_lines_are_rewritten() {
         SharedIdentity::Network(tap),
         SharedIdentity::Mac(mac),
         SharedIdentity::Uuid("0-1".into()),
+        SharedIdentity::RandomNumbers,
     ];
     assert_eq!(made.shared, shared);
     // microvm, and a monitor of Bindery's from before.
@@ -116,6 +117,24 @@ fn a_line_of_libvirts_gets_its_overlay() {
     assert_eq!(nodes[2]["filename"], "/new,1.qcow2");
     assert_eq!(nodes[3]["driver"], "qcow2");
     assert!(nodes[3].get("backing").is_none(), "the overlay names its own");
+}
+
+#[test]
+fn generation_ids_are_drawn_anew() {
+    for (device, renewed) in [
+        ("vmgenid", "driver=vmgenid,guid=auto"),
+        ("vmgenid,guid=auto,id=g", "driver=vmgenid,guid=auto,id=g"),
+        ("vmgenid,id=g,guid=324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87", "driver=vmgenid,id=g,guid=auto"),
+        (r#"{"driver":"vmgenid","guid":"1-2"}"#, r#"{"driver":"vmgenid","guid":"auto"}"#),
+    ] {
+        let line = format!("qemu -device {device}");
+        let made = check(&line, &format!("qemu -device {renewed}"));
+        assert_eq!(made.shared, [], "{device}");
+        assert!(has_generation_id(&words(&line)));
+    }
+    let made = check("qemu -device e1000,id=vmgenid", "qemu -device e1000,id=vmgenid");
+    assert_eq!(made.shared, [SharedIdentity::RandomNumbers]);
+    assert!(!has_generation_id(&words("qemu -name vmgenid -m 1G")));
 }
 
 #[test]
@@ -187,7 +206,7 @@ proptest! {
             prop::sample::select(vec![
                 "-m 1G", "-S", "-nodefaults", "-drive file=/d.img,if=virtio", "-hda /d.img", "/d.img",
                 "-blockdev driver=file,filename=/d.img,node-name=f", "-cdrom /c", "-serial mon:stdio",
-                "-nic user,mac=1", "-uuid 1", "-name a,process=b", "-incoming defer", "-daemonize",
+                "-nic user,mac=1", "-device vmgenid,guid=1-2", "-uuid 1", "-name a,process=b", "-incoming defer", "-daemonize",
                 "-chardev pty,id=x", "-device virtio-net-pci,mac=7", "-qmp tcp:h:1", "-drive if=none,id=e",
             ]),
             0..8,
