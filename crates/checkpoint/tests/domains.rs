@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_checkpoint::{
-    CheckpointError, PageEncoding, SecretKey, Store, StoreOptions, TouchedRun,
+    Capture, CheckpointError, PageEncoding, SecretKey, Store, StoreOptions, TouchedRun,
 };
 use bindery_pool::map::{MapOptions, Maps, Temperature};
 use bindery_pool::{CreateOptions, DevicePath, MediaClass, Pool};
@@ -148,6 +148,41 @@ fn a_root_of_somebody_else_is_left_alone() {
     drop(root);
     let refused = Store::open(pool, rig.options).map(drop);
     assert!(matches!(refused, Err(CheckpointError::ForeignRoot)));
+}
+
+/// Figures of a capture are the checkpoint's until it is deleted, whoever opens the pool, compacted or not.
+#[test]
+fn captures_outlive_opening_and_compaction() {
+    let rig = Rig::new(8 << 20);
+    let store = rig.open();
+    store.open_domain(&name("web"), None).unwrap();
+    let captures = [
+        ("running", Some(Capture { pause_us: Some(6_543), rounds: 3 })),
+        ("paused", Some(Capture { pause_us: None, rounds: 0 })),
+        ("imported", None),
+    ];
+    for (called, capture) in captures {
+        let description = describe("web", "one", called, &memory());
+        let mut writer = begin(&store, description, None, PageEncoding::Raw).unwrap();
+        capture.into_iter().for_each(|capture| writer.set_capture(capture));
+        assert_eq!(writer.finish().unwrap().capture, capture);
+    }
+    let check = |store: &Store| {
+        let found = store.list().into_iter().map(|it| (it.name.to_string(), it.capture));
+        let expected = captures.map(|(called, capture)| (called.to_owned(), capture));
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+    };
+    drop(store);
+    let store = rig.open();
+    check(&store);
+    for round in 0..40 {
+        let called = format!("n{round}");
+        let made =
+            checkpoint(&store, ("web", "one", &called), &memory(), PageEncoding::Raw).unwrap();
+        store.delete(made.id).unwrap();
+    }
+    drop(store);
+    check(&rig.open());
 }
 
 /// Records of other clients of the root stay, compacted or not; so do objects of others in the pool.

@@ -101,6 +101,13 @@ impl Contents {
                 summary.touched = object;
                 Ok(())
             }
+            Record::Captured(id, capture) => {
+                let checkpoint = self.checkpoints.get_mut(&id);
+                let (_, summary) =
+                    checkpoint.ok_or("a capture of a checkpoint that there is not")?;
+                summary.capture = Some(capture);
+                Ok(())
+            }
             Record::NextId(id) => {
                 self.next_id = self.next_id.max(id.0);
                 Ok(())
@@ -143,9 +150,10 @@ impl Contents {
             records.extend(chunks.map(|packs| Record::Packs(domain.number, packs.to_vec())));
         }
         for (domain, summary) in self.checkpoints() {
-            let (id, touched) = (summary.id, summary.touched);
-            let summary = CheckpointSummary { touched: None, ..summary.clone() };
+            let CheckpointSummary { id, touched, capture, .. } = *summary;
+            let summary = CheckpointSummary { touched: None, capture: None, ..summary.clone() };
             records.push(Record::Checkpoint { domain: *domain, summary, packs: Vec::new() });
+            records.extend(capture.map(|capture| Record::Captured(id, capture)));
             records.extend(touched.map(|object| Record::Touched(id, Some(object))));
         }
         records.push(Record::NextId(self.next_id()));

@@ -4,5 +4,5 @@ mod contents;
 mod record;
 
 pub(crate) use contents::{Contents, DomainNumber};
-pub use record::{CheckpointId, CheckpointSummary};
+pub use record::{Capture, CheckpointId, CheckpointSummary};
 pub(crate) use record::{DomainEntry, Protection, Record, encode_change, split_change};

@@ -193,6 +193,7 @@ mod tests {
             stored_pages: 0,
             new_pages: 0,
             new_bytes: 0,
+            capture: None,
             touched: None,
         };
         check_names(&description, &summary).unwrap();
