@@ -53,7 +53,7 @@ mod store;
 mod stream;
 mod touched;
 
-pub use catalogue::{Capture, CheckpointId, CheckpointSummary};
+pub use catalogue::{Capture, CheckpointId, CheckpointSummary, DiskOverlay, OverlayUse};
 pub use error::CheckpointError;
 pub use format_error::FormatError;
 pub use manifest::{Description, Disk, Manifest, MemoryBlock, PageMap, PlacedRun, Vmm};

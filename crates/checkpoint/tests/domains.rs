@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_checkpoint::{
-    Capture, CheckpointError, PageEncoding, SecretKey, Store, StoreOptions, TouchedRun,
+    Capture, CheckpointError, DiskOverlay, OverlayUse, PageEncoding, SecretKey, Store,
+    StoreOptions, TouchedRun,
 };
 use bindery_pool::map::{MapOptions, Maps, Temperature};
 use bindery_pool::{CreateOptions, DevicePath, MediaClass, Pool};
@@ -167,7 +168,24 @@ fn captures_outlive_opening_and_compaction() {
         capture.into_iter().for_each(|capture| writer.set_capture(capture));
         assert_eq!(writer.finish().unwrap().capture, capture);
     }
+    let overlay = |path: &str, purpose| DiskOverlay {
+        domain: name("web"),
+        guest: name("one"),
+        purpose,
+        path: path.into(),
+        below: b"/srv/disk".to_vec(),
+    };
+    let noted = [overlay("/a", OverlayUse::Captured), overlay("/b", OverlayUse::Restored)];
+    store.note_overlays(&noted).unwrap();
+    store
+        .note_overlays(&[overlay("/a", OverlayUse::Merging), overlay("/c", OverlayUse::Captured)])
+        .unwrap();
+    store.forget_overlays(&[b"/c".to_vec(), b"/none".to_vec()]).unwrap();
+    let foreign = DiskOverlay { domain: name("none"), ..overlay("/d", OverlayUse::Captured) };
+    assert!(matches!(store.note_overlays(&[foreign]), Err(CheckpointError::NoDomain(_))));
     let check = |store: &Store| {
+        let noted = [overlay("/a", OverlayUse::Merging), overlay("/b", OverlayUse::Restored)];
+        assert_eq!(store.overlays(), noted);
         let found = store.list().into_iter().map(|it| (it.name.to_string(), it.capture));
         let expected = captures.map(|(called, capture)| (called.to_owned(), capture));
         assert_eq!(found.collect::<Vec<_>>(), expected);

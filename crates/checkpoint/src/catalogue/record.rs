@@ -5,6 +5,7 @@ use std::fmt;
 use bindery_pool::ObjectId;
 
 use super::contents::DomainNumber;
+use super::overlay::{DiskOverlay, put_overlay, take_overlay};
 use crate::fields::{Fields, put_counted};
 use crate::format_error::FormatError;
 use crate::manifest::take_name;
@@ -119,6 +120,10 @@ pub(crate) enum Record {
     NextId(CheckpointId),
     /// Figures of the capture that a checkpoint was made by.
     Captured(CheckpointId, Capture),
+    /// An overlay of a disk is noted, in place of what was noted of its path.
+    Overlay(DomainNumber, DiskOverlay),
+    /// The overlay at a path is no longer noted.
+    OverlayGone(Vec<u8>),
 }
 
 impl Record {
@@ -156,6 +161,14 @@ impl Record {
                 bytes.extend_from_slice(&pause_us.unwrap_or(NO_PAUSE).to_le_bytes());
                 bytes.extend_from_slice(&rounds.to_le_bytes());
             }
+            Self::Overlay(domain, overlay) => {
+                put_head(&mut bytes, 9, domain.0.into());
+                put_overlay(&mut bytes, overlay);
+            }
+            Self::OverlayGone(path) => {
+                put_head(&mut bytes, 10, 0);
+                put_counted(&mut bytes, path);
+            }
         }
         bytes
     }
@@ -189,8 +202,13 @@ impl Record {
                 let capture = Capture { pause_us, rounds: fields.u32()? };
                 Self::Captured(CheckpointId(number), capture)
             }
+            9 => {
+                let name = domain_name(domain()?).ok_or_else(unknown)?;
+                Self::Overlay(domain()?, take_overlay(&mut fields, WHAT, name)?)
+            }
+            10 if number == 0 => Self::OverlayGone(fields.counted()?.to_vec()),
             found => {
-                return Err(FormatError::Newer { what: WHAT, found: found.into(), known: 8 });
+                return Err(FormatError::Newer { what: WHAT, found: found.into(), known: 10 });
             }
         };
         fields.end()?;
@@ -293,6 +311,7 @@ fn take_packs(fields: &mut Fields<'_>) -> Result<Vec<ObjectId>, FormatError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::OverlayUse;
     use proptest::prelude::*;
 
     fn name(text: &str) -> Name {
@@ -333,6 +352,13 @@ mod tests {
             (any::<u64>(), prop::option::of(1..9_u64))
                 .prop_map(|(id, to)| Record::Touched(CheckpointId(id), to.map(ObjectId))),
             any::<u64>().prop_map(|id| Record::NextId(CheckpointId(id))),
+            (0..2_u8, prop::collection::vec(any::<u8>(), 0..9)).prop_map(move |(kind, path)| {
+                let purpose = [OverlayUse::Restored, OverlayUse::Merging][usize::from(kind)];
+                let (guest, below) = (name("guest"), path.clone());
+                let overlay = DiskOverlay { domain: name("domain"), guest, purpose, path, below };
+                Record::Overlay(domain, overlay)
+            }),
+            prop::collection::vec(any::<u8>(), 0..9).prop_map(Record::OverlayGone),
             (any::<u64>(), prop::option::of(0..u64::MAX), any::<u32>()).prop_map(
                 |(id, pause_us, rounds)| {
                     Record::Captured(CheckpointId(id), Capture { pause_us, rounds })
@@ -353,7 +379,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_record_of_one_form_or_none(bytes in prop::collection::vec(0..10_u8, 0..80)) {
+        fn any_bytes_are_a_record_of_one_form_or_none(bytes in prop::collection::vec(0..12_u8, 0..80)) {
             if let Ok(record) = Record::decode(&bytes, |_| Some(name("domain"))) {
                 prop_assert_eq!(record.encode(), bytes);
             }

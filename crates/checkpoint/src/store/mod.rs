@@ -4,6 +4,7 @@ mod create;
 mod delete;
 mod domain;
 mod open;
+mod overlays;
 mod pack_uses;
 mod publish;
 mod state;
