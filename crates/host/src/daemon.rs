@@ -136,7 +136,7 @@ struct Shared {
     unmerge_at_exit: AtomicBool,
     reload: Option<Reload>,
     reloading: Mutex<()>,
-    keeper: Keeper,
+    keeper: Arc<Keeper>,
     jobs: Arc<Jobs>,
     monitors: Monitors,
     trackers: Trackers,
@@ -179,7 +179,7 @@ impl Daemon {
             unmerge_at_exit: AtomicBool::new(config.unmerge_at_exit),
             reload: config.reload,
             reloading: Mutex::default(),
-            keeper: Keeper::new(config.checkpoint_pool),
+            keeper: Arc::new(Keeper::new(config.checkpoint_pool)),
             jobs: Arc::default(),
             monitors,
             trackers: Trackers::default(),
@@ -231,6 +231,7 @@ impl Daemon {
         tracing::info!("listening on {}", self.endpoint.path().display());
         let http = self.http.take().map(|server| {
             tracing::info!("to be looked at on http://{}/", server.address());
+            shared.keeper.read_ahead();
             server.start(Arc::<Shared>::clone(&self.shared))
         });
         let http = http.transpose()?;

@@ -4,11 +4,15 @@
 //! some seconds after its last one has ended: then `bindery pool` and other processes can have it. Nothing that
 //! reads or writes checkpoints outlives the lease that it was begun with.
 
+pub(crate) mod board;
 pub(crate) mod catalogue;
 pub(crate) mod create;
+pub(crate) mod disks;
 pub(crate) mod failure;
 mod image;
+mod layers;
 pub(crate) mod names;
+mod overlay_file;
 mod overlays;
 pub(crate) mod pauses;
 pub(crate) mod restore;
@@ -29,6 +33,8 @@ use bindery_checkpoint::{Store, StoreOptions};
 use bindery_pool::{Pool, scan_pools};
 use bindery_sys::thread::spawn_without_signals;
 
+use self::board::Board;
+use self::catalogue::Visible;
 use crate::access::Rights;
 use crate::protocol::{Failure, FailureKind};
 
@@ -52,6 +58,7 @@ pub(crate) struct Keeper {
     /// The pool that the configuration names.
     default: Option<Paths>,
     idle: Duration,
+    board: Arc<Board>,
     pools: Mutex<BTreeMap<u128, Arc<KeptPool>>>,
 }
 
@@ -77,6 +84,7 @@ pub(crate) struct Lease {
     pool: Arc<KeptPool>,
     id: u128,
     paths: Paths,
+    board: Arc<Board>,
 }
 
 impl Keeper {
@@ -87,7 +95,7 @@ impl Keeper {
 
     fn closing_after(default: Option<PathBuf>, idle: Duration) -> Self {
         let default = default.map(|path| vec![path]);
-        Self { default, idle, pools: Mutex::default() }
+        Self { default, idle, board: Arc::default(), pools: Mutex::default() }
     }
 
     /// Opens the pool at `asked`, or the daemon's own, unless it is open. Blocks while its catalogue is read.
@@ -111,7 +119,29 @@ impl Keeper {
         state.leases += 1;
         let store = state.store.clone();
         drop(state);
-        Ok(Lease { store, pool, id, paths })
+        Ok(Lease { store, pool, id, paths, board: Arc::clone(&self.board) })
+    }
+
+    /// Returns the board of the checkpoints that there are.
+    pub(crate) const fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    /// Reads the catalogue of the daemon's own pool for the board, on a thread of its own. If the pool cannot be opened
+    /// now, the board is written when it is used first.
+    pub(crate) fn read_ahead(self: &Arc<Self>) {
+        if self.default.is_none() {
+            return;
+        }
+        let keeper = Arc::clone(self);
+        let started = spawn_without_signals("keeper", move || {
+            if let Err(failure) = keeper.lease(None, Rights::Owner) {
+                tracing::info!("checkpoints are shown once their pool was used: {failure}");
+            }
+        });
+        if let Err(error) = started {
+            tracing::info!("checkpoints are shown once their pool was used: {error}");
+        }
     }
 
     /// Returns the paths of the pool that is meant. The daemon opens what its own user may: so members name no
@@ -264,7 +294,9 @@ impl Deref for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         // First, so that the pool is closed by its thread and not here.
-        self.store = None;
+        if let Some(store) = self.store.take() {
+            self.board.set(self.id, store.list().into_iter().map(Visible::new).collect());
+        }
         let mut state = self.pool.lock();
         state.leases -= 1;
         state.left_at = Some(Instant::now());
