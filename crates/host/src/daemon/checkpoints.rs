@@ -204,7 +204,7 @@ impl Desk<'_> {
             let guest = self.shared.engine.guest(id)?;
             let Identity { uid, pid, name, .. } = guest.identity().clone();
             let monitor = self.shared.monitors.of(uid, pid as u32)?;
-            Some(RunningVmm { guest: name, pid, monitor })
+            Some(RunningVmm { guest: name, uid, pid, monitor })
         });
         vmms.collect()
     }

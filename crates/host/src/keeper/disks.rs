@@ -23,6 +23,7 @@ type Images = BTreeSet<Vec<u8>>;
 #[derive(Clone, Debug)]
 pub(crate) struct RunningVmm {
     pub(crate) guest: String,
+    pub(crate) uid: u32,
     pub(crate) pid: i32,
     pub(crate) monitor: PathBuf,
 }
@@ -135,6 +136,9 @@ pub(super) fn tidy(
             kept.append(&mut images_of(lease, &checkpoint)?);
         }
     }
+    // Images are their user's: guests of others have none of them.
+    let uid = names::split_domain(domain).map(|(uid, _)| uid);
+    let vmms = vmms.iter().filter(|vmm| Some(vmm.uid) == uid);
     let mut running = connect_all(vmms, progress)?;
     let stood_on = noted.iter().filter(|overlay| is_restored(overlay));
     let mut known = Known {
@@ -159,12 +163,12 @@ pub(super) fn tidy(
 }
 
 /// Connects to VMMs, and reads the chains of their disks.
-fn connect_all(
-    vmms: &[RunningVmm],
+fn connect_all<'v>(
+    vmms: impl Iterator<Item = &'v RunningVmm>,
     progress: &Progress,
 ) -> Result<Vec<(Qemu, Vec<DiskChain>)>, Failure> {
-    let mut running = Vec::with_capacity(vmms.len());
-    for RunningVmm { guest, pid, monitor } in vmms {
+    let mut running = Vec::new();
+    for RunningVmm { guest, pid, monitor, .. } in vmms {
         let silent = |error: bindery_vmm::VmmError| {
             failed(format!("what guest {guest} needs is not known: {error}"))
         };
@@ -338,6 +342,6 @@ mod tests {
         assert_eq!(unneeded(going(), &shared), Images::from([path("c")]));
         assert!(stands_on(b"/x/b", b"/x/b") && !stands_on(b"/x/b", b"/y/b"));
         assert!(stands_on(b"json:{\"filename\": \"/x/b\"}", b"/x/b") && stands_on(b"b", b"/x/b"));
-        assert!(!stands_on(b"nbd://h/x", b"/x/b"));
+        assert!(!stands_on(b"nfs://h/x", b"/x/b"));
     }
 }
