@@ -55,7 +55,7 @@ mod store;
 mod stream;
 mod touched;
 
-pub use catalogue::{CheckpointId, CheckpointSummary};
+pub use catalogue::{Capture, CheckpointId, CheckpointSummary, DiskOverlay, OverlayUse};
 pub use error::CheckpointError;
 pub use format_error::FormatError;
 pub use manifest::{Description, Disk, Manifest, MemoryBlock, PageMap, PlacedRun, Vmm};

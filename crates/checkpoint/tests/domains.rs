@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindery_checkpoint::{
-    CheckpointError, PageEncoding, SecretKey, Store, StoreOptions, TouchedRun,
+    Capture, CheckpointError, DiskOverlay, OverlayUse, PageEncoding, SecretKey, Store,
+    StoreOptions, TouchedRun,
 };
 use bindery_pool::map::{MapOptions, Maps, Temperature};
 use bindery_pool::{CreateOptions, DevicePath, MediaClass, Pool};
@@ -148,6 +149,58 @@ fn a_root_of_somebody_else_is_left_alone() {
     drop(root);
     let refused = Store::open(pool, rig.options).map(drop);
     assert!(matches!(refused, Err(CheckpointError::ForeignRoot)));
+}
+
+/// Figures of a capture are the checkpoint's until it is deleted, whoever opens the pool, compacted or not.
+#[test]
+fn captures_outlive_opening_and_compaction() {
+    let rig = Rig::new(8 << 20);
+    let store = rig.open();
+    store.open_domain(&name("web"), None).unwrap();
+    let captures = [
+        ("running", Some(Capture { pause_us: Some(6_543), rounds: 3 })),
+        ("paused", Some(Capture { pause_us: None, rounds: 0 })),
+        ("imported", None),
+    ];
+    for (called, capture) in captures {
+        let description = describe("web", "one", called, &memory());
+        let mut writer = begin(&store, description, None, PageEncoding::Raw).unwrap();
+        capture.into_iter().for_each(|capture| writer.set_capture(capture));
+        assert_eq!(writer.finish().unwrap().capture, capture);
+    }
+    let overlay = |path: &str, purpose| DiskOverlay {
+        domain: name("web"),
+        guest: name("one"),
+        purpose,
+        path: path.into(),
+        below: b"/srv/disk".to_vec(),
+    };
+    let noted = [overlay("/a", OverlayUse::Captured), overlay("/b", OverlayUse::Restored)];
+    store.note_overlays(&noted).unwrap();
+    store
+        .note_overlays(&[overlay("/a", OverlayUse::Merging), overlay("/c", OverlayUse::Captured)])
+        .unwrap();
+    store.forget_overlays(&[b"/c".to_vec(), b"/none".to_vec()]).unwrap();
+    let foreign = DiskOverlay { domain: name("none"), ..overlay("/d", OverlayUse::Captured) };
+    assert!(matches!(store.note_overlays(&[foreign]), Err(CheckpointError::NoDomain(_))));
+    let check = |store: &Store| {
+        let noted = [overlay("/a", OverlayUse::Merging), overlay("/b", OverlayUse::Restored)];
+        assert_eq!(store.overlays(), noted);
+        let found = store.list().into_iter().map(|it| (it.name.to_string(), it.capture));
+        let expected = captures.map(|(called, capture)| (called.to_owned(), capture));
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+    };
+    drop(store);
+    let store = rig.open();
+    check(&store);
+    for round in 0..40 {
+        let called = format!("n{round}");
+        let made =
+            checkpoint(&store, ("web", "one", &called), &memory(), PageEncoding::Raw).unwrap();
+        store.delete(made.id).unwrap();
+    }
+    drop(store);
+    check(&rig.open());
 }
 
 /// Records of other clients of the root stay, compacted or not; so do objects of others in the pool.

@@ -14,9 +14,8 @@ use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE}
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::advisor::AdvisorCommand;
-use crate::checkpoint::{
-    CheckpointCommand, CloneArgs, ForkArgs, RestoreArgs, ServeFaultsArgs,
-};
+use crate::checkpoint::{CheckpointCommand, CloneArgs, ForkArgs, RestoreArgs, ServeFaultsArgs};
+use crate::completion;
 use crate::config::STORES_MIB;
 use crate::exit::exit_codes;
 use crate::ksm::KsmCommand;
@@ -313,7 +312,9 @@ less well.")]
     #[command(after_help = "\
 Examples:
   bindery completions bash > /etc/bash_completion.d/bindery
-  bindery completions zsh > ~/.zfunc/_bindery")]
+  bindery completions zsh > ~/.zfunc/_bindery
+
+Names of guests and checkpoints are completed, too, if the daemon answers within half a second.")]
     Completions(CompletionsArgs),
     /// Print the manual page, or write all of them to a directory
     #[command(after_help = "\
@@ -424,6 +425,7 @@ pub(crate) struct TopArgs {
 #[derive(Debug, Args)]
 pub(crate) struct DirtyArgs {
     /// Its name or process id
+    #[arg(add = completion::guests())]
     pub(crate) guest: String,
     /// Show it live, until q or ^C
     #[arg(long)]
@@ -468,6 +470,7 @@ pub(crate) struct SetArgs {
 #[derive(Debug, Args)]
 pub(crate) struct GuestArgs {
     /// The guest's name or process id
+    #[arg(add = completion::guests())]
     pub(crate) guest: String,
 }
 

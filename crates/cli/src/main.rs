@@ -5,6 +5,7 @@
 mod advisor;
 mod args;
 mod checkpoint;
+mod completion;
 mod config;
 mod connect;
 mod daemon;
@@ -35,6 +36,7 @@ use args::{Arguments, Command};
 use exit::Failure;
 
 fn main() -> ExitCode {
+    completion::complete();
     bindery_sys::handover::survive_file_limit();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

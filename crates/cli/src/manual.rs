@@ -7,14 +7,16 @@ use std::path::Path;
 use clap::CommandFactory;
 
 use crate::args::{Arguments, CompletionsArgs, ManArgs, exit_code_table};
-use crate::exit::{Failure, exit_codes};
+use crate::completion;
+use crate::exit::{Failure, Reason, exit_codes};
 use crate::output::{print, print_json};
 
 /// Prints a shell's completion script.
 pub(crate) fn completions(arguments: &CompletionsArgs) -> Result<(), Failure> {
-    // Into memory first: the generator panics when it cannot write.
-    let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut command(), "bindery", &mut script);
+    let shell = arguments.shell.to_string();
+    let script = completion::script(&shell).ok_or_else(|| {
+        Failure::new(Reason::Unsupported, format!("there is no completion for {shell}"))
+    })?;
     print(|out| out.write_all(&script))
 }
 
@@ -31,7 +33,7 @@ pub(crate) fn man(arguments: &ManArgs) -> Result<(), Failure> {
     write_pages(&root, directory)
 }
 
-fn command() -> clap::Command {
+pub(crate) fn command() -> clap::Command {
     Arguments::command().after_long_help(exit_code_table())
 }
 

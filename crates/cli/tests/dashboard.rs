@@ -7,15 +7,20 @@ mod common;
 mod guest;
 #[path = "common/http.rs"]
 mod http;
+#[path = "common/kept.rs"]
+mod kept;
 
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bindery_checkpoint::Capture;
+use bindery_sys::process::effective_user;
 use bindery_testkit::browser::Browser;
 use bindery_testkit::skipped;
 use common::{PATIENCE, TestDaemon};
 use guest::{TestGuest, can_manage};
 use http::Http;
+use kept::{Kept, captured};
 
 #[test]
 #[ignore = "the guests' process of the other tests, not a test of its own"]
@@ -132,6 +137,67 @@ fn the_dashboard_draws_guests_and_answers_to_mouse_and_keys() {
     browser
         .wait_until("document.getElementById('link').textContent.includes('does not answer')")
         .unwrap();
+}
+
+#[test]
+fn the_dashboard_shows_checkpoints_on_a_time_line() {
+    let Some(mut browser) = browser() else { return };
+    let kept = Kept::new();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    kept.write(|store| {
+        for (number, guest) in ["web1", "web2", "db=lab"].into_iter().enumerate() {
+            for round in 0..12 {
+                let at = now - Duration::from_secs(600 * (12 - round) + 40 * number as u64);
+                let pages: Vec<u64> = (0..40).map(|page| page + 17 * (round % 3 + 1)).collect();
+                let own = 1000 * (round + 1) + 100_000 * number as u64;
+                let pages = [pages, (own..own + 5 + 11 * (round % 4)).collect()].concat();
+                let pause_us = (round != 5).then_some(3_100 + 700 * (round % 5));
+                let capture = Some(Capture { pause_us, rounds: 2 });
+                let domain = format!("{}:default", effective_user());
+                let names = (&*domain, guest, &*format!("every-{round}"));
+                captured(store, names, &pages, (at.as_nanos() as u64, capture));
+            }
+        }
+    });
+    let daemon = kept.daemon_with(&["--http", "127.0.0.1:0"]);
+    let http = Http::of(&daemon);
+    browser.show_as(1280, 900, false).unwrap();
+    browser.open(&format!("http://{}/", http.0)).unwrap();
+    browser.wait_until("document.querySelectorAll('.lane').length === 3").unwrap();
+    let drawn = format!("[...document.querySelectorAll('.lane canvas')].every({HAS_PICTURE})");
+    browser.wait_until(&drawn).unwrap();
+    browser
+        .wait_until("/^12, own/.test(document.querySelector('.lane .facts').textContent)")
+        .unwrap();
+    keep(&mut browser, "checkpoints-light.png");
+    let tip = "document.getElementById('tip')";
+    let (x, y) = middle(&mut browser, ".lane canvas");
+    browser.point_at(x, y).unwrap();
+    browser
+        .wait_until(&format!("!{tip}.hidden && /db@lab@every-.*pause/.test({tip}.textContent)"))
+        .unwrap();
+    keep(&mut browser, "checkpoints-hover.png");
+    browser.evaluate("document.querySelectorAll('.lane canvas')[1].focus()").unwrap();
+    browser.press("ArrowLeft").unwrap();
+    browser.wait_until(&format!("/web1@every-11/.test({tip}.textContent)")).unwrap();
+    browser.press("ArrowLeft").unwrap();
+    browser.wait_until(&format!("/web1@every-10/.test({tip}.textContent)")).unwrap();
+    browser.evaluate("document.activeElement.blur()").unwrap();
+    browser.press("t").unwrap();
+    browser.wait_until("document.documentElement.dataset.theme === 'dark'").unwrap();
+    browser.show_as(390, 800, true).unwrap();
+    browser.wait_until("document.documentElement.scrollWidth <= 390").unwrap();
+    browser.evaluate("showJobs([{ job: 1, kind: 'checkpoint-create', subject: 'web1@before-upgrade', phase: 'copying memory', unit: 'pages', done: 31, total: 100, elapsed_ms: 1200, is_cancelled: false }, { job: 2, kind: 'checkpoint-restore', subject: 'db@lab@every-3', phase: 'binding memory', unit: 'pages', done: 0, total: null, elapsed_ms: 12, is_cancelled: false }]); document.getElementById('jobs').scrollIntoView()").unwrap();
+    keep(&mut browser, "jobs-narrow.png");
+    browser.evaluate("document.getElementById('kept').scrollIntoView()").unwrap();
+    keep(&mut browser, "checkpoints-narrow.png");
+
+    // What is deleted goes from the page.
+    kept.done(&daemon, &["delete", "web2", "--keep", "0"]);
+    browser.wait_until("document.querySelectorAll('.lane').length === 2").unwrap();
+    browser.evaluate("(() => { const f = document.getElementById('filter'); f.value = 'lab'; f.dispatchEvent(new Event('input')); })()").unwrap();
+    browser.wait_until("document.querySelectorAll('.lane').length === 1").unwrap();
+    assert_eq!(browser.complaints(), [] as [&str; 0]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::process::Command;
 use bindery_testkit::guest::{AioMode, Kit, Qemu, QemuGuest};
 use fire::stage::Stage;
 use fire::{assert_no_complaints, boot, raw_disk, uncached};
+use serde_json::Value;
 
 const DISKS: [&str; 2] = ["/dev/vda", "/dev/vdb"];
 
@@ -99,4 +100,111 @@ fn disks_go_back_with_the_memory() {
         assert_no_complaints(&mut guest);
         guest.shut_down();
     }
+}
+
+/// Checkpoints of [`disks_of_a_guest_that_is_kept_have_bounded_chains`] that are kept.
+const KEEP: u32 = 2;
+
+/// Places that are written in each round, at the end, and by a restored guest.
+const AGAIN: u32 = 720;
+const LAST: u32 = 640;
+const HERE: u32 = 900;
+
+/// Paths of the overlays in a directory.
+fn overlays(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let is_overlay = |path: &PathBuf| {
+        path.extension().is_some_and(|it| it == "qcow2")
+            && path.file_name().unwrap() != "data.qcow2"
+    };
+    let mut overlays: Vec<PathBuf> = entries.filter(is_overlay).collect();
+    overlays.sort();
+    overlays
+}
+
+fn delete(stage: &Stage, words: &[&str]) -> Value {
+    let words = [&["checkpoint", "delete"], words, &["--json"]].concat();
+    let deleted = stage.daemon.command(&words);
+    let deleted = deleted.unwrap_or_else(|error| panic!("{error}\n{}", stage.daemon.log()));
+    serde_json::from_str(&deleted).unwrap()
+}
+
+#[test]
+fn disks_of_a_guest_that_is_kept_have_bounded_chains() {
+    let Some(stage) = Stage::new() else { return };
+    for qemu in Qemu::ALL {
+        let version = format!("{qemu:?}").to_lowercase();
+        let directory = stage.directory.path().join(&version);
+        std::fs::create_dir(&directory).unwrap();
+        let image = qcow2_disk(&stage.kit, qemu, &directory);
+        let builder = stage
+            .builder(qemu, "pc", &version)
+            .drive(uncached(image.clone(), "qcow2", AioMode::Threads))
+            .drive(uncached(raw_disk(&directory, "data.raw", 64), "raw", AioMode::Threads));
+        let mut guest = boot(builder);
+        let original = std::fs::read(&image).unwrap();
+        let place = |round: u32| 8 * round;
+        let name = |round: u32| format!("{version}@r{round}");
+        let (mut merged, rounds) = (0, 7);
+        // The guest writes all the while.
+        guest.check("(while :; do dd if=/dev/urandom of=/dev/vda bs=65536 seek=500 count=4 conv=notrunc,fsync; done) > /dev/null 2>&1 & echo $! > /writer").unwrap();
+        for round in 0..rounds {
+            write(&mut guest, place(round), &format!("round {round}"));
+            write(&mut guest, AGAIN, &format!("again {round}"));
+            stage.checkpoint_with_disks(&version, &format!("r{round}"));
+            if round >= KEEP {
+                let deleted = delete(&stage, &[&name(round - KEEP)]);
+                assert_eq!(
+                    deleted["layers_left"],
+                    Value::Null,
+                    "{deleted}\n{}",
+                    stage.daemon.log()
+                );
+                merged += deleted["merged_layers"].as_u64().unwrap();
+            }
+            // Of each disk those of the checkpoints, the one that is written, and one that takes the others.
+            let there = overlays(&directory);
+            assert!(there.len() <= 2 * (KEEP as usize + 2), "{there:?}");
+        }
+        assert!(merged >= 2 * 3, "{merged} layers of {rounds} rounds");
+        guest.check("kill $(cat /writer)").unwrap();
+        // What was there before any checkpoint is left alone but for what was written before the first one.
+        assert!(original.len() <= std::fs::read(&image).unwrap().len());
+        write(&mut guest, LAST, "last");
+        let last = rounds - 1;
+        for kept in [last - 1, last] {
+            let called = format!("{version}-r{kept}");
+            let mut restored = stage.restore(qemu, &name(kept), &called);
+            for round in 0..rounds {
+                let text = if round <= kept { format!("round {round}") } else { String::new() };
+                assert_holds(&mut restored, place(round), &text);
+            }
+            assert_holds(&mut restored, AGAIN, &format!("again {kept}"));
+            assert_holds(&mut restored, LAST, "");
+            if kept == last {
+                refuses_and_forces(&stage, &mut restored, &name(kept), &called);
+                assert_holds(&mut restored, place(kept), &format!("round {kept}"));
+            }
+            assert_no_complaints(&mut restored);
+            restored.shut_down();
+        }
+        for round in 0..rounds {
+            assert_holds(&mut guest, place(round), &format!("round {round}"));
+        }
+        for (at, text) in [(AGAIN, format!("again {last}")), (LAST, "last".to_owned())] {
+            assert_holds(&mut guest, at, &text);
+        }
+        assert_no_complaints(&mut guest);
+        guest.shut_down();
+    }
+}
+
+/// Asserts that a checkpoint is not deleted unawares on whose disks those of a restored guest stand.
+fn refuses_and_forces(stage: &Stage, restored: &mut QemuGuest, name: &str, called: &str) {
+    let refused = stage.daemon.command(&["checkpoint", "delete", name]).unwrap_err().to_string();
+    assert!(refused.contains(called) && refused.contains("--force"), "{refused}");
+    write(restored, HERE, "restored");
+    let deleted = delete(stage, &[name, "--force"]);
+    assert_eq!(deleted["checkpoints"].as_array().unwrap().len(), 1, "{deleted}");
+    assert_holds(restored, HERE, "restored");
 }

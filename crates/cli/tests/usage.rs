@@ -144,7 +144,7 @@ fn manuals_and_completions_are_generated() {
     assert!(main.contains("Exit codes"), "{main}");
     for shell in ["bash", "zsh", "fish"] {
         let script = run(bindery(["completions", shell])).out;
-        assert!(script.contains("unmanage"), "{shell}");
+        assert!(script.contains("_BINDERY_COMPLETE") && script.contains("bindery"), "{shell}");
     }
 }
 

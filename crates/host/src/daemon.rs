@@ -144,7 +144,7 @@ struct Shared {
     unmerge_at_exit: AtomicBool,
     reload: Option<Reload>,
     reloading: Mutex<()>,
-    keeper: Keeper,
+    keeper: Arc<Keeper>,
     memory_pools: Arc<MemoryPools>,
     jobs: Arc<Jobs>,
     monitors: Monitors,
@@ -190,8 +190,9 @@ impl Daemon {
             unmerge_at_exit: AtomicBool::new(config.unmerge_at_exit),
             reload: config.reload,
             reloading: Mutex::default(),
-            keeper: Keeper::new(config.checkpoint_pool, keys)
-                .with_memory(Arc::clone(&memory_pools)),
+            keeper: Arc::new(
+                Keeper::new(config.checkpoint_pool, keys).with_memory(Arc::clone(&memory_pools)),
+            ),
             memory_pools: Arc::clone(&memory_pools),
             jobs: Arc::default(),
             monitors,
@@ -244,6 +245,7 @@ impl Daemon {
         tracing::info!("listening on {}", self.endpoint.path().display());
         let http = self.http.take().map(|server| {
             tracing::info!("to be looked at on http://{}/", server.address());
+            shared.keeper.read_ahead();
             server.start(Arc::<Shared>::clone(&self.shared))
         });
         let http = http.transpose()?;

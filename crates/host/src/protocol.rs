@@ -134,6 +134,9 @@ pub enum Request {
         pool: Option<Vec<String>>,
         /// Checkpoints to delete.
         select: Selection,
+        /// True to delete also those whose disks restored guests stand on.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        force: bool,
     },
     /// Begin a job that writes a checkpoint into the stream socket that comes with this line
     /// (`SCM_RIGHTS`), and closes it.
@@ -455,7 +458,11 @@ mod tests {
             Request::Set(Box::new(Change { workers: Some(3), ..Change::default() })),
             Request::Unmerge { guest: "web \"1\"".into() },
             Request::CheckpointVerify { pool: None, select: Selection::All {} },
-            Request::CheckpointDelete { pool: Some(vec!["/p".into()]), select: older() },
+            Request::CheckpointDelete {
+                pool: Some(vec!["/p".into()]),
+                select: older(),
+                force: false,
+            },
             Request::CheckpointExport { pool: None, checkpoint: called(), key: Some(key()) },
             Request::Job { job: 7, wait_ms: Some(200) },
             Request::Stop { unmerge: true },

@@ -58,6 +58,6 @@ pub use device_state::{DeviceState, SaveMethod};
 pub use error::{GuestAfter, VmmError};
 pub use hidden_writers::hidden_writers;
 pub use paused::{PauseTimes, Paused};
-pub use qemu::{IncomingQemu, Qemu, QemuSettings};
+pub use qemu::{DiskChain, IncomingQemu, Qemu, QemuSettings};
 pub use stream::{StreamError, complete};
 pub use vmm::{IncomingVmm, Pause, Purpose, Vmm};

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use bindery_pool::ObjectId;
 
+use super::overlay::{DiskOverlay, Entry};
 use super::record::{CheckpointId, CheckpointSummary, DomainEntry, Record};
 use crate::error::CheckpointError;
 use crate::name::Name;
@@ -19,6 +20,8 @@ pub(crate) struct Contents {
     checkpoints: BTreeMap<CheckpointId, (DomainNumber, CheckpointSummary)>,
     /// Packs that may be used, by object.
     packs: BTreeMap<ObjectId, DomainNumber>,
+    /// Overlays of disks, by path.
+    overlays: BTreeMap<Vec<u8>, Entry>,
     next_id: u64,
 }
 
@@ -56,6 +59,14 @@ impl Contents {
         &self,
     ) -> impl Iterator<Item = &(DomainNumber, CheckpointSummary)> + '_ {
         self.checkpoints.values()
+    }
+
+    pub(crate) fn overlays(&self) -> impl Iterator<Item = &DiskOverlay> + '_ {
+        self.overlays.values().map(|(_, overlay)| overlay)
+    }
+
+    pub(crate) fn has_overlay(&self, path: &[u8]) -> bool {
+        self.overlays.contains_key(path)
     }
 
     pub(crate) fn packs_of(&self, domain: DomainNumber) -> BTreeSet<ObjectId> {
@@ -101,6 +112,21 @@ impl Contents {
                 summary.touched = object;
                 Ok(())
             }
+            Record::Captured(id, capture) => {
+                let checkpoint = self.checkpoints.get_mut(&id);
+                let (_, summary) =
+                    checkpoint.ok_or("a capture of a checkpoint that there is not")?;
+                summary.capture = Some(capture);
+                Ok(())
+            }
+            Record::Overlay(domain, overlay) => {
+                self.overlays.insert(overlay.path.clone(), (domain, overlay));
+                Ok(())
+            }
+            Record::OverlayGone(path) => match self.overlays.remove(&path) {
+                Some(_) => Ok(()),
+                None => Err("an overlay was forgotten that there is not"),
+            },
             Record::NextId(id) => {
                 self.next_id = self.next_id.max(id.0);
                 Ok(())
@@ -148,11 +174,14 @@ impl Contents {
             records.extend(chunks.map(|packs| Record::Packs(domain.number, packs.to_vec())));
         }
         for (domain, summary) in self.checkpoints() {
-            let (id, touched) = (summary.id, summary.touched);
-            let summary = CheckpointSummary { touched: None, ..summary.clone() };
+            let CheckpointSummary { id, touched, capture, .. } = *summary;
+            let summary = CheckpointSummary { touched: None, capture: None, ..summary.clone() };
             records.push(Record::Checkpoint { domain: *domain, summary, packs: Vec::new() });
+            records.extend(capture.map(|capture| Record::Captured(id, capture)));
             records.extend(touched.map(|object| Record::Touched(id, Some(object))));
         }
+        let overlays = self.overlays.values().cloned();
+        records.extend(overlays.map(|(domain, overlay)| Record::Overlay(domain, overlay)));
         records.push(Record::NextId(self.next_id()));
         records
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use bindery_pool::ObjectId;
 
 use super::contents::DomainNumber;
+use super::overlay::{DiskOverlay, put_overlay, take_overlay};
 use crate::fields::{Fields, put_counted};
 use crate::format_error::FormatError;
 use crate::manifest::take_name;
@@ -15,6 +16,9 @@ const WHAT: &str = "record of checkpoints";
 
 /// Packs that one record names at most, so that a log of few blocks takes it.
 pub(super) const RECORD_PACKS: usize = 256;
+
+/// Pause of a guest that was paused before, as it is stored.
+const NO_PAUSE: u64 = u64::MAX;
 
 /// Number of a checkpoint, never given twice in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,8 +53,20 @@ pub struct CheckpointSummary {
     pub new_pages: u64,
     /// Bytes of the objects that were written for it.
     pub new_bytes: u64,
+    /// Capture of the guest that it was made by; none of a checkpoint that was imported, or whose record is older
+    /// than captures are recorded.
+    pub capture: Option<Capture>,
     /// Record of the pages that the last restore touched, if there is one.
     pub touched: Option<ObjectId>,
+}
+
+/// Capture of a guest into a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capture {
+    /// Time from STOP to RESUME, in microseconds; none if the guest was paused before.
+    pub pause_us: Option<u64>,
+    /// Number of rounds before that pause.
+    pub rounds: u32,
 }
 
 impl fmt::Display for CheckpointSummary {
@@ -102,6 +118,12 @@ pub(crate) enum Record {
     Touched(CheckpointId, Option<ObjectId>),
     /// No number of a checkpoint below this one is given any more.
     NextId(CheckpointId),
+    /// Figures of the capture that a checkpoint was made by.
+    Captured(CheckpointId, Capture),
+    /// An overlay of a disk is noted, in place of what was noted of its path.
+    Overlay(DomainNumber, DiskOverlay),
+    /// The overlay at a path is no longer noted.
+    OverlayGone(Vec<u8>),
 }
 
 impl Record {
@@ -134,6 +156,19 @@ impl Record {
                 bytes.extend_from_slice(&object.map_or(0, |object| object.0).to_le_bytes());
             }
             Self::NextId(id) => put_head(&mut bytes, 7, id.0),
+            Self::Captured(id, Capture { pause_us, rounds }) => {
+                put_head(&mut bytes, 8, id.0);
+                bytes.extend_from_slice(&pause_us.unwrap_or(NO_PAUSE).to_le_bytes());
+                bytes.extend_from_slice(&rounds.to_le_bytes());
+            }
+            Self::Overlay(domain, overlay) => {
+                put_head(&mut bytes, 9, domain.0.into());
+                put_overlay(&mut bytes, overlay);
+            }
+            Self::OverlayGone(path) => {
+                put_head(&mut bytes, 10, 0);
+                put_counted(&mut bytes, path);
+            }
         }
         bytes
     }
@@ -162,8 +197,18 @@ impl Record {
                 Self::Touched(CheckpointId(number), object.map(ObjectId))
             }
             7 => Self::NextId(CheckpointId(number)),
+            8 => {
+                let pause_us = Some(fields.u64()?).filter(|pause| *pause != NO_PAUSE);
+                let capture = Capture { pause_us, rounds: fields.u32()? };
+                Self::Captured(CheckpointId(number), capture)
+            }
+            9 => {
+                let name = domain_name(domain()?).ok_or_else(unknown)?;
+                Self::Overlay(domain()?, take_overlay(&mut fields, WHAT, name)?)
+            }
+            10 if number == 0 => Self::OverlayGone(fields.counted()?.to_vec()),
             found => {
-                return Err(FormatError::Newer { what: WHAT, found: found.into(), known: 7 });
+                return Err(FormatError::Newer { what: WHAT, found: found.into(), known: 10 });
             }
         };
         fields.end()?;
@@ -248,6 +293,7 @@ fn take_summary(
         stored_pages: fields.u64()?,
         new_pages: fields.u64()?,
         new_bytes: fields.u64()?,
+        capture: None,
         touched: None,
     })
 }
@@ -265,6 +311,7 @@ fn take_packs(fields: &mut Fields<'_>) -> Result<Vec<ObjectId>, FormatError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::OverlayUse;
     use proptest::prelude::*;
 
     fn name(text: &str) -> Name {
@@ -284,6 +331,7 @@ mod tests {
             stored_pages: it[4],
             new_pages: it[5],
             new_bytes: it[6],
+            capture: None,
             touched: None,
         });
         let domain = DomainNumber(3);
@@ -304,6 +352,18 @@ mod tests {
             (any::<u64>(), prop::option::of(1..9_u64))
                 .prop_map(|(id, to)| Record::Touched(CheckpointId(id), to.map(ObjectId))),
             any::<u64>().prop_map(|id| Record::NextId(CheckpointId(id))),
+            (0..2_u8, prop::collection::vec(any::<u8>(), 0..9)).prop_map(move |(kind, path)| {
+                let purpose = [OverlayUse::Restored, OverlayUse::Merging][usize::from(kind)];
+                let (guest, below) = (name("guest"), path.clone());
+                let overlay = DiskOverlay { domain: name("domain"), guest, purpose, path, below };
+                Record::Overlay(domain, overlay)
+            }),
+            prop::collection::vec(any::<u8>(), 0..9).prop_map(Record::OverlayGone),
+            (any::<u64>(), prop::option::of(0..u64::MAX), any::<u32>()).prop_map(
+                |(id, pause_us, rounds)| {
+                    Record::Captured(CheckpointId(id), Capture { pause_us, rounds })
+                }
+            ),
         ]
     }
 
@@ -319,7 +379,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_record_of_one_form_or_none(bytes in prop::collection::vec(0..9_u8, 0..80)) {
+        fn any_bytes_are_a_record_of_one_form_or_none(bytes in prop::collection::vec(0..12_u8, 0..80)) {
             if let Ok(record) = Record::decode(&bytes, |_| Some(name("domain"))) {
                 prop_assert_eq!(record.encode(), bytes);
             }

@@ -8,7 +8,7 @@ use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 
 use super::state::{FullName, SharedKnownPages};
 use super::{Shared, Store};
-use crate::catalogue::{CheckpointId, DomainNumber};
+use crate::catalogue::{Capture, CheckpointId, DomainNumber};
 use crate::domain_keys::DomainKeys;
 use crate::error::CheckpointError;
 use crate::known::KnownPages;
@@ -55,6 +55,7 @@ pub struct CheckpointWriter {
     pub(super) written: Vec<ObjectId>,
     pub(super) new_pages: u64,
     pub(super) new_bytes: u64,
+    pub(super) capture: Option<Capture>,
     /// True once something could not be put: the checkpoint would lack it.
     pub(super) has_failed: bool,
     /// True once its objects may be named by the catalogue: they are not deleted any more.
@@ -91,6 +92,7 @@ impl Store {
             written: Vec::new(),
             new_pages: 0,
             new_bytes: 0,
+            capture: None,
             has_failed: false,
             is_noted: false,
         };
@@ -224,6 +226,11 @@ impl CheckpointWriter {
     /// Sets the time of the pause, in nanoseconds since 1970-01-01 UTC.
     pub fn set_time(&mut self, time_ns: u64) {
         self.description.time_ns = time_ns;
+    }
+
+    /// Sets the figures of the capture, which the catalogue keeps.
+    pub const fn set_capture(&mut self, capture: Capture) {
+        self.capture = Some(capture);
     }
 
     /// Sets the device state and its [kind](crate::Vmm::device_state), which are often known after memory only.

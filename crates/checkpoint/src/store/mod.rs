@@ -4,6 +4,7 @@ mod create;
 mod delete;
 mod domain;
 mod open;
+mod overlays;
 mod pack_uses;
 mod publish;
 mod state;
@@ -193,6 +194,7 @@ mod tests {
             stored_pages: 0,
             new_pages: 0,
             new_bytes: 0,
+            capture: None,
             touched: None,
         };
         check_names(&description, &summary).unwrap();

@@ -108,11 +108,13 @@ impl CheckpointWriter {
             stored_pages: manifest.stored_pages(),
             new_pages: self.new_pages,
             new_bytes: self.new_bytes,
+            capture: self.capture,
             touched: None,
         };
         let (domain, packs) = (self.domain, self.new_packs.clone());
-        let record = Record::Checkpoint { domain, summary: summary.clone(), packs };
-        let noted = state.commit(vec![record]);
+        let mut records = vec![Record::Checkpoint { domain, summary: summary.clone(), packs }];
+        records.extend(self.capture.map(|capture| Record::Captured(summary.id, capture)));
+        let noted = state.commit(records);
         // Where a device failed, the record may be durable.
         self.is_noted = !matches!(noted, Err(CheckpointError::RootFull(_)));
         noted?;

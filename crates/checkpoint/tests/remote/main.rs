@@ -100,6 +100,7 @@ fn pull(remote: &Remote, called: &str, memory: &Memory) -> Result<RemoteCheckpoi
         guest: None,
         name: None,
         encoding: PageEncoding::Raw,
+        base: None,
     };
     let summary = host.store.import(&mut &stream[..], &options).unwrap();
     check(&host.store, summary.id, memory);

@@ -8,6 +8,7 @@ use bindery_host::protocol::checkpoint::CheckpointName;
 use clap::{Args, Subcommand};
 
 use super::remote_args::{AtArgs, PullArgs, PushArgs};
+use crate::completion::{checkpoints, deletable, guests, kept_guests};
 use crate::times::parse_within;
 
 #[derive(Debug, Subcommand)]
@@ -18,7 +19,7 @@ Examples:
   bindery checkpoint create web1 --pool guests
   bindery checkpoint create web1 --name before-upgrade --disks-directory /srv/overlays
   bindery checkpoint create sandbox7 --without-disks --json | jq .pause_us
-  bindery checkpoint create sandbox7 --without-disks --every 10m --keep 24
+  bindery checkpoint create web1 --every 10m --keep 24
 
 The guest runs on but for a pause of some milliseconds. Only what has changed since its last checkpoint is read
 if that was made in the last quarter of an hour, and only what the pool lacks is stored. Writable disks get
@@ -62,8 +63,10 @@ Examples:
   bindery checkpoint delete web1 --keep 24
   bindery checkpoint delete web1 --keep 7 --at s3://backups/guests --key-file key
 
-Any checkpoint can be deleted: others keep the pages that they share with it. Disks that it names are left
-as they are.")]
+Others keep the pages that they share with it. Overlays of the guest's disks that no checkpoint needs any more are
+merged into the layer below, while the guest runs: the topmost, which it writes to, and images that were not made
+for a checkpoint stay. A checkpoint on whose disks restored guests or clones stand is refused with their names. Once
+their overlays are removed it can be deleted; or at once with --force: they run on, and keep the layers below.")]
     Delete(DeleteArgs),
     /// Write a checkpoint to one file, for another host
     #[command(after_help = "\
@@ -148,12 +151,13 @@ impl OwnerArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
     /// The guest, by its name or process id
+    #[arg(add = guests())]
     pub(super) guest: String,
     /// Name of the checkpoint [default: the time in UTC]
     #[arg(long)]
     pub(super) name: Option<String>,
     /// Make one again and again, at this interval, until ^C or the guest ends; their names begin with every-
-    #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "without_disks", conflicts_with = "name")]
+    #[arg(long, value_name = "TIME", value_parser = parse_interval, conflicts_with = "name")]
     pub(super) every: Option<Duration>,
     /// Delete those that were made at an interval, but for the last N
     #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u32).range(1..))]
@@ -181,7 +185,7 @@ pub(crate) struct CreateArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArgs {
     /// The checkpoint
-    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint, add = checkpoints())]
     pub(super) checkpoint: CheckpointName,
     /// Name of the guest [default: as it was called]
     #[arg(long)]
@@ -216,7 +220,7 @@ pub(crate) struct RestoreArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CloneArgs {
     /// The checkpoint
-    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint, add = checkpoints())]
     pub(super) checkpoint: CheckpointName,
     #[command(flatten)]
     pub(super) start: StartArgs,
@@ -273,6 +277,7 @@ pub(crate) struct StartArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     /// The guest whose checkpoints to list
+    #[arg(add = kept_guests())]
     pub(super) guest: Option<String>,
     #[command(flatten)]
     pub(super) at: AtArgs,
@@ -283,7 +288,7 @@ pub(crate) struct ListArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
     /// The checkpoint
-    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint, add = checkpoints())]
     pub(super) checkpoint: CheckpointName,
     #[command(flatten)]
     pub(super) owner: OwnerArgs,
@@ -297,6 +302,7 @@ pub(crate) struct VerifyArgs {
     #[arg(
         value_name = "GUEST@NAME",
         value_parser = parse_checkpoint,
+        add = checkpoints(),
         required_unless_present = "all",
         conflicts_with = "all"
     )]
@@ -313,11 +319,14 @@ pub(crate) struct VerifyArgs {
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
     /// The checkpoints; with --keep the guest
-    #[arg(required = true, value_name = "GUEST@NAME|GUEST")]
+    #[arg(required = true, value_name = "GUEST@NAME|GUEST", add = deletable())]
     pub(super) names: Vec<String>,
     /// Delete all checkpoints of the guest but the last N
     #[arg(long, value_name = "N")]
     pub(super) keep: Option<u64>,
+    /// Delete also what disks of restored guests stand on: those guests run on, and layers below their disks stay
+    #[arg(long)]
+    pub(super) force: bool,
     #[command(flatten)]
     pub(super) at: AtArgs,
     #[command(flatten)]
@@ -329,7 +338,7 @@ pub(crate) struct DeleteArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
     /// The checkpoint
-    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint)]
+    #[arg(value_name = "GUEST@NAME", value_parser = parse_checkpoint, add = checkpoints())]
     pub(super) checkpoint: CheckpointName,
     /// The file; - is standard output
     pub(super) file: PathBuf,

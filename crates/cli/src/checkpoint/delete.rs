@@ -20,15 +20,19 @@ pub(super) fn run(global: &Global, arguments: &DeleteArgs) -> Result<(), Failure
     }
     let select = selection(arguments).map_err(|message| Failure::new(Reason::Usage, message))?;
     let cancel = Cancel::on_signals()?;
-    let request = Request::CheckpointDelete { pool: arguments.pool.paths()?, select };
+    let (pool, force) = (arguments.pool.paths()?, arguments.force);
+    let request = Request::CheckpointDelete { pool, select, force };
     let (mut client, answer) = ask(global, &request)?;
     let result = follow(&mut client, begun(&answer)?, &cancel)?;
-    let JobResult::Deleted { checkpoints, bytes, has_kept_packs } = result else {
+    let JobResult::Deleted { checkpoints, bytes, has_kept_packs, merged_layers, layers_left } =
+        result
+    else {
         return Err(other(&result));
     };
     if global.json {
         return print_json(&json!({
             "checkpoints": checkpoints, "bytes": bytes, "has_kept_packs": has_kept_packs,
+            "merged_layers": merged_layers, "layers_left": layers_left,
         }));
     }
     print(|out| {
@@ -36,6 +40,12 @@ pub(super) fn run(global: &Global, arguments: &DeleteArgs) -> Result<(), Failure
             writeln!(out, "{} is deleted", printable(&name.to_string()))?;
         }
         writeln!(out, "{} checkpoints, {} are free again", checkpoints.len(), human_bytes(bytes))?;
+        if merged_layers > 0 {
+            writeln!(out, "{merged_layers} layers of disks were merged into the ones below")?;
+        }
+        if let Some(why) = &layers_left {
+            writeln!(out, "layers of disks are left for a later deletion: {}", printable(why))?;
+        }
         if has_kept_packs {
             writeln!(
                 out,

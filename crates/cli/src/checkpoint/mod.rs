@@ -25,9 +25,7 @@ use bindery_host::protocol::{Answer, Request};
 use bindery_pool::PoolName;
 
 use self::args::PoolArgs;
-pub(crate) use self::args::{
-    CheckpointCommand, CloneArgs, ForkArgs, RestoreArgs, ServeFaultsArgs,
-};
+pub(crate) use self::args::{CheckpointCommand, CloneArgs, ForkArgs, RestoreArgs, ServeFaultsArgs};
 pub(crate) use self::clone::run as clone;
 pub(crate) use self::fork::run as fork;
 pub(crate) use self::restore::run as restore;

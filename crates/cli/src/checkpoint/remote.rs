@@ -124,6 +124,7 @@ pub(super) fn pull(global: &Global, arguments: &PullArgs) -> Result<(), Failure>
     let (stored_guest, stored_name) = stored(checkpoint)?;
     let there = remote.show(&stored_guest, &stored_name)?;
     let request = Request::CheckpointImport {
+        base: None,
         pool,
         guest: guest.clone(),
         name: name.clone(),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bindery_host::printable;
 use bindery_host::protocol::checkpoint::{CheckpointInfo, CheckpointName, Selection};
+use bindery_host::protocol::job::JobResult;
 use bindery_host::protocol::{Answer, Request};
 
 use super::args::CreateArgs;
@@ -75,15 +76,37 @@ fn delete_older(
         (_, answer) => return Err(misplaced(&answer)),
     };
     let older = older(checkpoints, last, keep);
-    if older.is_empty() {
-        return Ok(());
+    // One that cannot be deleted keeps none of the others.
+    let mut failed = Ok(());
+    for name in older {
+        if let Err(failure) = delete(global, pool.clone(), name, cancel) {
+            let message =
+                format!("older checkpoints of {} are left: {failure}", printable(&last.guest));
+            failed = Err(Failure::new(failure.reason(), message));
+        }
     }
-    let select = Selection::Named(older);
-    let (mut client, answer) = ask(global, &Request::CheckpointDelete { pool, select })?;
-    follow(&mut client, begun(&answer)?, cancel).map(drop).map_err(|failure| {
-        let guest = printable(&last.guest);
-        Failure::new(failure.reason(), format!("older checkpoints of {guest} are left: {failure}"))
-    })
+    failed
+}
+
+fn delete(
+    global: &Global,
+    pool: Option<Vec<String>>,
+    name: CheckpointName,
+    cancel: &Cancel,
+) -> Result<(), Failure> {
+    let select = Selection::Named(vec![name]);
+    let request = Request::CheckpointDelete { pool, select, force: false };
+    let (mut client, answer) = ask(global, &request)?;
+    match follow(&mut client, begun(&answer)?, cancel)? {
+        JobResult::Deleted { layers_left: Some(why), .. } => {
+            eprintln!(
+                "bindery: layers of disks are left for a later deletion: {}",
+                printable(&why)
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Returns the checkpoints that are to go, of those of the same guest.
@@ -122,6 +145,7 @@ mod tests {
             uid: Some(7),
             time_ns,
             pause_us: None,
+            rounds: None,
             memory_bytes: 0,
             stored_bytes: 0,
             own_bytes: 0,

@@ -32,6 +32,7 @@ fn print_detail(detail: &CheckpointDetail) -> Result<(), Failure> {
         ("domain", format!("{} of user {uid}", printable(&info.domain))),
         ("age", age(info.time_ns)),
         ("pause", pause(info.pause_us)),
+        ("rounds", info.rounds.map_or("-".into(), |rounds| rounds.to_string())),
         ("vmm", format!("{} {}", or_none(&detail.vmm), detail.vmm_version)),
         ("machine", or_none(&detail.machine)),
         ("arguments", or_none(&detail.arguments.join(" "))),

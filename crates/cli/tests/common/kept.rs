@@ -1,5 +1,7 @@
 //! A pool with checkpoints, and a daemon that keeps them.
 
+#![allow(dead_code, reason = "each test program uses its own part of this module")]
+
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -7,7 +9,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use bindery_checkpoint::{
-    Description, Disk, MemoryBlock, Name, NewCheckpoint, PageEncoding, Store, StoreOptions, Vmm,
+    Capture, Description, Disk, MemoryBlock, Name, NewCheckpoint, PageEncoding, Store,
+    StoreOptions, Vmm,
 };
 use bindery_pool::Pool;
 use bindery_units::{PAGE_BYTES, PageIndex};
@@ -127,7 +130,18 @@ pub(crate) fn content(number: u64) -> [u8; PAGE_BYTES] {
 }
 
 /// Makes a checkpoint of a guest with one memory block.
-pub(crate) fn checkpoint(store: &Store, (domain, guest, name): (&str, &str, &str), memory: &[u64]) {
+pub(crate) fn checkpoint(store: &Store, names: (&str, &str, &str), memory: &[u64]) {
+    let time_ns = 1_700_000_000_000_000_000 + store.list().len() as u64;
+    captured(store, names, memory, (time_ns, None));
+}
+
+/// Makes a checkpoint of a guest with one memory block, as if it had been captured so at that time.
+pub(crate) fn captured(
+    store: &Store,
+    (domain, guest, name): (&str, &str, &str),
+    memory: &[u64],
+    (time_ns, capture): (u64, Option<Capture>),
+) {
     let parse = |text: &str| text.parse::<Name>().unwrap();
     store.open_domain(&parse(domain), None).unwrap();
     let disk =
@@ -137,7 +151,7 @@ pub(crate) fn checkpoint(store: &Store, (domain, guest, name): (&str, &str, &str
         guest: parse(guest),
         name: parse(name),
         domain: parse(domain),
-        time_ns: 1_700_000_000_000_000_000 + store.list().len() as u64,
+        time_ns,
         vmm: Vmm {
             kind: "test".into(),
             version: "1".into(),
@@ -156,5 +170,6 @@ pub(crate) fn checkpoint(store: &Store, (domain, guest, name): (&str, &str, &str
     let mut writer = store.create(new).unwrap();
     let bytes: Vec<u8> = memory.iter().flat_map(|number| content(*number)).collect();
     writer.put(0, PageIndex(0), &bytes).unwrap();
+    capture.into_iter().for_each(|capture| writer.set_capture(capture));
     writer.finish().unwrap();
 }

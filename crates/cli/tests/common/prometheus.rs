@@ -3,7 +3,21 @@
 //! Each family is its help, its type and then all of its samples; names, labels and escapes are as the
 //! format has them; no sample comes twice; what only grows is called so.
 
+#![allow(dead_code, reason = "each test program uses its own part of this module")]
+
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Metrics of guests with checkpoints, or that are filled from one, which other daemons do not have.
+pub(crate) const KEPT_FAMILIES: [&str; 8] = [
+    "bindery_guest_checkpoints",
+    "bindery_guest_checkpoint_own_bytes",
+    "bindery_guest_checkpoint_shared_bytes",
+    "bindery_guest_checkpoint_failures_total",
+    "bindery_guest_restores_total",
+    "bindery_guest_checkpoint_timestamp_seconds",
+    "bindery_guest_checkpoint_pause_seconds",
+    "bindery_guest_missing_pages",
+];
 
 /// Labels of a sample, by name.
 pub(crate) type Labels = BTreeMap<String, String>;

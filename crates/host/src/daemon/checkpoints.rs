@@ -13,8 +13,10 @@ use super::control::Desk;
 use crate::access::Rights;
 use crate::engine::DEFAULT_DOMAIN;
 use crate::jobs::{NewJob, Progress};
+use crate::keeper::board::KeptGuest;
 use crate::keeper::catalogue::{self, Visible};
 use crate::keeper::create::{self, CheckpointNames, Create};
+use crate::keeper::disks::RunningVmm;
 use crate::keeper::fork;
 use crate::keeper::restore::{self, Restore};
 use crate::keeper::serve::{self, Serve};
@@ -87,12 +89,13 @@ impl Desk<'_> {
                 let kind = (JobKind::CheckpointVerify, JobUnit::Pages);
                 self.start_on(kind, (pool, &select), work::verify)
             }
-            Request::CheckpointDelete { pool, select } => {
+            Request::CheckpointDelete { pool, select, force } => {
                 require_names(&select)?;
                 let kind = (JobKind::CheckpointDelete, JobUnit::Checkpoints);
                 let sources = Arc::clone(&self.shared.sources);
+                let vmms = self.running_vmms();
                 let delete = move |lease: &Lease, selected: &[Visible], progress: &Progress| {
-                    work::delete(lease, selected, &sources, progress)
+                    work::delete(lease, selected, (&sources, &vmms, force), progress)
                 };
                 self.start_on(kind, (pool, &select), delete)
             }
@@ -160,10 +163,19 @@ impl Desk<'_> {
         let lease = self.lease(pool)?;
         let followed = self.shared.trackers.of(create.guest.identity().id);
         let new = self.new_capture(JobKind::CheckpointCreate, &create);
+        let Identity { uid, name, domain, .. } = create.guest.identity().clone();
+        let kept = KeptGuest { guest: name, domain, uid: Some(uid) };
+        let board = Arc::clone(self.shared.keeper.board());
         let (sources, pauses) = (Arc::clone(&self.shared.sources), Arc::clone(&self.shared.pauses));
         self.start(new, move |progress| {
-            sources.await_whole(&create.guest, progress)?;
-            create::create(&lease, &followed, (&sources, &pauses), create, progress)
+            let whole = sources.await_whole(&create.guest, progress);
+            let created = whole.and_then(|()| {
+                create::create(&lease, &followed, (&sources, &pauses), create, progress)
+            });
+            if created.as_ref().is_err_and(|failure| failure.kind != FailureKind::Cancelled) {
+                board.count_failure(kept);
+            }
+            created
         })
     }
 
@@ -233,22 +245,40 @@ impl Desk<'_> {
     ) -> Result<Answer, Failure> {
         let guest = self.guest(guest)?;
         let Identity { uid, pid, .. } = *guest.identity();
-        let lease = self.lease(pool)?;
-        let checkpoint = catalogue::find(&lease, self.rights, name)?;
+        let leases = (self.lease(pool.clone())?, self.lease(pool)?);
+        let lease = &leases.0;
+        let checkpoint = catalogue::find(lease, self.rights, name)?;
         if checkpoint.uid != Some(uid) {
             let message = "the checkpoint is of another user than the guest that waits: export it, and import it \
                            as that user";
             return Err(Failure::new(FailureKind::Refused, message));
         }
         // After this daemon the guest's word is all there is for the pool.
-        self.shared.keeper.check_finds(&lease, self.shared.access.rights_of_user(uid))?;
+        self.shared.keeper.check_finds(lease, self.shared.access.rights_of_user(uid))?;
         let monitor = self.shared.monitors.of(uid, pid as u32).ok_or_else(no_monitor)?;
         let qemu = restore::connect(&monitor, pid)?;
         let kind = (JobKind::CheckpointRestore, JobUnit::Pages);
         let new = self.new_job(kind, name.to_string(), Some(uid));
         let sources = Arc::clone(&self.shared.sources);
+        let (board, kept) = (Arc::clone(self.shared.keeper.board()), checkpoint.kept_guest());
         let restore = Restore { guest, qemu, checkpoint, is_paused };
-        self.start(new, move |progress| restore::restore(lease, &sources, restore, progress))
+        self.start(new, move |progress| {
+            let restored = restore::restore(leases, &sources, restore, progress)?;
+            board.count_restore(kept);
+            Ok(restored)
+        })
+    }
+
+    /// Returns the VMMs with monitors of guests that run.
+    fn running_vmms(&self) -> Vec<RunningVmm> {
+        let guests = self.shared.guests.ids().into_iter();
+        let vmms = guests.filter_map(|id| {
+            let guest = self.shared.engine.guest(id)?;
+            let Identity { uid, pid, name, .. } = guest.identity().clone();
+            let monitor = self.shared.monitors.of(uid, pid as u32)?;
+            Some(RunningVmm { guest: name, uid, pid, monitor })
+        });
+        vmms.collect()
     }
 
     /// Finds a guest that the operator may handle, and that is connected.

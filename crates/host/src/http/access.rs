@@ -45,6 +45,11 @@ impl Access {
         !self.by_local_name || is_local_name(host)
     }
 
+    /// Returns true if what only some may see needs a token.
+    pub(super) const fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
     /// Whether a request with this `Authorization` header may see what only some may see.
     pub(super) fn admits(&self, authorization: Option<&[u8]>) -> bool {
         let Some(token) = &self.token else { return true };

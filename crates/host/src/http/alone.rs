@@ -1,5 +1,6 @@
 //! A server without a daemon, on a connection without a network, for tests and the fuzz target.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +11,10 @@ use tokio::task::JoinHandle;
 use super::access::Access;
 use super::serve::attend;
 use super::site::Site;
-use super::{Memory, Pulse, Source};
+use super::{Memory, Pulse, Source, Viewer};
+use crate::keeper::board::{KeptFigures, KeptGuest};
+use crate::protocol::checkpoint::CheckpointInfo;
+use crate::protocol::job::JobStatus;
 use crate::status::{AdvisorStatus, DaemonSettings, GuestStatus, HostStatus, State};
 
 /// A daemon without guests.
@@ -47,6 +51,18 @@ impl Source for Alone {
         None
     }
 
+    fn checkpoints(&self, _: Viewer, _: usize) -> Vec<CheckpointInfo> {
+        Vec::new()
+    }
+
+    fn jobs(&self, _: Viewer) -> Vec<JobStatus> {
+        Vec::new()
+    }
+
+    fn kept(&self) -> BTreeMap<KeptGuest, KeptFigures> {
+        BTreeMap::new()
+    }
+
     fn pulse(&self) -> Pulse {
         Pulse { full_scans: 3, period_time_us: 2500 }
     }
@@ -69,7 +85,7 @@ pub(super) fn serve(
     wanted: &Arc<Notify>,
 ) -> JoinHandle<()> {
     let (site, wanted) = (Arc::clone(site), Arc::clone(wanted));
-    tokio::spawn(async move { attend(stream, site, &wanted).await })
+    tokio::spawn(async move { attend(stream, site, &wanted, None).await })
 }
 
 /// Sends `sent` over a connection of its own, ends it if it `is_ended`, and returns all that came back

@@ -4,13 +4,16 @@
 //! Prometheus' base units; sums that only grow end in `_total`. States are gauges: one for each state
 //! there is, 1 for that which holds.
 
-use std::collections::BTreeSet;
+mod kept;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{TEXT_FORMAT, TextEncoder};
 
 use super::Pulse;
 use super::history::target_us;
+use crate::keeper::board::{KeptFigures, KeptGuest};
 use crate::report::{DAEMON_STATES, DOMAIN_STATES, GUEST_STATES};
 use crate::status::{Counts, DomainStatus, GuestStatus, HostStatus, PhaseStatus};
 
@@ -215,8 +218,8 @@ type Labels = Vec<(&'static str, String)>;
 
 /// All metrics, as text.
 pub(super) fn encode(
-    host: &HostStatus,
-    guests: &[GuestStatus],
+    (host, guests): (&HostStatus, &[GuestStatus]),
+    kept: &BTreeMap<KeptGuest, KeptFigures>,
     pulse: Pulse,
     requests: &[(u16, u64)],
 ) -> String {
@@ -239,6 +242,7 @@ pub(super) fn encode(
     page.add("http_requests_total", "Requests answered.", MetricType::COUNTER, served);
     page.domains(&host.domains);
     page.guests(guests);
+    page.kept(kept);
     // Fails only for families without metrics, which are left out.
     TextEncoder::new().encode_to_string(&page.families).expect("all families have metrics")
 }

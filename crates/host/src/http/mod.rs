@@ -17,14 +17,17 @@ mod dashboard;
 mod health;
 mod heat;
 mod history;
+mod jobs;
 mod map;
 mod metrics;
+mod peer;
 mod routes;
 mod serve;
 mod site;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +37,9 @@ use bindery_wire::control::Region;
 
 pub(crate) use serve::Server;
 
+use crate::keeper::board::{KeptFigures, KeptGuest};
+use crate::protocol::checkpoint::CheckpointInfo;
+use crate::protocol::job::JobStatus;
 use crate::status::{GuestStatus, HostStatus};
 
 /// How the daemon is to be looked at over HTTP.
@@ -92,8 +98,27 @@ pub(crate) trait Source: Send + Sync {
     /// The memory of the connected guest with this name or process id.
     fn memory(&self, guest: &str) -> Option<Memory>;
 
+    /// Returns the last `latest` checkpoints of each guest that a viewer may see, by time, as far as they are known.
+    fn checkpoints(&self, viewer: Viewer, latest: usize) -> Vec<CheckpointInfo>;
+
+    /// Returns the jobs that a viewer may see.
+    fn jobs(&self, viewer: Viewer) -> Vec<JobStatus>;
+
+    /// Returns figures of checkpoints, by guest.
+    fn kept(&self) -> BTreeMap<KeptGuest, KeptFigures>;
+
     /// How far merging is.
     fn pulse(&self) -> Pulse;
+}
+
+/// Client, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Viewer {
+    /// Has shown the daemon's token.
+    Admitted,
+    /// Process of this user, on this machine.
+    User(u32),
+    Unknown,
 }
 
 /// What there is to know of a guest's memory, page by page.

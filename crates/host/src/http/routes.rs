@@ -5,10 +5,13 @@ use std::time::Instant;
 use hyper::header::{AUTHORIZATION, HOST};
 use hyper::{HeaderMap, Method, StatusCode, Uri};
 
+use super::Viewer;
 use super::answer::{Answer, Refusal, json, page, text};
 use super::dashboard;
+use super::jobs;
 use super::map::{CELLS, CELLS_MAX};
 use super::metrics;
+use super::peer::Ends;
 use super::site::Site;
 
 /// The description of the API.
@@ -25,6 +28,8 @@ enum Route {
     Guest(String),
     Map(String),
     History,
+    Checkpoints,
+    Jobs,
     OpenApi,
 }
 
@@ -41,6 +46,8 @@ impl Route {
             ["status"] => Some(Self::Status),
             ["history"] => Some(Self::History),
             ["openapi.json"] => Some(Self::OpenApi),
+            ["checkpoints"] => Some(Self::Checkpoints),
+            ["jobs"] => Some(Self::Jobs),
             ["guests"] => Some(Self::Guests),
             ["guests", guest] => Some(Self::Guest(decode(guest)?)),
             ["guests", guest, "map"] => Some(Self::Map(decode(guest)?)),
@@ -56,13 +63,25 @@ impl Route {
 }
 
 /// The answer to a request for `uri`. Never waits.
-pub(super) fn answer(site: &Site, method: &Method, uri: &Uri, headers: &HeaderMap) -> Answer {
-    let answer = look(site, method, uri, headers).unwrap_or_else(|refusal| refusal.answer());
+pub(super) fn answer(
+    site: &Site,
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+    ends: Option<Ends>,
+) -> Answer {
+    let answer = look(site, (method, uri), headers, ends);
+    let answer = answer.unwrap_or_else(|refusal| refusal.answer());
     site.count(answer.status().as_u16());
     answer
 }
 
-fn look(site: &Site, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Answer, Refusal> {
+fn look(
+    site: &Site,
+    (method, uri): (&Method, &Uri),
+    headers: &HeaderMap,
+    ends: Option<Ends>,
+) -> Result<Answer, Refusal> {
     check_host(site, headers)?;
     if method != Method::GET && method != Method::HEAD {
         let message = "only GET: settings are changed with `bindery set`, over the socket";
@@ -77,7 +96,11 @@ fn look(site: &Site, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<
         return Err(Refusal::new(StatusCode::UNAUTHORIZED, message));
     }
     let missing = || Refusal::new(StatusCode::NOT_FOUND, "no such page: see /api/v1/openapi.json");
-    show(site, &route.ok_or_else(missing)?, uri.query().unwrap_or_default())
+    let viewer = || match site.access.has_token() {
+        true => Viewer::Admitted,
+        false => ends.and_then(Ends::user).map_or(Viewer::Unknown, Viewer::User),
+    };
+    show(site, &route.ok_or_else(missing)?, uri.query().unwrap_or_default(), viewer)
 }
 
 /// Requests for others are not for us: see [`super::access`].
@@ -94,7 +117,12 @@ fn check_host(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
     Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, message))
 }
 
-fn show(site: &Site, route: &Route, query: &str) -> Result<Answer, Refusal> {
+fn show(
+    site: &Site,
+    route: &Route,
+    query: &str,
+    viewer: impl Fn() -> Viewer,
+) -> Result<Answer, Refusal> {
     let now = Instant::now();
     let ok = StatusCode::OK;
     Ok(match route {
@@ -105,7 +133,8 @@ fn show(site: &Site, route: &Route, query: &str) -> Result<Answer, Refusal> {
         }
         Route::Metrics => {
             let (status, guests) = (site.source.status(), site.source.guests());
-            let body = metrics::encode(&status, &guests, site.source.pulse(), &site.requests());
+            let (pulse, kept) = (site.source.pulse(), site.source.kept());
+            let body = metrics::encode((&status, &guests), &kept, pulse, &site.requests());
             text(ok, metrics::MEDIA_TYPE, body)
         }
         Route::Status => json(ok, &site.source.status()),
@@ -120,6 +149,12 @@ fn show(site: &Site, route: &Route, query: &str) -> Result<Answer, Refusal> {
             json(ok, &site.map(name, cells as u32, now).ok_or_else(|| no_guest(name))?)
         }
         Route::History => json(ok, &site.history(number(query, "since", 0, 0..=u64::MAX)?)),
+        Route::Checkpoints => {
+            let latest = number(query, "latest", u64::MAX, 1..=u64::MAX)?;
+            let latest = usize::try_from(latest).unwrap_or(usize::MAX);
+            json(ok, &site.source.checkpoints(viewer(), latest))
+        }
+        Route::Jobs => json(ok, &jobs::in_progress(site.source.jobs(viewer()))),
         Route::OpenApi => text(ok, "application/json", OPENAPI),
     })
 }
@@ -206,6 +241,8 @@ mod tests {
             Route::Map(_) => 6,
             Route::History => 7,
             Route::OpenApi => 8,
+            Route::Checkpoints => 9,
+            Route::Jobs => 10,
         }
     }
 

@@ -30,6 +30,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::access::Access;
 use super::history::INTERVAL;
+use super::peer::Ends;
 use super::routes;
 use super::site::Site;
 use super::{HttpConfig, HttpError, Source};
@@ -168,16 +169,17 @@ async fn accept_all(listener: TcpListener, site: Arc<Site>) {
     let troubles = Troubles::default();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 if troubles.is_over("connections") {
                     tracing::info!("connections are taken over HTTP again");
                 }
                 // Answers are small, and written in one piece.
                 let _ = stream.set_nodelay(true);
+                let ends = stream.local_addr().ok().map(|local| Ends { local, peer });
                 let seat = seats.take().await;
                 let (site, wanted) = (Arc::clone(&site), Arc::clone(&seats.wanted));
                 tokio::spawn(async move {
-                    attend(stream, site, &wanted).await;
+                    attend(stream, site, &wanted, ends).await;
                     drop(seat);
                 });
             }
@@ -192,8 +194,9 @@ async fn accept_all(listener: TcpListener, site: Arc<Site>) {
     }
 }
 
-/// Serves one connection to its end, or until it is silent and its seat is wanted.
-pub(super) async fn attend<S>(stream: S, site: Arc<Site>, wanted: &Notify)
+/// Serves one connection to its end, or until it is silent and its seat is wanted. `ends` are its addresses, if it
+/// has some.
+pub(super) async fn attend<S>(stream: S, site: Arc<Site>, wanted: &Notify, ends: Option<Ends>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -201,7 +204,8 @@ where
     let service = service_fn(|request: Request<Incoming>| {
         asked.notify_one();
         // What comes with it is not read: nothing that is asked for has a body.
-        let answer = routes::answer(&site, request.method(), request.uri(), request.headers());
+        let (method, uri, headers) = (request.method(), request.uri(), request.headers());
+        let answer = routes::answer(&site, method, uri, headers, ends);
         async { Ok::<_, Infallible>(answer) }
     });
     let mut builder = http1::Builder::new();

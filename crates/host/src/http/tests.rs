@@ -50,9 +50,15 @@ fn only_who_asks_for_us_is_answered() {
 fn with_a_token_all_but_the_empty_page_and_health_need_it() {
     let site = site(Some("0123456789abcdef"));
     let with = "Authorization: Bearer 0123456789abcdef\r\n";
-    for path in
-        ["/metrics", "/api/v1/status", "/api/v1/guests", "/api/v1/history", "/api/v1/openapi.json"]
-    {
+    for path in [
+        "/metrics",
+        "/api/v1/status",
+        "/api/v1/guests",
+        "/api/v1/history",
+        "/api/v1/checkpoints",
+        "/api/v1/jobs",
+        "/api/v1/openapi.json",
+    ] {
         assert_eq!(get(&site, path, "").0, 401, "{path}");
         assert_eq!(get(&site, path, "Authorization: Bearer 0123456789abcdeF\r\n").0, 401, "{path}");
         assert_eq!(get(&site, path, with).0, 200, "{path}");
@@ -158,7 +164,7 @@ proptest! {
     #[test]
     fn near_misses_are_answered_or_refused(
         method in "GET|HEAD|POST|OPTIONS|CONNECT|[A-Z]{1,8}",
-        path in "(/|/metrics|/healthz|/api/v1/(status|guests|history|openapi.json)|/api/v1/guests/[a-z%0-9]{0,8}(/map)?)(\\?[a-z=&0-9%]{0,20})?|\\*|[!-~]{1,30}",
+        path in "(/|/metrics|/healthz|/api/v1/(status|guests|history|checkpoints|jobs|openapi.json)|/api/v1/guests/[a-z%0-9]{0,8}(/map)?)(\\?[a-z=&0-9%]{0,20})?|\\*|[!-~]{1,30}",
         version in "HTTP/1\\.[01]|HTTP/[0-9]\\.[0-9]",
         headers in prop::collection::vec("(Host|host|Authorization|Content-Length|Transfer-Encoding|Connection|Upgrade|Expect|[A-Za-z-]{1,12}): ?([ -~]{0,30}|localhost|chunked|18446744073709551615|-1|close|100-continue)", 0..8),
         has_host in any::<bool>(),

@@ -4,6 +4,7 @@ use bindery_checkpoint::{CheckpointSummary, Manifest, Store};
 use bindery_guest::printable;
 use bindery_units::PAGE_BYTES;
 
+use super::board::KeptGuest;
 use super::{failure, names};
 use crate::access::Rights;
 use crate::protocol::checkpoint::{
@@ -47,8 +48,15 @@ impl Visible {
     }
 
     pub(crate) fn info(&self) -> CheckpointInfo {
-        let CheckpointSummary { time_ns, memory_pages, stored_pages, new_pages, new_bytes, .. } =
-            self.summary;
+        let CheckpointSummary {
+            time_ns,
+            memory_pages,
+            stored_pages,
+            new_pages,
+            new_bytes,
+            capture,
+            ..
+        } = self.summary;
         let own_pages = new_pages.min(stored_pages);
         CheckpointInfo {
             guest: self.guest.clone(),
@@ -56,13 +64,27 @@ impl Visible {
             domain: self.domain.clone(),
             uid: self.uid,
             time_ns,
-            pause_us: None,
+            pause_us: capture.and_then(|capture| capture.pause_us),
+            rounds: capture.map(|capture| capture.rounds),
             memory_bytes: memory_pages * PAGE,
             stored_bytes: stored_pages * PAGE,
             own_bytes: own_pages * PAGE,
             shared_bytes: (stored_pages - own_pages) * PAGE,
             written_bytes: new_bytes,
         }
+    }
+
+    /// Returns true if an operator may see it. Those of domains that are no user's are the owners' alone.
+    pub(super) fn is_visible_to(&self, rights: Rights) -> bool {
+        match self.uid {
+            Some(uid) => rights.cover_guests_of(uid),
+            None => rights == Rights::Owner,
+        }
+    }
+
+    /// Returns the guest that it is of.
+    pub(crate) fn kept_guest(&self) -> KeptGuest {
+        KeptGuest { guest: self.guest.clone(), domain: self.domain.clone(), uid: self.uid }
     }
 
     fn is_called(&self, wanted: &CheckpointName) -> bool {
@@ -78,14 +100,10 @@ impl Visible {
     }
 }
 
-/// Returns the checkpoints that an operator may see, in the order in which they were made. Those of domains
-/// that are no user's are the owners' alone.
+/// Returns the checkpoints that an operator may see, in the order in which they were made.
 pub(crate) fn visible(store: &Store, rights: Rights) -> Vec<Visible> {
-    let is_visible = |checkpoint: &Visible| match checkpoint.uid {
-        Some(uid) => rights.cover_guests_of(uid),
-        None => rights == Rights::Owner,
-    };
-    store.list().into_iter().map(Visible::new).filter(is_visible).collect()
+    let all = store.list().into_iter().map(Visible::new);
+    all.filter(|checkpoint| checkpoint.is_visible_to(rights)).collect()
 }
 
 /// Finds one checkpoint.

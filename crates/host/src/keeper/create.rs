@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bindery_checkpoint::{
-    CheckpointSummary, CheckpointWriter, Description, Disk, MemoryBlock, Name, NewCheckpoint,
-    PageEncoding, Vmm,
+    Capture as CaptureFigures, CheckpointSummary, CheckpointWriter, Description, Disk, MemoryBlock,
+    Name, NewCheckpoint, PageEncoding, Vmm,
 };
 use bindery_guest::{Connection, Guest};
 use bindery_transfer::{
@@ -18,6 +18,7 @@ use bindery_units::{PAGE_BYTES, PageIndex, PageRange};
 use bindery_vmm::{GuestDescription, Overlay, Purpose, Qemu, Vmm as _, VmmError};
 
 use super::catalogue::Visible;
+use super::disks::note_captured;
 use super::overlays::overlays;
 use super::pauses::Pauses;
 use super::sources::Sources;
@@ -90,7 +91,9 @@ pub(crate) fn create(
     let tracker = follow(&mut followed.tracker, &create.guest, base.is_some())?;
     let guest = Arc::clone(&create.guest);
     let is_whole = || sources.require_whole(&guest);
-    let capture = Capture { writer, overlays: &overlays, limits, is_whole: &is_whole, progress };
+    let note = || note_captured(lease, &create.names, &vmm.disks, &overlays);
+    let capture =
+        Capture { writer, overlays: &overlays, note: &note, limits, is_whole: &is_whole, progress };
     let pid = create.guest.identity().pid;
     let pause = vmm.is_running.then(|| pauses.begin(pid, &create.monitor));
     let captured = capture.run(tracker, blocks.clone(), &mut create.qemu);
@@ -108,6 +111,8 @@ pub(crate) fn create(
 struct Capture<'a> {
     writer: CheckpointWriter,
     overlays: &'a [Overlay],
+    /// Notes the overlays, once disks write to them.
+    note: &'a dyn Fn(),
     limits: Limits,
     /// Fails if memory was missing that was read.
     is_whole: &'a dyn Fn() -> Result<(), Failure>,
@@ -122,7 +127,7 @@ impl Capture<'_> {
         blocks: Vec<PlacedBlock>,
         qemu: &mut Qemu,
     ) -> Result<(Created, Option<u64>, CheckpointSummary), Failure> {
-        let Self { mut writer, overlays, limits, is_whole, progress } = self;
+        let Self { mut writer, overlays, note, limits, is_whole, progress } = self;
         let failed = |error: TransferError| of_transfer(&error, progress);
         let mut memory = GuestMemory::new(tracker, blocks).map_err(|error| failed(error.into()))?;
         let request = bindery_transfer::Request {
@@ -135,6 +140,7 @@ impl Capture<'_> {
         let mut sink = Packs(&mut writer);
         let outcome = bindery_transfer::run(qemu, &mut memory, &mut sink, &request);
         let outcome = outcome.map_err(failed)?;
+        note();
         let left = |Failure { kind, message }| {
             Failure::new(kind, format!("{message}; {}", left_behind(overlays)))
         };
@@ -145,6 +151,7 @@ impl Capture<'_> {
         writer.set_time(since_epoch_ns(time));
         let state = &outcome.device_state;
         writer.set_device_state(state.method.as_str(), state.bytes.clone());
+        writer.set_capture(capture_of(&outcome));
         let summary = writer.finish().map_err(|error| left(failure::of_checkpoint(&error)))?;
         let created = describe_outcome(Visible::new(summary.clone()), &outcome, overlays);
         let bytes_per_second = outcome.bytes_per_second;
@@ -290,6 +297,11 @@ fn describe_outcome(made: Visible, outcome: &Outcome<'_>, overlays: &[Overlay]) 
         pages_in_pause: outcome.last.pages,
         overlays: overlays.iter().map(|overlay| overlay.path.display().to_string()).collect(),
     }
+}
+
+fn capture_of(outcome: &Outcome<'_>) -> CaptureFigures {
+    let pause_us = outcome.last.pause.outage.map(|outage| outage.as_micros() as u64);
+    CaptureFigures { pause_us, rounds: outcome.rounds.len() as u32 }
 }
 
 fn show(progress: &Progress, now: &bindery_transfer::Progress) {

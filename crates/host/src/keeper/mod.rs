@@ -4,14 +4,18 @@
 //! some seconds after its last one has ended: then `bindery pool` and other processes can have it. Nothing that
 //! reads or writes checkpoints outlives the lease that it was begun with.
 
+pub(crate) mod board;
 pub(crate) mod catalogue;
 pub(crate) mod create;
+pub(crate) mod disks;
 pub(crate) mod failure;
 pub(crate) mod fork;
 mod image;
 pub(crate) mod keys;
+mod layers;
 pub(crate) mod memory_pools;
 pub(crate) mod names;
+mod overlay_file;
 mod overlays;
 pub(crate) mod pauses;
 pub(crate) mod restore;
@@ -34,6 +38,8 @@ use bindery_checkpoint::{Name, Store, StoreOptions};
 use bindery_pool::{Pool, scan_pools};
 use bindery_sys::thread::spawn_without_signals;
 
+use self::board::Board;
+use self::catalogue::Visible;
 use self::keys::Keyring;
 use self::memory_pools::MemoryPools;
 use crate::access::Rights;
@@ -62,6 +68,7 @@ pub(crate) struct Keeper {
     /// Pools that forks have made, which everybody may name whose checkpoints are in them.
     memory: Option<Arc<MemoryPools>>,
     idle: Duration,
+    board: Arc<Board>,
     pools: Mutex<BTreeMap<u128, Arc<KeptPool>>>,
 }
 
@@ -88,6 +95,8 @@ pub(crate) struct Lease {
     id: u128,
     paths: Paths,
     keys: Arc<Keyring>,
+    /// Board for what the pool has; none of a pool in memory, which lasts no longer than a fork.
+    board: Option<Arc<Board>>,
 }
 
 impl Keeper {
@@ -98,8 +107,8 @@ impl Keeper {
 
     fn closing_after(default: Option<PathBuf>, keys: Keyring, idle: Duration) -> Self {
         let default = default.map(|path| vec![path]);
-        let keys = Arc::new(keys);
-        Self { default, keys, memory: None, idle, pools: Mutex::default() }
+        let (keys, board) = (Arc::new(keys), Arc::default());
+        Self { default, keys, memory: None, idle, board, pools: Mutex::default() }
     }
 
     /// Keeps checkpoints in pools in memory, too.
@@ -137,7 +146,31 @@ impl Keeper {
         state.leases += 1;
         let store = state.store.clone();
         drop(state);
-        Ok(Lease { store, pool, id, paths, keys: Arc::clone(&self.keys) })
+        let keys = Arc::clone(&self.keys);
+        let board = (!self.is_in_memory(&paths)).then(|| Arc::clone(&self.board));
+        Ok(Lease { store, pool, id, paths, keys, board })
+    }
+
+    /// Returns the board of the checkpoints that there are.
+    pub(crate) const fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    /// Reads the catalogue of the daemon's own pool for the board, on a thread of its own. If the pool cannot be opened
+    /// now, the board is written when it is used first.
+    pub(crate) fn read_ahead(self: &Arc<Self>) {
+        if self.default.is_none() {
+            return;
+        }
+        let keeper = Arc::clone(self);
+        let started = spawn_without_signals("keeper", move || {
+            if let Err(failure) = keeper.lease(None, Rights::Owner) {
+                tracing::info!("checkpoints are shown once their pool was used: {failure}");
+            }
+        });
+        if let Err(error) = started {
+            tracing::info!("checkpoints are shown once their pool was used: {error}");
+        }
     }
 
     /// Returns the paths of the pool that is meant. The daemon opens what its own user may: so members name no
@@ -301,7 +334,11 @@ impl Deref for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         // First, so that the pool is closed by its thread and not here.
-        self.store = None;
+        if let Some(store) = self.store.take() {
+            if let Some(board) = &self.board {
+                board.set(self.id, store.list().into_iter().map(Visible::new).collect());
+            }
+        }
         let mut state = self.pool.lock();
         state.leases -= 1;
         state.left_at = Some(Instant::now());

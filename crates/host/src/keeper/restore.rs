@@ -19,6 +19,7 @@ use bindery_wire::control::BoundRange;
 
 use super::catalogue::Visible;
 use super::create::of_vmm;
+use super::disks::note_restored;
 use super::sources::{Content, Sources};
 use super::token::Token;
 use super::{Lease, failed};
@@ -40,13 +41,14 @@ pub(crate) struct Restore {
     pub(crate) is_paused: bool,
 }
 
-/// Restores a checkpoint into a VMM that waits.
+/// Restores a checkpoint into a VMM that waits. The first lease stays until the guest is filled, the second until it
+/// runs.
 ///
 /// # Errors
 /// `Refused` if the VMM is not as the saved one was, `Damaged` if the manifest cannot be read, `Failed`. The VMM is
 /// of no further use then.
 pub(crate) fn restore(
-    lease: Lease,
+    (lease, noting): (Lease, Lease),
     sources: &Arc<Sources>,
     mut restore: Restore,
     progress: &Progress,
@@ -70,6 +72,8 @@ pub(crate) fn restore(
     if !restore.is_paused {
         restore.qemu.resume().map_err(|error| of_vmm(&error))?;
     }
+    let total = begun.elapsed();
+    note_overlays(restore.qemu, &noting, &restore.checkpoint, &restore.guest);
     let micros = |time: Duration| time.as_micros() as u64;
     Ok(JobResult::Restored(Restored {
         guest: restore.guest.identity().name.clone(),
@@ -78,8 +82,17 @@ pub(crate) fn restore(
         pages,
         binding_us: micros(bound),
         loading_us: micros(loading),
-        total_us: micros(begun.elapsed()),
+        total_us: micros(total),
     }))
+}
+
+/// Notes the overlays that the guest writes to, so that its checkpoint is not deleted unawares.
+fn note_overlays(qemu: IncomingQemu, lease: &Lease, checkpoint: &Visible, guest: &Guest) {
+    let name = &guest.identity().name;
+    match qemu.into_qemu() {
+        Ok(mut qemu) => note_restored(lease, checkpoint, name, &mut qemu),
+        Err(error) => tracing::warn!(guest = name, "the guest's overlays are not noted: {error}"),
+    }
 }
 
 fn device_state(description: &Description) -> Result<DeviceState, Failure> {

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use bindery_checkpoint::CheckpointId;
 use bindery_guest::{
-    Connection, Guest, LostSource, ServeOptions, Served, SourceHandle, SourceLink,
+    Connection, Guest, Identity, LostSource, ServeOptions, Served, SourceHandle, SourceLink,
 };
 use bindery_sys::thread::spawn_without_signals;
 use bindery_units::{PAGE_BYTES, PageRange};
 
+use super::board::KeptGuest;
 use super::image::CheckpointImage;
 use super::memory_pools::MemoryPools;
 use super::token::Token;
@@ -89,6 +90,8 @@ struct Filled {
     mark: u64,
     /// Pool and checkpoint that its memory is in.
     from: (u128, CheckpointId),
+    /// Guest that is filled.
+    guest: KeptGuest,
     stage: Stage,
     /// True once its connection has ended: it may be gone.
     has_left: bool,
@@ -270,13 +273,16 @@ impl Sources {
         guest: &Guest,
         content: &Content,
     ) -> Result<Mark, Failure> {
-        let needs = (content.lease.paths().to_vec(), guest.identity().pid);
+        let Identity { name, domain, uid, instance, pid, .. } = guest.identity().clone();
+        let needs = (content.lease.paths().to_vec(), pid);
         self.memory.note_filled(&needs.0, needs.1)?;
-        let (guest, from) = (guest.identity().instance, (content.lease.pool_id(), content.id));
+        let kept = KeptGuest { guest: name, domain, uid: Some(uid) };
+        let (guest, from) = (instance, (content.lease.pool_id(), content.id));
         let mut table = self.lock();
         table.last += 1;
         let number = table.last;
-        let filled = Filled { mark: number, from, stage: Stage::Binding, has_left: false };
+        let filled =
+            Filled { mark: number, from, guest: kept, stage: Stage::Binding, has_left: false };
         table.filled.insert(guest, filled);
         drop(table);
         Ok(Mark { sources: Arc::clone(self), guest, number, is_done: false, needs })
@@ -477,6 +483,16 @@ impl Sources {
         let message = "a guest that was restored from the checkpoint lacks pages of it still: wait until the \
                        guest has all of its memory, or end the guest";
         Err(Failure::new(FailureKind::Busy, message))
+    }
+
+    /// Returns the guests that are filled, and the number of pages that each lacks still; none where nobody sends them.
+    pub(crate) fn filled(&self) -> Vec<(KeptGuest, Option<u64>)> {
+        let left = |stage: &Stage| match stage {
+            Stage::Sent(handle) => Some(handle.unsent_pages()),
+            Stage::Binding | Stage::Broken => None,
+        };
+        let table = self.lock();
+        table.filled.values().map(|filled| (filled.guest.clone(), left(&filled.stage))).collect()
     }
 
     /// Hangs up on all guests, which look for another daemon.

@@ -1,5 +1,6 @@
 //! Work on checkpoints that takes long, each the body of a job.
 
+use std::collections::BTreeSet;
 use std::io::{BufReader, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
@@ -11,6 +12,7 @@ use bindery_checkpoint::{
 use bindery_guest::printable;
 
 use super::catalogue::Visible;
+use super::disks::{RunningVmm, tidy, users_of};
 use super::sources::Sources;
 use super::stream::OperatorStream;
 use super::{Lease, failure};
@@ -83,11 +85,12 @@ fn of_report(checkpoint: &Visible, report: VerifyReport) -> Verified {
 /// Deletes checkpoints, one after the other. Those that were deleted before one that cannot be stay deleted.
 ///
 /// # Errors
-/// `Busy` where a guest is filled from one, `Cancelled`, `Failed`; the message counts those that are gone.
+/// `Busy` where a guest is filled from one, and where overlays of restored guests stand on its disks unless it is forced;
+/// `Cancelled`, `Failed`. The message counts those that are gone.
 pub(crate) fn delete(
     lease: &Lease,
     checkpoints: &[Visible],
-    sources: &Sources,
+    (sources, vmms, is_forced): (&Sources, &[RunningVmm], bool),
     progress: &Progress,
 ) -> Result<JobResult, Failure> {
     progress.begin("deleting", Some(checkpoints.len() as u64));
@@ -95,6 +98,7 @@ pub(crate) fn delete(
     for checkpoint in checkpoints {
         let id = checkpoint.summary.id;
         let unused = progress.check().and_then(|()| sources.require_unused(lease.pool_id(), id));
+        let unused = unused.and_then(|()| require_unused_disks(lease, checkpoint, is_forced));
         let deleted = unused.and_then(|()| match lease.delete(id) {
             Err(CheckpointError::NoCheckpoint(_)) => Ok(None),
             deleted => deleted.map(Some).map_err(|error| failure::of_checkpoint(&error)),
@@ -112,7 +116,50 @@ pub(crate) fn delete(
     }
     // What nobody reads any more is free before the job ends.
     lease.pool().reclaim();
-    Ok(JobResult::Deleted { checkpoints: gone, bytes, has_kept_packs })
+    let (merged_layers, layers_left) = tidy_disks(lease, checkpoints, vmms, progress);
+    Ok(JobResult::Deleted { checkpoints: gone, bytes, has_kept_packs, merged_layers, layers_left })
+}
+
+/// Makes sure that no restored guest writes to overlays over a checkpoint's disks.
+fn require_unused_disks(
+    lease: &Lease,
+    checkpoint: &Visible,
+    is_forced: bool,
+) -> Result<(), Failure> {
+    let users = if is_forced { Vec::new() } else { users_of(lease, checkpoint) };
+    if users.is_empty() {
+        return Ok(());
+    }
+    let message = format!(
+        "disks of guests that were restored from {} stand on its disks: {}. End those guests and remove their overlays, \
+         or delete it all the same with --force: their disks stay as they are, and so do the layers below",
+        checkpoint.name(),
+        users.join(", ")
+    );
+    Err(Failure::new(FailureKind::Busy, message))
+}
+
+/// Merges layers of the disks of guests whose checkpoints were deleted. Returns the number of layers that are gone, and
+/// why others are left.
+fn tidy_disks(
+    lease: &Lease,
+    checkpoints: &[Visible],
+    vmms: &[RunningVmm],
+    progress: &Progress,
+) -> (u64, Option<String>) {
+    let guests = checkpoints.iter().map(|it| (&it.summary.domain, &it.summary.guest));
+    let guests: BTreeSet<(&Name, &Name)> = guests.collect();
+    let (mut merged, mut left) = (0, None);
+    for guest in guests {
+        match tidy(lease, guest, vmms, progress) {
+            Ok(layers) => merged += layers,
+            Err(failure) => {
+                tracing::warn!(guest = %guest.1, "layers of disks are left for the next deletion: {failure}");
+                left = Some(failure.message);
+            }
+        }
+    }
+    (merged, left)
 }
 
 /// Writes a checkpoint into an operator's stream.

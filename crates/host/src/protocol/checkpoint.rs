@@ -73,8 +73,13 @@ pub struct CheckpointInfo {
     pub uid: Option<u32>,
     /// Time of the pause, in nanoseconds since 1970-01-01 UTC.
     pub time_ns: u64,
-    /// Length of the pause in microseconds, where it is known.
+    /// Time from STOP to RESUME in microseconds; none of a guest that was paused before, of an import, and where
+    /// the record is older than pauses are kept.
+    #[serde(default)]
     pub pause_us: Option<u64>,
+    /// Number of rounds before the pause, where it is known.
+    #[serde(default)]
+    pub rounds: Option<u32>,
     /// Size of all memory blocks.
     pub memory_bytes: u64,
     /// Size of the pages that are not zero.

@@ -84,6 +84,12 @@ pub enum JobResult {
         /// True if packs were kept that nothing names, because a checkpoint is being written or a manifest
         /// cannot be read. They go with a later deletion.
         has_kept_packs: bool,
+        /// Layers of disks that were merged into the ones below.
+        #[serde(default)]
+        merged_layers: u64,
+        /// Reason why layers that nothing needs are left, if some may be. They go with a later deletion.
+        #[serde(default)]
+        layers_left: Option<String>,
     },
     /// Of `checkpoint-export`.
     Exported {

@@ -13,6 +13,7 @@ mod commit;
 mod disks;
 mod ignore_shared;
 mod incoming;
+mod layers;
 mod obstacles;
 mod overlay;
 mod plugged;
@@ -37,6 +38,7 @@ use answer::Field;
 use state_file::StateFile;
 
 pub use incoming::IncomingQemu;
+pub use layers::DiskChain;
 pub use settings::QemuSettings;
 
 /// A QEMU whose guest has been started.
@@ -103,6 +105,38 @@ impl Qemu {
     /// [`VmmError`] with QEMU's words. The overlay stays in use.
     pub fn commit_overlay(&mut self, overlay: &Overlay, limit: Duration) -> Result<(), VmmError> {
         commit::commit(&mut self.qmp, overlay, limit)
+    }
+
+    /// Returns the images below each disk, those that the guest cannot write included.
+    ///
+    /// # Errors
+    /// [`VmmError`] if QEMU does not say.
+    pub fn disk_chains(&mut self) -> Result<Vec<DiskChain>, VmmError> {
+        layers::chains(&mut self.qmp)
+    }
+
+    /// Waits for a merge that an earlier connection began. Returns true if there was one. Once `is_cancelled`, it is
+    /// asked to end.
+    ///
+    /// # Errors
+    /// [`VmmError`] if the connection fails.
+    pub fn settle_merge(&mut self, is_cancelled: &dyn Fn() -> bool) -> Result<bool, VmmError> {
+        layers::settle(&mut self.qmp, is_cancelled)
+    }
+
+    /// Has the image `base` of a chain take what those above it to `top` have, while the guest runs; no disk uses them
+    /// afterwards. Their files stay. The view at `top`, and all above, are as before, at any time: if this ends early,
+    /// it can be done again. `top` is not the topmost. Blocks until it is done.
+    ///
+    /// # Errors
+    /// [`VmmError`] with QEMU's words, also once `is_cancelled`.
+    pub fn merge_layers(
+        &mut self,
+        disk: &DiskChain,
+        (base, top): (&str, &str),
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), VmmError> {
+        layers::merge(&mut self.qmp, disk, (base, top), is_cancelled)
     }
 
     /// Finds what forbids saving, and with nothing of that, how to save.

@@ -140,6 +140,7 @@ function redrawAll() {
   readPalette();
   for (const chart of charts) chart.draw();
   for (const card of cards.values()) card.map.redraw();
+  for (const lane of lanes.values()) lane.draw();
   if (dialog.open) detailMap.redraw();
 }
 
@@ -157,7 +158,10 @@ takeToken();
 addEventListener("hashchange", () => { if (takeToken()) byId("ask").hidden = true; });
 darkness.addEventListener("change", () => setTheme(ownTheme()));
 byId("theme").addEventListener("click", otherTheme);
-byId("filter").addEventListener("input", () => showGuests(lastGuests));
+byId("filter").addEventListener("input", () => {
+  showGuests(lastGuests);
+  showCheckpoints(lastCheckpoints);
+});
 byId("sort").addEventListener("change", () => showGuests(lastGuests));
 addEventListener("resize", redrawAll);
 addEventListener("keydown", (event) => {
@@ -173,8 +177,14 @@ byId("ask").addEventListener("submit", (event) => {
   byId("ask").hidden = true;
 });
 legendInto(byId("legend"));
+for (const [name, colour] of LANE_KEYS) {
+  const key = element("span", "key", name);
+  key.style.setProperty("--key", `var(--${colour})`);
+  byId("kept-legend").append(key);
+}
 setTheme(ownTheme());
 repeat(refreshHistory, 1000);
 repeat(refreshState, 2000);
+repeat(refreshCheckpoints, 2000);
 setInterval(() => { if (!document.hidden && byId("ask").hidden) refreshOldest(); }, 1000 / MAP_REQUESTS_PER_S);
 setInterval(() => { if (!document.hidden && byId("ask").hidden) refreshDetail(); }, 1000);

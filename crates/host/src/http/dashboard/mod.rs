@@ -16,6 +16,7 @@ pub(super) const PAGE: &str = concat!(
     include_str!("map.js"),
     include_str!("guests.js"),
     include_str!("detail.js"),
+    include_str!("checkpoints.js"),
     include_str!("main.js"),
     "</script>\n</body>\n</html>\n",
 );
