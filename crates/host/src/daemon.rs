@@ -7,6 +7,7 @@
 //! Ending takes nothing from guests: their shims serve their faults, and keep merged pages mapped
 //! until the next daemon.
 
+mod captures;
 mod checkpoints;
 mod control;
 mod guests;
@@ -14,6 +15,7 @@ mod look;
 mod pressure;
 mod reload;
 mod seats;
+mod streams;
 mod watch;
 
 use std::fs::File;

@@ -334,10 +334,8 @@ impl Deref for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         // First, so that the pool is closed by its thread and not here.
-        if let Some(store) = self.store.take() {
-            if let Some(board) = &self.board {
-                board.set(self.id, store.list().into_iter().map(Visible::new).collect());
-            }
+        if let (Some(store), Some(board)) = (self.store.take(), &self.board) {
+            board.set(self.id, store.list().into_iter().map(Visible::new).collect());
         }
         let mut state = self.pool.lock();
         state.leases -= 1;
