@@ -95,6 +95,7 @@ impl Vmm for Counter {
             is_running: self.runs.load(Ordering::Relaxed),
             memory: Vec::new(),
             disks: Vec::new(),
+            plugged_arguments: Vec::new(),
             obstacles: Vec::new(),
         })
     }

@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 mod common;
-#[allow(dead_code, reason = "other test programs need the rest")]
 #[path = "common/kept.rs"]
 mod kept;
 
@@ -123,7 +122,15 @@ fn a_checkpoint_is_pushed_and_pulled_elsewhere() {
     assert_eq!(deleted["has_kept_packs"], false);
     let again = pull(&key, &["--name", "again"]);
     done(&there, &daemons[1], &again);
-    // Damage is named.
+}
+
+#[test]
+fn a_damaged_object_is_named_by_a_pull() {
+    let (here, there, remote) = (Kept::new(), Kept::new(), Remote::new());
+    here.write(|store| checkpoint(store, (&own_domain(), "web", "monday"), &[1, 2, 0, 3]));
+    let daemons = [here.daemon(), there.daemon()];
+    let (url, key) = (remote.url(), remote.file("key"));
+    here.done(&daemons[0], &["push", "web@monday", &url, "--key-file", &key]);
     for file in files(&remote.bucket()).iter().filter(|file| file.parent().unwrap().ends_with("p"))
     {
         let mut bytes = fs::read(file).unwrap();
@@ -132,7 +139,8 @@ fn a_checkpoint_is_pushed_and_pulled_elsewhere() {
         fs::write(file, bytes).unwrap();
     }
     let before = there.json(&daemons[1], &["list"]);
-    refused(&there, &daemons[1], &pull(&key, &["--name", "half"]), 9, &["cannot be used", "/p/"]);
+    let pull = ["pull", &url, "web@monday", "--key-file", &key];
+    there.refused(&daemons[1], &pull, 9, &["cannot be used", "/p/"]);
     assert_eq!(there.json(&daemons[1], &["list"]), before);
 }
 

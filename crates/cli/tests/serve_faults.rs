@@ -261,13 +261,14 @@ fn a_daemon_that_is_killed_is_waited_for() {
     daemon.await_end();
     let lost = handler.event();
     // It may have read all of it before.
-    if lost["event"] == "source-lost" {
-        let pool = stage.kept.pool();
-        let again = TestDaemon::start_at(&socket, &["--checkpoint-pool", pool.to_str().unwrap()]);
-        let output = reader.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let is_lost = lost["event"] == "source-lost";
+    let pool = stage.kept.pool();
+    let start = || TestDaemon::start_at(&socket, &["--checkpoint-pool", pool.to_str().unwrap()]);
+    let _again = is_lost.then(start);
+    let output = reader.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    if is_lost {
         handler.await_event("ended");
-        drop(again);
     }
     assert_eq!(handler.end(), Some(0));
 }

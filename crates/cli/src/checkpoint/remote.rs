@@ -164,16 +164,15 @@ fn settle<T>(
     job: Result<JobResult, Failure>,
     transfer: JoinHandle<Result<T, RemoteError>>,
 ) -> Result<T, Failure> {
-    if job.is_err() {
-        // It may wait for the store for long, and is not waited for then.
-        let deadline = Instant::now() + REASON_PATIENCE;
-        while !transfer.is_finished() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(5));
-        }
-        if !transfer.is_finished() {
-            return Err(job.err().expect("it has failed"));
-        }
+    // It may wait for the store for long, and is not waited for where the job has failed.
+    let deadline = Instant::now() + REASON_PATIENCE;
+    while job.is_err() && !transfer.is_finished() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(5));
     }
+    let job = match job {
+        Err(failure) if !transfer.is_finished() => return Err(failure),
+        job => job,
+    };
     let transferred = transfer.join().expect("a transfer does not panic");
     match (job, transferred) {
         (Ok(_), transferred) => Ok(transferred?),

@@ -167,8 +167,8 @@ mod tests {
     fn address_of(page: u32) -> u64 {
         let page = u64::from(page);
         let start = match page {
-            ..70 => 1000 + page,
-            ..130 => 2000 + page - 70,
+            0..70 => 1000 + page,
+            70..130 => 2000 + page - 70,
             _ => 100 + page - 140,
         };
         start * 4096
