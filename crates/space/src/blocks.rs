@@ -15,7 +15,7 @@
 //! A block is split by who moves a page of it away, while the page is held, and made whole by who holds all
 //! of it.
 
-use std::{io, sync::atomic::Ordering, thread, time::Duration};
+use std::{io, thread, time::Duration};
 
 use bindery_sys::{
     huge::Policy,
@@ -33,6 +33,7 @@ use crate::{
     region::Region,
     return_pages::give_back,
     spare::Spare,
+    tracking::Grain,
     transfer::{HERE, PageSet, WINDOW_PAGES, find_pages, take},
 };
 
@@ -80,9 +81,14 @@ impl Core {
                 return Err(io::Error::from_raw_os_error(libc::ENOMEM));
             }
             let (start, bytes) = place(region, block);
+            if region.grain(block.first) == Grain::Block {
+                // Two contexts cannot have it. All of it counts as written.
+                self.untrack(region, block);
+            }
             // SAFETY: faults are served by the handler. No page of a whole block is held elsewhere: absent
             // ones are zero.
-            unsafe { self.guest_faults.register(start, bytes, mode::MISSING | mode::WP)? };
+            unsafe { self.guest_faults.register(start, bytes, mode::MISSING | mode::WP) }
+                .inspect_err(|_| self.track_anew(region, block))?;
             self.budget.made(2);
             region.set_split(block.first, true);
         }
@@ -114,11 +120,7 @@ impl Core {
             return BlockOutcome::Stuck;
         }
         region.set_split(block.first, false);
-        if region.is_tracked.load(Ordering::Relaxed) && self.track(region, block).is_err() {
-            // The next scan that is to reach it has all of the region tracked anew.
-            region.is_tracked.store(false, Ordering::Relaxed);
-            region.add_pending(block);
-        }
+        self.track_anew(region, block);
         drop(hold);
         if made == Made::Whole && is_collapsed(start, bytes) {
             BlockOutcome::Huge
@@ -262,28 +264,6 @@ impl Core {
             let _copies_go_with_the_joint = unsafe { give_back(self, region, from, to, pages) };
         }
     }
-
-    /// Tracks writes in those of `pages` whose blocks are whole, too. The caller holds them.
-    ///
-    /// # Errors
-    /// As `UFFDIO_REGISTER`.
-    pub(crate) fn track(&self, region: &Region, pages: PageRange) -> io::Result<()> {
-        for run in whole_runs(region, pages) {
-            let (start, bytes) = place(region, run);
-            // SAFETY: writes are resolved by the kernel, and absent pages as ever.
-            unsafe { self.guest_faults.register(start, bytes, mode::WP)? };
-        }
-        Ok(())
-    }
-
-    /// Ends [`track`](Self::track): whole blocks are the kernel's own again.
-    pub(crate) fn end_tracking(&self, region: &Region, pages: PageRange) {
-        for run in whole_runs(region, pages) {
-            let (start, bytes) = place(region, run);
-            // SAFETY: absent pages of whole blocks are zero. If it fails, they stay tracked for nothing.
-            let _ = unsafe { self.guest_faults.unregister(start, bytes) };
-        }
-    }
 }
 
 /// Returns true if the machine and the VMM want huge pages for a block that has room for one.
@@ -299,19 +279,6 @@ fn place(region: &Region, pages: PageRange) -> (HostAddress, usize) {
 /// Returns where a window of a block begins in each of two places of the block.
 fn windows(window: u32, one: HostAddress, other: HostAddress) -> (HostAddress, HostAddress) {
     (one.plus_pages(window * WINDOW_PAGES), other.plus_pages(window * WINDOW_PAGES))
-}
-
-/// Returns the longest runs of `pages` whose blocks are whole.
-fn whole_runs(region: &Region, pages: PageRange) -> Vec<PageRange> {
-    let mut runs: Vec<PageRange> = Vec::new();
-    for block in region.blocks(pages).filter(|block| !region.is_split(block.first)) {
-        let part = block.intersection(pages);
-        match runs.last_mut() {
-            Some(last) if last.end() == part.first => last.count += part.count,
-            _ => runs.push(part),
-        }
-    }
-    runs
 }
 
 /// Returns true if all of a range lies in one mapping.

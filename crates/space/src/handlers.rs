@@ -1,10 +1,10 @@
-//! The two fault handlers: the only threads that a guest ever waits for.
+//! The three fault handlers: the only threads that a guest ever waits for.
 //!
-//! One serves absent pages of guest memory, with zeros. The other serves writes to merged pages, by
-//! bringing them back.
+//! One serves absent pages of guest memory, with zeros. Another serves writes to merged pages, by
+//! bringing them back. The third serves writes to huge pages that are tracked, by ending their protection.
 //!
 //! # What they wait for
-//! Neither waits for who holds a page: it is left to its holder, who wakes those that wait for it. Where
+//! None waits for who holds a page: it is left to its holder, who wakes those that wait for it. Where
 //! no range can be held at all, whoever wrote is woken and tries again.
 //! What they wait for is this:
 //! - the locks of the regions, the stores and the held ranges. All of them are kept for microseconds, for
@@ -14,7 +14,7 @@
 //! - a place of a guest's that the kernel has unmapped in a failed mremap(2), until the page is back there
 //!   ([`put_in_place`](crate::restore)).
 //!
-//! Neither uses the heap or logs. Of guest memory only merged pages are read, which are in their page
+//! None uses the heap or logs. Of guest memory only merged pages are read, which are in their page
 //! table: the one that is written, and where there were memory errors those that were found readable.
 //! Spare pages are mapped by the handler of writes itself, between faults unless it has none left.
 
@@ -34,12 +34,16 @@ use crate::{
 /// Pages filled with zeros for one fault: the next ones are mostly touched soon after.
 const ZERO_FILL_PAGES: usize = 64;
 
-/// Starts the two. Returns their clocks, which go on as long as the process.
-pub(crate) fn start(core: &Arc<Core>) -> io::Result<[CpuClock; 2]> {
-    let (absent, breaks, spare) = (Arc::clone(core), Arc::clone(core), Spare::new()?);
+/// Starts the three. Returns their clocks, which go on as long as the process.
+pub(crate) fn start(core: &Arc<Core>) -> io::Result<[CpuClock; 3]> {
+    let (absent, breaks, blocks) = (Arc::clone(core), Arc::clone(core), Arc::clone(core));
+    let spare = Spare::new()?;
     let absent = table::spawn("bindery-absent", move || absent.serve_absent())?;
     let breaks = table::spawn("bindery-break", move || breaks.serve_breaks(spare))?;
-    Ok([CpuClock::of_thread(&absent)?, CpuClock::of_thread(&breaks)?])
+    let blocks = table::spawn("bindery-blocks", move || blocks.serve_blocks())?;
+    let clocks = [&absent, &breaks, &blocks].map(CpuClock::of_thread);
+    let [absent, breaks, blocks] = clocks;
+    Ok([absent?, breaks?, blocks?])
 }
 
 /// What ends the process if its owner does: guests would wait for a handler that is gone, for ever.
@@ -117,6 +121,12 @@ impl Core {
             // Whoever waits looks again; if it is still absent we hear of it again.
             self.wake(address, 1);
         }
+    }
+
+    fn serve_blocks(&self) {
+        serve(&self.block_faults, |faults| {
+            faults.iter().for_each(|fault| self.let_write_block(fault.address));
+        });
     }
 
     fn serve_breaks(&self, mut spare: Spare) {

@@ -17,7 +17,8 @@
 //! Memory can also be *bound* to a source ([`agent`]), from which its pages come when they are touched. It is managed
 //! once all of them are there.
 //!
-//! Two userfaultfd contexts, because asynchronous write protection is a property of a context.
+//! Several userfaultfd contexts, because asynchronous write protection is a property of a context. A third one has
+//! huge pages while writes to them are tracked (`tracking`).
 //!
 //! # Concurrency
 //! Ranges whose backing changes are *held* (`held`). Regions are read under a lock that is only
@@ -58,6 +59,7 @@ mod source;
 pub mod space_entry;
 mod spare;
 mod store;
+mod tracking;
 mod transfer;
 #[cfg(feature = "vm-memory")]
 pub mod vm_memory;
@@ -105,7 +107,7 @@ const PARTS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct Space {
     core: Arc<Core>,
-    handlers: [CpuClock; 2],
+    handlers: [CpuClock; 3],
 }
 
 /// What the handlers, the lanes and the VMM's calls share.
@@ -113,6 +115,8 @@ pub struct Space {
 struct Core {
     guest_faults: Userfault,
     store_faults: Userfault,
+    /// Writes to huge pages that are tracked.
+    block_faults: Userfault,
     pagemap: Pagemap,
     regions: Regions,
     offers: Offers,
@@ -178,7 +182,7 @@ pub enum AttachError {
 }
 
 impl Space {
-    /// Starts managing memory of this process: opens the userfaultfds, starts the two handlers.
+    /// Starts managing memory of this process: opens the userfaultfds, starts the three handlers.
     /// They run until the process ends.
     ///
     /// # Errors
@@ -192,6 +196,7 @@ impl Space {
         let core = Arc::new(Core {
             guest_faults: Userfault::open(feature::GUEST_MEMORY).map_err(start_error)?,
             store_faults: Userfault::open(feature::STORE_MAPPINGS).map_err(start_error)?,
+            block_faults: Userfault::open(feature::WHOLE_BLOCKS).map_err(start_error)?,
             pagemap: Pagemap::of_self().map_err(StartError::Resources)?,
             regions: Regions::default(),
             offers: Offers::default(),
@@ -415,7 +420,7 @@ impl Space {
         table::run(|| regions.iter().for_each(|r| self.core.wake(r.address, r.pages.count)));
     }
 
-    /// CPU time of the two fault handlers so far, in nanoseconds.
+    /// CPU time of the three fault handlers so far, in nanoseconds.
     #[must_use]
     pub fn handler_cpu_ns(&self) -> u64 {
         let time = |clock: CpuClock| clock.time().expect("handlers live as long as the process");

@@ -21,6 +21,7 @@ use crate::{
     advice::{Advice, LastingAdvice},
     pending_reports::PendingReports,
     space_entry::SpaceEntry,
+    tracking::Grain,
 };
 
 /// Pages that share one bit of the summary of losses.
@@ -61,6 +62,8 @@ pub(crate) struct Region {
     /// Bits of blocks that are split, from the region's first one on. Each part has its own: where a block is cut,
     /// either side of it is whole or split by itself.
     split: Box<[AtomicU64]>,
+    /// Bits of whole blocks in which writes are tracked by block.
+    by_block: Box<[AtomicU64]>,
     /// True while writes are tracked in blocks that are whole, too. Changed by who has `mapped` for reading
     /// and holds the region.
     pub(crate) is_tracked: AtomicBool,
@@ -91,7 +94,8 @@ impl Region {
             table_base: announced.pages.first,
             mapped: RwLock::new(()),
             watched: true,
-            split: split_bits(announced.pages),
+            split: block_bits(announced.pages),
+            by_block: block_bits(announced.pages),
             is_tracked: AtomicBool::new(false),
         })
     }
@@ -106,11 +110,15 @@ impl Region {
             table_base: self.table_base,
             mapped: RwLock::new(()),
             watched: self.watched,
-            split: split_bits(pages),
+            split: block_bits(pages),
+            by_block: block_bits(pages),
             is_tracked: AtomicBool::new(self.is_tracked.load(Ordering::Relaxed)),
         };
         for block in part.blocks(pages).filter(|block| self.is_split(block.first)) {
             part.set_split(block.first, true);
+        }
+        for block in part.blocks(pages) {
+            part.set_grain(block, self.grain(block.first));
         }
         part
     }
@@ -297,14 +305,14 @@ impl Region {
     /// Returns true if the block of `page` is split: watched page by page. Blocks that are whole are the
     /// kernel's own.
     pub(crate) fn is_split(&self, page: PageIndex) -> bool {
-        let (word, bit) = self.split_bit(page);
+        let (word, bit) = self.block_bit(&self.split, page);
         // Acquire: pairs with the Release in `set_split`, so that who sees it split also sees it watched.
         word.load(Ordering::Acquire) & bit != 0
     }
 
     /// Notes whether the block of `page` is split. The caller holds pages of it, or all of it if it is not.
     pub(crate) fn set_split(&self, page: PageIndex, is_split: bool) {
-        let (word, bit) = self.split_bit(page);
+        let (word, bit) = self.block_bit(&self.split, page);
         // Release: pairs with the Acquire in `is_split`.
         if is_split {
             word.fetch_or(bit, Ordering::Release);
@@ -313,10 +321,40 @@ impl Region {
         }
     }
 
-    fn split_bit(&self, page: PageIndex) -> (&AtomicU64, u64) {
+    /// Returns the way in which writes are tracked in the block of `page`, if it is whole and they are.
+    pub(crate) fn grain(&self, page: PageIndex) -> Grain {
+        let (word, bit) = self.block_bit(&self.by_block, page);
+        // Acquire: pairs with the Release in `set_grain`, so that who sees it also sees the registration.
+        if word.load(Ordering::Acquire) & bit == 0 { Grain::Page } else { Grain::Block }
+    }
+
+    /// Notes the way in which writes are tracked in the blocks of `pages`, which the caller holds.
+    pub(crate) fn set_grain(&self, pages: PageRange, grain: Grain) {
+        for block in self.blocks(pages) {
+            let (word, bit) = self.block_bit(&self.by_block, block.first);
+            // Release: pairs with the Acquire in `grain`.
+            match grain {
+                Grain::Block => word.fetch_or(bit, Ordering::Release),
+                Grain::Page => word.fetch_and(!bit, Ordering::Release),
+            };
+        }
+    }
+
+    /// Returns how the block of `page` is tracked, and the end of the blocks from there on that are alike, no
+    /// further than `end`.
+    pub(crate) fn alike_until(&self, page: PageIndex, end: PageIndex) -> (Grain, PageIndex) {
+        let grain = self.grain(page);
+        let mut at = self.block(page).end();
+        while at < end && self.grain(at) == grain {
+            at = self.block(at).end();
+        }
+        (grain, at.min(end))
+    }
+
+    fn block_bit<'b>(&self, bits: &'b [AtomicU64], page: PageIndex) -> (&'b AtomicU64, u64) {
         assert!(self.pages().contains(page), "a page's block is looked for in its own region");
         let block = (page.0 / BLOCK_PAGES - self.pages().first.0 / BLOCK_PAGES) as usize;
-        (&self.split[block / 64], 1 << (block % 64))
+        (&bits[block / 64], 1 << (block % 64))
     }
 
     /// Calls `found` with the pages of each group in which a loss may stand, and forgets the group.
@@ -345,7 +383,7 @@ impl Region {
 }
 
 /// Returns a bit for each block that `pages` have a part of.
-fn split_bits(pages: PageRange) -> Box<[AtomicU64]> {
+fn block_bits(pages: PageRange) -> Box<[AtomicU64]> {
     let blocks = pages.end().0.div_ceil(BLOCK_PAGES) - pages.first.0 / BLOCK_PAGES;
     (0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
 }

@@ -9,7 +9,7 @@
 
 use std::{
     io,
-    sync::{Arc, PoisonError},
+    sync::{Arc, PoisonError, atomic::Ordering},
 };
 
 use bindery_sys::{mapping, maps, userfault::mode};
@@ -76,6 +76,9 @@ impl<'a> Release<'a> {
     /// Ends the registrations of a region of which no page is merged. Returns its CoW copies.
     fn unwatch(&self, region: &Region) -> Result<Vec<Region>, ReleaseError> {
         let mut cow_copies = Vec::new();
+        self.core.end_tracking(region, region.pages());
+        // If it stays, the next scan has it tracked anew.
+        region.is_tracked.store(false, Ordering::Relaxed);
         for (run, anonymous) in runs(region) {
             // Each part by the context that it is registered with: the kernel refuses the other.
             let faults = if anonymous { &self.core.guest_faults } else { &self.core.store_faults };
@@ -136,6 +139,10 @@ impl Core {
                 self.add_cow_copies(start, bytes)?;
             }
             // Other memory of the VMM's may be watched by somebody else.
+            if !is_merged {
+                // SAFETY: as above.
+                let _ = unsafe { self.block_faults.unregister(start, bytes) };
+            }
         }
         Ok(())
     }

@@ -181,15 +181,19 @@ fn writes_in_whole_blocks_are_found_while_somebody_watches_them() {
     assert!(written(&mut worker, &bench, Reach::All).is_empty());
     bench.fill(5, 6);
     bench.fill(1030, 1);
-    let expected = [5].into_iter().chain(1024..1536);
     let found = written(&mut worker, &bench, Reach::All);
-    assert!(found == [5, 1030] || found == expected.collect::<Vec<_>>(), "{found:?}");
+    assert_eq!(found, (0..512).chain(1024..1536).collect::<Vec<_>>(), "all of a huge page");
+    assert_eq!(huge(&bench), 3 * HUGE_KIB);
+    // A huge page that is new is reported once more, as it comes to be tracked as such.
+    assert_eq!(written(&mut worker, &bench, Reach::All), (1024..1536).collect::<Vec<_>>());
+    assert!(written(&mut worker, &bench, Reach::All).is_empty());
     // A split block is watched as before, beside the whole ones.
     worker.split(&blocks_of(bench.all())[..1], &mut Vec::new());
-    let _ = written(&mut worker, &bench, Reach::All);
+    assert_eq!(written(&mut worker, &bench, Reach::All), (0..512).collect::<Vec<_>>());
     bench.fill(9, 10);
     bench.fill(600, 601);
-    assert_eq!(written(&mut worker, &bench, Reach::All), [9, 600]);
+    let expected: Vec<u32> = [9].into_iter().chain(512..1024).collect();
+    assert_eq!(written(&mut worker, &bench, Reach::All), expected);
     assert!(written(&mut worker, &bench, Reach::Split).is_empty());
     bench.fill(10, 11);
     bench.fill(601, 602);
@@ -197,6 +201,73 @@ fn writes_in_whole_blocks_are_found_while_somebody_watches_them() {
     assert!(holds_all(&bench));
     bench.space.release().expect("release");
 }
+
+#[test]
+fn writes_that_are_tracked_split_no_huge_page() {
+    let Some((bench, mut worker)) = filled() else { return };
+    let _ = written(&mut worker, &bench, Reach::All);
+    for round in 0..10 {
+        let page = round * 100 + 3;
+        bench.fill(page, u64::from(page) + 1);
+        let block = page / BLOCK_PAGES * BLOCK_PAGES;
+        let expected: Vec<u32> = (block..block + BLOCK_PAGES).collect();
+        assert_eq!(written(&mut worker, &bench, Reach::All), expected, "round {round}");
+        assert!(written(&mut worker, &bench, Reach::All).is_empty());
+        assert_eq!(huge(&bench), 2 * HUGE_KIB, "round {round}");
+    }
+    assert!(written(&mut worker, &bench, Reach::Split).is_empty());
+    bench.fill(5, 6);
+    assert_eq!(huge(&bench), 2 * HUGE_KIB);
+    assert!(holds_all(&bench));
+    bench.space.release().expect("release");
+    bench.fill(5, 6);
+    assert_eq!(huge(&bench), 2 * HUGE_KIB);
+}
+
+#[test]
+fn a_huge_page_that_the_kernel_split_is_tracked_by_page() {
+    let Some((bench, mut worker)) = filled() else { return };
+    let _ = written(&mut worker, &bench, Reach::All);
+    bench.space.discard(bench.address(7), PAGE_BYTES, libc::MADV_DONTNEED).expect("discard");
+    bench.fill(9, 10);
+    let found = written(&mut worker, &bench, Reach::All);
+    assert!(found.contains(&7) && found.contains(&9) && found.iter().all(|page| *page < 512));
+    // What was reported before that is reported once more.
+    let _ = written(&mut worker, &bench, Reach::All);
+    bench.fill(8, 9);
+    bench.fill(7, 8);
+    assert_eq!(written(&mut worker, &bench, Reach::All), [7, 8]);
+    // And by block again when it is huge again, which takes pages that are not protected.
+    let _ = written(&mut worker, &bench, Reach::Split);
+    // SAFETY: a huge page has the content of the pages that it is made of.
+    let collapsed =
+        unsafe { bindery_sys::mapping::advise(bench.address(0), HUGE_PAGE_BYTES, MADV_COLLAPSE) };
+    collapsed.expect("collapse");
+    let _ = written(&mut worker, &bench, Reach::All);
+    bench.fill(9, 10);
+    assert_eq!(written(&mut worker, &bench, Reach::All).len(), 512);
+    assert_eq!(huge(&bench), 2 * HUGE_KIB);
+    assert!(holds_all(&bench));
+    bench.space.release().expect("release");
+}
+
+#[test]
+fn a_block_that_is_cut_while_it_is_tracked_lets_writers_go_on() {
+    let Some((bench, mut worker)) = filled() else { return };
+    let _ = written(&mut worker, &bench, Reach::All);
+    bench.space.forget(bench.address(100), 100 * PAGE_BYTES);
+    // SAFETY: the pages are the test's, and nobody has them any more.
+    unsafe { bindery_sys::mapping::replace_with_anonymous(bench.address(100), 100 * PAGE_BYTES) }
+        .expect("map");
+    bench.fill(50, 51);
+    bench.fill(350, 351);
+    let found = written(&mut worker, &bench, Reach::All);
+    assert!(found.contains(&50) && found.contains(&350), "{found:?}");
+    bench.space.release().expect("release");
+}
+
+/// `MADV_COLLAPSE` of madvise(2).
+const MADV_COLLAPSE: i32 = 25;
 
 #[test]
 fn a_discard_in_a_whole_block_is_reported_to_who_watches() {

@@ -45,6 +45,9 @@ pub mod feature {
     /// are moved away.
     pub const GUEST_MEMORY: u64 = PAGEFAULT_FLAG_WP | WP_UNPOPULATED | WP_ASYNC | MOVE;
 
+    /// Features of a context for huge pages: writers wait, and nothing is split.
+    pub const WHOLE_BLOCKS: u64 = PAGEFAULT_FLAG_WP;
+
     /// Features of a context for mappings of a canonical store: writers wait.
     pub const STORE_MAPPINGS: u64 = PAGEFAULT_FLAG_WP | WP_HUGETLBFS_SHMEM;
 }

@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     io,
+    ops::Range,
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
@@ -18,6 +19,7 @@ use bindery_wire::lane::{DigestKind, PageDigest, PageSpan, Presence, Reach};
 
 use crate::{
     region::Region,
+    tracking::{Grain, blocks_of},
     transfer::{HERE, PRESENT, PageSet, WINDOW_PAGES, find_pages},
 };
 
@@ -47,8 +49,25 @@ impl Sought {
         Query {
             require: category::WP_ALLOWED | category::PRESENT | category::ZERO | sought,
             invert: category::ZERO,
-            report: sought,
+            report: sought | category::HUGE,
             protect: true,
+            ..Query::default()
+        }
+    }
+
+    /// Returns the query for blocks that are tracked as such, which protects nothing. What is in swap, or under
+    /// way to another frame, is found, too: nobody else looks for it there.
+    fn block_query(self) -> Query {
+        let sought = match self {
+            Self::Written => category::WRITTEN,
+            Self::Present => 0,
+        };
+        Query {
+            require: category::ZERO | sought,
+            any_of: category::PRESENT | category::SWAPPED,
+            invert: category::ZERO,
+            // Not `WRITTEN` alone: the kernel's short cut for that takes swapped pages for protected ones.
+            report: category::PRESENT | category::HUGE,
             ..Query::default()
         }
     }
@@ -119,20 +138,90 @@ impl Worker {
                     continue;
                 }
                 let room = (max - found.len()).min(EXTENTS_PER_CALL_MAX);
-                let extents = &mut self.extents[..room];
-                let scanned = self.core.pagemap.scan(at, limit.0 - at.0, query, extents)?;
-                for extent in &extents[..scanned.extents] {
-                    let first = region.page(HostAddress(extent.start as usize)).0;
-                    found.push(PageSpan {
-                        first,
-                        count: extent.pages() as u32,
-                        presence: Presence::Present,
-                    });
-                }
-                at = scanned.resume_at;
+                let (grain, alike) = region.alike_until(region.page(at), part.pages.end());
+                let limit = limit.min(region.start().plus_pages(alike.0 - region.pages().first.0));
+                at = match grain {
+                    Grain::Block => self.scan_blocks(region, sought, at..limit, room, found)?,
+                    Grain::Page => {
+                        let from = found.len();
+                        let at = self.scan_pages(region, query, at..limit, room, found)?;
+                        if reach == Reach::All {
+                            self.track_huge_pages(region, found.len() - from);
+                        }
+                        at
+                    }
+                };
             }
         }
         Ok(None)
+    }
+
+    /// Finds pages that are tracked by page. Returns where to go on.
+    fn scan_pages(
+        &mut self,
+        region: &Region,
+        query: Query,
+        range: Range<HostAddress>,
+        room: usize,
+        found: &mut Vec<PageSpan>,
+    ) -> io::Result<HostAddress> {
+        let extents = &mut self.extents[..room];
+        let bytes = range.end.0 - range.start.0;
+        let scanned = self.core.pagemap.scan(range.start, bytes, query, extents)?;
+        found.extend(extents[..scanned.extents].iter().map(|extent| span_of(region, extent)));
+        Ok(scanned.resume_at)
+    }
+
+    /// Has huge pages tracked as such that were found to be written among the first `count` extents: the kernel
+    /// has made them since.
+    fn track_huge_pages(&self, region: &Arc<Region>, count: usize) {
+        for extent in &self.extents[..count] {
+            let blocks = blocks_of(region, extent);
+            if extent.categories & category::HUGE != 0 && !blocks.is_empty() {
+                self.core.change_grain(region, blocks, Grain::Block);
+            }
+        }
+    }
+
+    /// Finds pages that are tracked by block, and protects those blocks again. Returns where to go on.
+    fn scan_blocks(
+        &mut self,
+        region: &Arc<Region>,
+        sought: Sought,
+        range: Range<HostAddress>,
+        room: usize,
+        found: &mut Vec<PageSpan>,
+    ) -> io::Result<HostAddress> {
+        let start = range.start;
+        let end = range.end.min(start.plus_pages(TRACKED_PAGES));
+        // Nobody splits a block, or unmaps it, between the look and the protection.
+        let hold = self.core.hold(start, end);
+        if !self.core.regions.has(region) {
+            return Ok(end);
+        }
+        let extents = &mut self.extents[..room];
+        let scanned =
+            self.core.pagemap.scan(start, end.0 - start.0, sought.block_query(), extents)?;
+        let extents = &extents[..scanned.extents];
+        found.extend(extents.iter().map(|extent| span_of(region, extent)));
+        let is_huge = |extent: &&Extent| extent.categories & category::HUGE != 0;
+        for extent in extents.iter().filter(is_huge) {
+            self.core.protect_blocks(region, blocks_of(region, extent));
+        }
+        drop(hold);
+        // Those that the kernel has split since are tracked by page from here on.
+        for extent in extents.iter().filter(|extent| !is_huge(extent)) {
+            let pages = span_of(region, extent);
+            let mut at = PageIndex(pages.first);
+            while at.0 < pages.first + pages.count {
+                let block = region.block(at);
+                if region.grain(at) == Grain::Block {
+                    self.core.change_grain(region, block, Grain::Page);
+                }
+                at = block.end();
+            }
+        }
+        Ok(scanned.resume_at)
     }
 
     /// Returns the managed parts of a range, after tracking writes in their whole blocks, or no more, as
@@ -285,6 +374,12 @@ impl Worker {
             false => (readable.0.trailing_zeros().min(count) as usize, false),
         }
     }
+}
+
+/// Returns the pages of an extent, which are there.
+fn span_of(region: &Region, extent: &Extent) -> PageSpan {
+    let first = region.page(HostAddress(extent.start as usize)).0;
+    PageSpan { first, count: extent.pages() as u32, presence: Presence::Present }
 }
 
 #[cfg(test)]
