@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use bindery_guest::{Connection, Guest, Hush, Lane, LaneLease};
-use bindery_units::PageRange;
+use bindery_units::{PageIndex, PageRange};
 use bindery_wire::control::Region;
+use bindery_wire::lane::{BLOCKS_MAX, BlockOutcome, BlockState};
 
+use crate::hot::to_split;
 use crate::lanes::{jobs, read_all};
 use crate::memory::{BlockPages, Changed, Memory, MemoryError, PauseKind};
 use crate::pieces::{Piece, cut_blocks};
@@ -93,6 +95,25 @@ impl<'g> GuestMemory<'g> {
             self.lanes.push(self.guest.lane()?);
         }
         Ok(())
+    }
+
+    /// Returns those of `blocks` that are huge pages.
+    fn huge(&mut self, blocks: Vec<PageIndex>) -> Result<Vec<PageIndex>, MemoryError> {
+        let (lane, mut samples, mut huge) = (self.lane()?, Vec::new(), Vec::new());
+        for blocks in blocks.chunks(BLOCKS_MAX) {
+            let firsts: Vec<u32> = blocks.iter().map(|block| block.0).collect();
+            samples.clear();
+            lane.sample(&firsts, &mut samples)?;
+            let found = blocks.iter().zip(&samples);
+            let found = found.filter(|(_, sample)| sample.state == BlockState::Huge);
+            huge.extend(found.map(|(block, _)| *block));
+        }
+        Ok(huge)
+    }
+
+    fn lane(&mut self) -> Result<&mut dyn Lane, MemoryError> {
+        self.open_lanes(1)?;
+        Ok(&mut *self.lanes[0])
     }
 
     /// Returns the ranges that are managed, as the guest numbers pages.
@@ -246,7 +267,7 @@ impl<'g> GuestMemory<'g> {
             let rest = PageRange::new(at, pages.end().0 - at.0);
             let resume = self.lanes[0].report(rest, &mut spans)?;
             merged.extend(spans.iter().map(|span| {
-                let first = bindery_units::PageIndex(span.page - pages.first.0);
+                let first = PageIndex(span.page - pages.first.0);
                 PageRange::new(first, span.count)
             }));
             at = resume.unwrap_or(pages.end());
@@ -296,6 +317,22 @@ impl Memory for GuestMemory<'_> {
         self.ask()?;
         let unmanaged = self.count_unmanaged()?;
         Ok(unmanaged + self.marks.count(&self.managed_pieces()))
+    }
+
+    fn refine(&mut self, fits: u64) -> Result<u64, MemoryError> {
+        self.cut(false)?;
+        let pieces = self.managed_pieces();
+        let left = self.marks.count(&pieces) + self.count_unmanaged()?;
+        let hot = self.huge(self.marks.whole_blocks(&pieces))?;
+        let chosen: Vec<u32> = to_split(&hot, left, fits).iter().map(|block| block.0).collect();
+        let (lane, mut outcomes, mut done) = (self.lane()?, Vec::new(), 0);
+        for blocks in chosen.chunks(BLOCKS_MAX) {
+            outcomes.clear();
+            lane.split(blocks, &mut outcomes)?;
+            let is_split = |outcome: &&BlockOutcome| **outcome == BlockOutcome::Split;
+            done += outcomes.iter().filter(is_split).count() as u64;
+        }
+        Ok(done)
     }
 
     fn before_pause(&mut self) -> Result<(), MemoryError> {
@@ -357,7 +394,7 @@ impl Drop for GuestMemory<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bindery_units::{HostAddress, PageIndex};
+    use bindery_units::HostAddress;
     use proptest::prelude::*;
 
     fn run(block: usize, first: u32, count: u32) -> BlockPages {

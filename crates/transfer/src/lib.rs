@@ -84,6 +84,12 @@
 //! Not seen: writers that need no page table (registered buffers, devices passed through). [`bindery_vmm`] refuses
 //! guests that have them.
 //!
+//! # Huge pages
+//! A huge page is tracked as a whole: its first write makes all of its pages count as changed, and splits nothing. Each
+//! of its pages is read, and the sink finds those that it has. In the last pause a huge page takes about 0.4 ms to
+//! read. Where the guest writes to more of them than the pause has room for, those beyond are split, and tracked by
+//! page, after rounds did not help ([`Memory::refine`]).
+//!
 //! # Reading
 //! Managed pages are read by the library's threads in the guest's process, over up to [`LANES`] lanes at once: a page in
 //! transit is waited for. What is not managed is read by process_vm_readv(2), after asking the page map, so that
@@ -105,6 +111,7 @@
 
 mod chunk;
 mod guest_memory;
+mod hot;
 mod lanes;
 mod memory;
 mod outcome;

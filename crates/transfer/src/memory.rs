@@ -47,6 +47,15 @@ pub trait Memory {
     /// [`MemoryError`]; nothing was taken.
     fn estimate(&mut self) -> Result<u64, MemoryError>;
 
+    /// Tracks writes more exactly, where that may leave no more than `fits` pages for a last pause. Returns the
+    /// number of blocks for which it was done: all of their pages count as changed once more. The guest runs.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing was taken.
+    fn refine(&mut self, _fits: u64) -> Result<u64, MemoryError> {
+        Ok(0)
+    }
+
     /// Prepares for a pause that begins now.
     ///
     /// # Errors

@@ -21,6 +21,9 @@ const PAUSE_ALONE: Duration = Duration::from_millis(4);
 /// Number of rounds after each other that leave no less than nine tenths of what was there before.
 const STUCK_ROUNDS: u32 = 2;
 
+/// Rounds that follow when pages are tracked otherwise.
+const ROUNDS_ANEW: u32 = 3;
+
 /// Measurements so far, and the limits.
 #[derive(Debug)]
 pub(crate) struct Pace {
@@ -67,6 +70,19 @@ impl Pace {
         None
     }
 
+    /// Returns about how many pages can be read in the last pause.
+    pub(crate) fn fits(&self) -> u64 {
+        (self.copying_max().as_secs_f64() * self.speed() as f64 / PAGE_BYTES as f64) as u64
+    }
+
+    /// Allows as many more rounds as it takes for pages that are tracked otherwise: one in which all of them
+    /// are taken, and one for what changed meanwhile.
+    pub(crate) const fn begin_anew(&mut self) {
+        self.limits.rounds_max = self.rounds + ROUNDS_ANEW;
+        self.stuck = 0;
+        self.left_before = None;
+    }
+
     /// Returns the time that reading so many pages is expected to take, if no pause may be as long.
     pub(crate) fn too_long(&self, left: u64) -> Option<Duration> {
         let limit = self.limits.pause_limit?;
@@ -74,8 +90,11 @@ impl Pace {
     }
 
     fn time_of(&self, pages: u64) -> Duration {
-        let speed = self.measured.unwrap_or(SPEED).max(1);
-        Duration::from_secs_f64(bytes(pages) as f64 / speed as f64)
+        Duration::from_secs_f64(bytes(pages) as f64 / self.speed() as f64)
+    }
+
+    fn speed(&self) -> u64 {
+        self.measured.unwrap_or(SPEED).max(1)
     }
 
     fn copying_max(&self) -> Duration {
@@ -125,6 +144,19 @@ mod tests {
         let left = [1_000_000, 500_000, 490_000, 300_000, 299_000];
         assert!(left.into_iter().all(|left| pace.ends(left).is_none()));
         assert_eq!(pace.ends(310_000), Some(Ending::NotConverging));
+    }
+
+    #[test]
+    fn rounds_go_on_once_pages_are_tracked_otherwise() {
+        let mut pace = pace(0);
+        assert_eq!(pace.fits(), 1024);
+        assert_eq!(pace.ends(1 << 20), Some(Ending::RoundsSpent));
+        pace.begin_anew();
+        let left = [1 << 20, 1 << 20, 1 << 20].map(|left| pace.ends(left));
+        assert_eq!(left, [None, None, Some(Ending::NotConverging)]);
+        pace.begin_anew();
+        assert_eq!(pace.ends(1 << 20), None);
+        assert_eq!(pace.ends(1000), Some(Ending::Fits));
     }
 
     #[test]

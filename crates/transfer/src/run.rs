@@ -60,7 +60,7 @@ pub fn run<'m>(
     }
     let (pace, epoch) = (Pace::new(request.limits), Epoch::begin(memory));
     let mut transfer = Transfer { vmm, memory: &mut *epoch.memory, sink, request, pace };
-    let mut rounds = Vec::new();
+    let (mut rounds, mut is_refined) = (Vec::new(), false);
     let (ending, left) = loop {
         transfer.check_cancelled()?;
         let left = transfer.memory.estimate()?;
@@ -68,6 +68,13 @@ pub fn run<'m>(
         let ending =
             if description.is_running { transfer.pace.ends(left) } else { Some(Ending::Fits) };
         match ending {
+            Some(ending) if ending != Ending::Fits && !is_refined => {
+                is_refined = true;
+                if transfer.memory.refine(transfer.pace.fits())? == 0 {
+                    break (ending, left);
+                }
+                transfer.pace.begin_anew();
+            }
             Some(ending) => break (ending, left),
             None => rounds.push(transfer.round(rounds.len() as u32)?),
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bindery_dirty::Reader;
 use bindery_guest::{Connection, Guest};
 use bindery_units::{PageIndex, PageRange};
+use bindery_wire::lane::BLOCK_PAGES;
 
 use crate::memory::MemoryError;
 use crate::pieces::Piece;
@@ -13,7 +14,7 @@ use crate::pieces::Piece;
 /// connects anew needs a new one.
 ///
 /// At first every page counts as changed. While there is a tracker, writes are tracked in all of the guest's
-/// memory, which splits its huge pages where they are written.
+/// memory; in huge pages 2 MiB at a time.
 pub struct Tracker {
     guest: Arc<Guest>,
     changed: Reader,
@@ -88,6 +89,24 @@ impl Marks<'_> {
                 .sum::<u64>();
         }
         pages
+    }
+
+    /// Returns the first pages of blocks that `pieces` have, which are ascending, and all of whose pages changed.
+    pub(crate) fn whole_blocks(&self, pieces: &[Piece]) -> Vec<PageIndex> {
+        let mut blocks = Vec::new();
+        for run in self.changed.runs() {
+            let first = (run.start as u32).next_multiple_of(BLOCK_PAGES);
+            let whole = (first..run.end as u32).step_by(BLOCK_PAGES as usize);
+            blocks.extend(whole.filter(|at| at + BLOCK_PAGES <= run.end as u32).map(PageIndex));
+        }
+        blocks.retain(|block| {
+            let at = pieces.partition_point(|piece| {
+                piece.guest_pages().is_some_and(|pages| pages.end() <= *block)
+            });
+            let pages = pieces.get(at).and_then(Piece::guest_pages);
+            pages.is_some_and(|pages| pages.contains(*block))
+        });
+        blocks
     }
 
     pub(crate) fn commit(&mut self) {

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test: what fails is to be seen where it fails")]
 
 mod daemon;
+mod huge;
 mod image;
 mod process;
 mod qemu;

@@ -41,15 +41,15 @@ const O_DIRECT: i32 = 0o40_000;
 
 /// Stops and lets go of all that writes, once what is under way has ended.
 #[derive(Default)]
-struct Gate {
+pub(crate) struct Gate {
     lock: RwLock<()>,
     is_shut: AtomicBool,
-    ends: AtomicBool,
+    pub(crate) ends: AtomicBool,
 }
 
 impl Gate {
     /// Does a step, unless the guest is paused. Returns false at the end.
-    fn pass(&self, step: impl FnOnce()) -> bool {
+    pub(crate) fn pass(&self, step: impl FnOnce()) -> bool {
         if self.ends.load(Ordering::SeqCst) {
             return false;
         }
@@ -68,16 +68,16 @@ impl Gate {
         self.is_shut.store(true, Ordering::SeqCst);
     }
 
-    fn open(&self) {
+    pub(crate) fn open(&self) {
         self.is_shut.store(false, Ordering::SeqCst);
     }
 }
 
-struct Process {
-    gate: Arc<Gate>,
-    blocks: Vec<PlacedBlock>,
-    has_saved: bool,
-    oracle: Vec<Vec<u8>>,
+pub(crate) struct Process {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) blocks: Vec<PlacedBlock>,
+    pub(crate) has_saved: bool,
+    pub(crate) oracle: Vec<Vec<u8>>,
 }
 
 impl Process {
@@ -143,10 +143,10 @@ impl Vmm for Process {
 }
 
 /// Numbers that look random.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    const fn below(&mut self, end: usize) -> usize {
+    pub(crate) const fn below(&mut self, end: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % end
@@ -207,10 +207,10 @@ fn work(
 /// `MADV_DONTNEED` of madvise(2).
 const MADV_DONTNEED: i32 = 4;
 
-const DISK_PAGES: usize = 2048;
+pub(crate) const DISK_PAGES: usize = 2048;
 
 /// A file with random content, opened past the page cache where that can be.
-fn disk(directory: &Path) -> Option<File> {
+pub(crate) fn disk(directory: &Path) -> Option<File> {
     let path = directory.join("disk");
     let mut random = Random(99);
     let mut file = File::create(&path).unwrap();
@@ -223,25 +223,37 @@ fn disk(directory: &Path) -> Option<File> {
     opened.map_err(|error| bindery_testkit::skipped!("direct I/O in {path:?}: {error}")).ok()
 }
 
-fn address(memory: &GuestMemory) -> HostAddress {
+pub(crate) fn address(memory: &GuestMemory) -> HostAddress {
     HostAddress(memory.page(0).addr())
 }
 
-fn slice(memory: &mut GuestMemory, pages: usize) -> &mut [u8] {
+pub(crate) fn slice(memory: &mut GuestMemory, pages: usize) -> &mut [u8] {
     memory.pages_mut(0..pages)
 }
 
-struct Scene {
-    large: GuestMemory,
-    small: GuestMemory,
-    space: Arc<Space>,
-    daemon: Daemon,
-    agent: Agent,
-    directory: tempfile::TempDir,
+pub(crate) struct Scene {
+    pub(crate) large: GuestMemory,
+    pub(crate) small: GuestMemory,
+    pub(crate) space: Arc<Space>,
+    pub(crate) daemon: Daemon,
+    pub(crate) agent: Agent,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 impl Scene {
     fn new(period: Duration) -> Option<Self> {
+        let mut large = GuestMemory::over(Mapping::anonymous_aligned(PAGES * PAGE_BYTES).unwrap());
+        let mut random = Random(7);
+        // A part stays absent.
+        for page in slice(&mut large, PAGES * 3 / 4).chunks_exact_mut(PAGE_BYTES) {
+            let word = content(&mut random).to_le_bytes();
+            page.as_chunks_mut::<8>().0.fill(word);
+        }
+        Self::over(large, MANAGED, period)
+    }
+
+    /// Has the first `managed` pages of `large` managed, and merged in periods of `period`.
+    pub(crate) fn over(large: GuestMemory, managed: usize, period: Duration) -> Option<Self> {
         let space = match Space::start() {
             Ok(space) => space,
             Err(error) => {
@@ -249,15 +261,8 @@ impl Scene {
                 return None;
             }
         };
-        let mut large = GuestMemory::over(Mapping::anonymous_aligned(PAGES * PAGE_BYTES).unwrap());
         let small = GuestMemory::over(Mapping::anonymous(SMALL * PAGE_BYTES).unwrap());
-        let mut random = Random(7);
-        // A part stays absent.
-        for page in slice(&mut large, PAGES * 3 / 4).chunks_exact_mut(PAGE_BYTES) {
-            let word = content(&mut random).to_le_bytes();
-            page.as_chunks_mut::<8>().0.fill(word);
-        }
-        space.manage(address(&large), MANAGED * PAGE_BYTES).unwrap();
+        space.manage(address(&large), managed * PAGE_BYTES).unwrap();
         // Where there is a disk: in memory no file can be read past the page cache.
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let sockets = tempfile::tempdir().unwrap();
@@ -271,12 +276,15 @@ impl Scene {
     }
 
     fn blocks(&self) -> Vec<PlacedBlock> {
-        let block = |name: &str, memory: &GuestMemory| PlacedBlock {
+        vec![Self::block("large", &self.large), Self::block("small", &self.small)]
+    }
+
+    pub(crate) fn block(name: &str, memory: &GuestMemory) -> PlacedBlock {
+        PlacedBlock {
             name: name.to_owned(),
             address: address(memory),
             pages: memory.pages() as u32,
-        };
-        vec![block("large", &self.large), block("small", &self.small)]
+        }
     }
 }
 
@@ -291,11 +299,21 @@ fn capture(
     image: &mut Image,
     commits: bool,
 ) -> Result<String, TransferError> {
+    capture_within(limits(), vmm, tracker, image, commits)
+}
+
+pub(crate) fn capture_within(
+    limits: Limits,
+    vmm: &mut Process,
+    tracker: &mut Tracker,
+    image: &mut Image,
+    commits: bool,
+) -> Result<String, TransferError> {
     let mut memory = Captured::new(tracker, vmm.blocks.clone())?;
     let request = Request {
         overlays: &[],
         purpose: Purpose::Checkpoint,
-        limits: limits(),
+        limits,
         is_cancelled: &AtomicBool::new(false),
         progress: &|_| (),
     };
