@@ -445,7 +445,7 @@ impl Core {
     fn wake(&self, start: HostAddress, pages: u32) {
         let bytes = pages as usize * PAGE_BYTES;
         table::run(|| {
-            for faults in [&self.guest_faults, &self.store_faults] {
+            for faults in [&self.guest_faults, &self.store_faults, &self.block_faults] {
                 let woken = faults.wake(start, bytes);
                 assert!(woken.is_ok(), "waking a range of whole pages cannot fail");
             }

@@ -113,9 +113,12 @@ impl Core {
                 Grain::Block => &self.block_faults,
             };
             let (start, bytes) = place(region, run);
-            // SAFETY: absent pages of whole blocks are zero. If it fails, they stay tracked for nothing.
-            let _ = unsafe { faults.unregister(start, bytes) };
-            region.set_grain(run, Grain::Page);
+            // SAFETY: absent pages of whole blocks are zero.
+            let ended = unsafe { faults.unregister(start, bytes) };
+            // If it fails, they stay tracked for nothing, and whoever waits there is served.
+            if ended.is_ok() {
+                region.set_grain(run, Grain::Page);
+            }
         }
     }
 
@@ -174,13 +177,28 @@ impl Core {
         }
     }
 
-    /// Lets threads write that wait for a block, all of it.
+    /// Lets threads write that wait for a block, all of it. Those that wait for one that is tracked otherwise by
+    /// now try again: to end protection there would be to end what others rely on.
     pub(crate) fn let_write_block(&self, address: HostAddress) {
-        let block = HostAddress(address.0 & !(HUGE_PAGE_BYTES - 1));
+        let regions = self.regions.read();
+        let region = regions.at(address);
+        // Nobody tracks a block otherwise while the table is locked, or the block is held.
+        let mut held = self.held.lock();
+        if held.leave_to_holder(address) {
+            return;
+        }
         let lift = |start, bytes| self.block_faults.write_protect(start, bytes, false);
-        // Of a block that was cut only a part is registered.
-        if lift(block, HUGE_PAGE_BYTES).is_err() && lift(address, PAGE_BYTES).is_err() {
-            // Registered no more, or mappings are changing: whoever waits tries again.
+        let block = HostAddress(address.0 & !(HUGE_PAGE_BYTES - 1));
+        let lifted = match region.map(|region| region.grain(region.page(address))) {
+            // Of a block that was cut only a part is registered.
+            Some(Grain::Block) => {
+                lift(block, HUGE_PAGE_BYTES).or_else(|_| lift(address, PAGE_BYTES)).is_ok()
+            }
+            Some(Grain::Page) => false,
+            // Memory that was forgotten: its owner answers for it.
+            None => lift(address, PAGE_BYTES).is_ok(),
+        };
+        if !lifted {
             let woken = self.block_faults.wake(address, PAGE_BYTES);
             assert!(woken.is_ok(), "waking a page cannot fail");
         }

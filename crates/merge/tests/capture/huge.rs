@@ -15,7 +15,7 @@ use bindery_units::PAGE_BYTES;
 
 use crate::image::Image;
 use crate::process::{
-    DISK_PAGES, Gate, Process, Random, Scene, address, capture_within, disk, slice,
+    DISK_PAGES, Gate, Process, Random, Scene, address, capture_within, disk_of, slice,
 };
 
 const BLOCKS: usize = 48;
@@ -79,7 +79,9 @@ fn write_on(gate: &Gate, part: &mut [u8], hot: usize, disk: Option<&File>, seed:
 fn captured(hot: usize, pause_max: Duration) -> Option<usize> {
     let scene = Scene::over(filled()?, PAGES, Duration::from_millis(20))?;
     let Scene { mut large, small, space, daemon, agent, directory } = scene;
-    let disk = disk(directory.path());
+    // No zeros: a written page of zeros whose huge page the kernel splits becomes the kernel's zero page, which no
+    // scan reports.
+    let disk = disk_of(directory.path(), |random| 1 + random.below(50) as u64);
     let gate = Arc::<Gate>::default();
     let blocks = vec![Scene::block("large", &large)];
     drop(small);
