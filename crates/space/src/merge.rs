@@ -225,6 +225,7 @@ impl Window<'_> {
             }
         }
         self.finish(placed, PageOutcome::Merged);
+        self.core.protect_zeros(self.address(0), placed.end());
         placed
     }
 

@@ -273,6 +273,28 @@ pub(crate) const WRITTEN: Query = Query {
     refuse_unprotectable: false,
 };
 
+/// Zero pages that are not protected; they are from then on.
+const UNPROTECTED_ZEROS: Query = Query {
+    require: category::WP_ALLOWED | category::WRITTEN | category::PRESENT | category::ZERO,
+    any_of: category::HUGE,
+    invert: category::HUGE,
+    report: category::ZERO,
+    protect: true,
+    refuse_unprotectable: false,
+};
+
+impl Core {
+    /// Protects zero pages that the caller has just placed among at most [`WINDOW_PAGES`], so that no scan reports
+    /// them until they are written. One that was written by now is left as it is. Where the kernel does not do it,
+    /// the next scan reports them for nothing.
+    pub(crate) fn protect_zeros(&self, start: HostAddress, count: u32) {
+        let mut extents = [Extent::default(); WINDOW_PAGES as usize];
+        let bytes = count as usize * PAGE_BYTES;
+        // One try: a guest may be waiting for what the caller holds.
+        let _ = self.pagemap.scan(start, bytes, UNPROTECTED_ZEROS, &mut extents);
+    }
+}
+
 /// Returns which of `count` pages from `start` on the query finds, unless the kernel does not say.
 pub(crate) fn find_pages(
     pagemap: &Pagemap,

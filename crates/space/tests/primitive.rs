@@ -19,7 +19,7 @@ use bindery_sys::{
 use bindery_units::{HostAddress, PAGE_BYTES, PageRange, Slot};
 use bindery_wire::{
     control::StoreId,
-    lane::{DigestKind, LossCause, Lost, PageOutcome, Run, RunTarget},
+    lane::{DigestKind, LossCause, Lost, PageOutcome, Presence, Run, RunTarget},
 };
 use common::{Bench, STORE, merged};
 
@@ -95,7 +95,8 @@ fn a_page_that_proves_different_counts_as_written() {
         assert_eq!(worker.scan(range, &mut written, 64).expect("a scan"), None);
         written.iter().map(|span| (span.first, span.count)).collect::<Vec<_>>()
     };
-    assert_eq!(scan(), [(bench.page(0).0, 8)]);
+    // Zeros were filled in behind them.
+    assert_eq!(scan(), [(bench.page(0).0, 8), (bench.page(8).0, 56)]);
     assert_eq!(scan(), []);
     let mut merger = bench.space.worker().expect("worker");
     let outcomes = bench.merge(&mut merger, 0, 8, Slot(0));
@@ -228,6 +229,8 @@ fn a_scan_finds_what_was_written_and_nothing_else() {
         let room = written.len() + 100;
         resume = worker.scan(range, &mut written, room).expect("scan");
     }
+    // Zeros were filled in behind the last one.
+    assert_eq!(written.pop().map(|span| (span.count, span.presence)), Some((47, Presence::Gone)));
     let pages: Vec<_> = written.iter().flat_map(|s| s.first..s.first + s.count).collect();
     let expected: Vec<_> =
         (0..1024).step_by(2).chain([2000]).map(|page| bench.page(page).0).collect();

@@ -14,13 +14,16 @@ use crate::pieces::Piece;
 /// Most bytes of one call of process_vm_readv(2).
 const READ_BYTES: usize = 1 << 20;
 
+/// Huge zero pages, which come to absent pages alone. Small ones the kernel maps in place of written zeros as well.
+const HUGE_ZEROS: u64 = category::HUGE | category::ZERO;
+
 /// Pages that were written since they were protected and that no scan has protected again.
 const WRITTEN: Query = Query {
-    require: category::WP_ALLOWED | category::WRITTEN | category::ZERO,
+    require: category::WP_ALLOWED | category::WRITTEN,
     any_of: category::PRESENT | category::SWAPPED,
-    invert: category::ZERO,
+    invert: 0,
     // Not `WRITTEN` alone: the kernel's short cut for that takes swapped pages for protected ones.
-    report: category::WRITTEN | category::PRESENT,
+    report: category::WRITTEN | category::PRESENT | HUGE_ZEROS,
     protect: false,
     refuse_unprotectable: false,
 };
@@ -98,7 +101,8 @@ impl<'g> Process<'g> {
         while at < end {
             let scanned = self.pagemap.scan(at, end.0 - at.0, query, &mut extents);
             let scanned = scanned.map_err(failed("scanning the page map"))?;
-            for extent in &extents[..scanned.extents] {
+            let is_sought = |extent: &&Extent| extent.categories & HUGE_ZEROS != HUGE_ZEROS;
+            for extent in extents[..scanned.extents].iter().filter(is_sought) {
                 let first = PageIndex(((extent.start as usize - start.0) / PAGE_BYTES) as u32);
                 let run = PageRange::new(first, extent.pages() as u32);
                 match runs.last_mut() {

@@ -184,8 +184,8 @@ pub enum Presence {
     /// They are the guest's own.
     #[default]
     Present = 0,
-    /// They were written and then merged, or discarded, before any scan could report them; those that are
-    /// the guest's own again and were written are reported as present as well.
+    /// They were written and then merged, or discarded, or replaced by the kernel's zero page, before any scan
+    /// could report them; those that are the guest's own again and were written are reported as present as well.
     Gone = 1,
 }
 

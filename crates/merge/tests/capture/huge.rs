@@ -15,7 +15,7 @@ use bindery_units::PAGE_BYTES;
 
 use crate::image::Image;
 use crate::process::{
-    DISK_PAGES, Gate, Process, Random, Scene, address, capture_within, disk_of, slice,
+    DISK_PAGES, Gate, Process, Random, Scene, address, capture_within, disk, slice,
 };
 
 const BLOCKS: usize = 48;
@@ -79,9 +79,8 @@ fn write_on(gate: &Gate, part: &mut [u8], hot: usize, disk: Option<&File>, seed:
 fn captured(hot: usize, pause_max: Duration) -> Option<usize> {
     let scene = Scene::over(filled()?, PAGES, Duration::from_millis(20))?;
     let Scene { mut large, small, space, daemon, agent, directory } = scene;
-    // No zeros: a written page of zeros whose huge page the kernel splits becomes the kernel's zero page, which no
-    // scan reports.
-    let disk = disk_of(directory.path(), |random| 1 + random.below(50) as u64);
+    // With zeros: where the kernel splits a huge page, it maps its zero page in place of those.
+    let disk = disk(directory.path());
     let gate = Arc::<Gate>::default();
     let blocks = vec![Scene::block("large", &large)];
     drop(small);

@@ -210,16 +210,12 @@ const MADV_DONTNEED: i32 = 4;
 pub(crate) const DISK_PAGES: usize = 2048;
 
 /// A file with random content, opened past the page cache where that can be.
-fn disk(directory: &Path) -> Option<File> {
-    disk_of(directory, content)
-}
-
-pub(crate) fn disk_of(directory: &Path, word: impl Fn(&mut Random) -> u64) -> Option<File> {
+pub(crate) fn disk(directory: &Path) -> Option<File> {
     let path = directory.join("disk");
     let mut random = Random(99);
     let mut file = File::create(&path).unwrap();
     for _ in 0..DISK_PAGES {
-        let word = word(&mut random).to_le_bytes();
+        let word = content(&mut random).to_le_bytes();
         file.write_all(&word.repeat(PAGE_BYTES / 8)).unwrap();
     }
     file.sync_all().unwrap();

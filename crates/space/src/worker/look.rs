@@ -10,7 +10,7 @@ use std::{
 use bindery_page::{DigestKey, Examined};
 use bindery_sys::{
     mapping,
-    pagemap::{EXTENTS_PER_CALL_MAX, Extent, Query, category},
+    pagemap::{EXTENTS_PER_CALL_MAX, Extent, Query, Scanned, category},
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
 
@@ -29,45 +29,56 @@ const LOOK_PAGES: usize = 512;
 /// Pages that are tracked, or no more, in one step: 1 GiB.
 const TRACKED_PAGES: u32 = 1 << 18;
 
-/// Which of a guest's own pages a scan is for. Absent ones, the zero page and merged ones never are.
+/// Which of a guest's own pages a scan is for. Absent ones and merged ones never are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sought {
     /// Those written since the last scan.
     Written,
-    /// All that are there.
+    /// All that are there, the zero page apart.
     Present,
 }
 
 impl Sought {
     fn query(self) -> Query {
-        let sought = match self {
-            Self::Written => category::WRITTEN,
-            Self::Present => category::PRESENT,
-        };
         // Mappings of the store are not of the kind that is required, and passed over whole: so no
         // page needs to be asked whether it is a file's, which costs the kernel a cache miss each.
-        Query {
-            require: category::WP_ALLOWED | category::PRESENT | category::ZERO | sought,
-            invert: category::ZERO,
-            report: sought | category::HUGE,
-            protect: true,
-            ..Query::default()
+        let there = category::WP_ALLOWED | category::PRESENT;
+        match self {
+            // Zero pages as well: where the kernel splits a huge page, it maps them in place of pages of zeros
+            // (Linux 6.12). Not huge ones: those come to absent pages alone, and become huge pages when they are
+            // written, unless they are protected.
+            Self::Written => Query {
+                require: there | category::WRITTEN,
+                any_of: category::ZERO | category::HUGE,
+                invert: category::ZERO | category::HUGE,
+                report: category::WRITTEN | category::HUGE | category::ZERO,
+                protect: true,
+                ..Query::default()
+            },
+            // Zero pages stay unprotected if they are, for the next scan of what was written.
+            Self::Present => Query {
+                require: there | category::ZERO,
+                invert: category::ZERO,
+                report: category::PRESENT | category::HUGE,
+                protect: true,
+                ..Query::default()
+            },
         }
     }
 
     /// Returns the query for blocks that are tracked as such, which protects nothing. What is in swap, or under
     /// way to another frame, is found, too: nobody else looks for it there.
     fn block_query(self) -> Query {
-        let sought = match self {
-            Self::Written => category::WRITTEN,
-            Self::Present => 0,
+        let (sought, invert) = match self {
+            Self::Written => (category::WRITTEN, 0),
+            Self::Present => (category::ZERO, category::ZERO),
         };
         Query {
-            require: category::ZERO | sought,
+            require: sought,
             any_of: category::PRESENT | category::SWAPPED,
-            invert: category::ZERO,
+            invert,
             // Not `WRITTEN` alone: the kernel's short cut for that takes swapped pages for protected ones.
-            report: category::PRESENT | category::HUGE,
+            report: category::PRESENT | category::HUGE | category::ZERO,
             ..Query::default()
         }
     }
@@ -91,10 +102,11 @@ impl Worker {
     /// Which pages of `range` are as sought, ascending, into `found` until it has `max` elements.
     /// Protects them again. Returns where to go on if `found` became full.
     ///
-    /// Pages that are absent, the zero page or merged are not looked at; those that became so after they
-    /// were written, and that no scan found in between, are told as [gone](Presence::Gone), once. A page
-    /// that the kernel copied inside a mapping of the store, or that is not protected there, is found each
-    /// time: nobody knows whether it was written. About 2 ns for each private page that was not written.
+    /// Pages that are absent or merged are not looked at; those that became so, or the zero page, after they
+    /// were written, and that no scan found in between, are told as [gone](Presence::Gone), once. So are zero
+    /// pages that filled absent ones: they look no different. A page that the kernel copied inside a mapping of
+    /// the store, or that is not protected there, is found each time: nobody knows whether it was written.
+    /// About 2 ns for each private page that was not written.
     /// Waits for those who hold pages of the range when it begins; a page that is taken into transit
     /// afterwards, by another worker that merges, is told by the next scan.
     ///
@@ -117,6 +129,8 @@ impl Worker {
             let (mut at, end) = (region.address(part.pages.first), part.end_address());
             self.core.settle(at, end);
             let mut pending_reports = region.pending_run(part.pages);
+            // Pages before this one are not told to be gone again.
+            let mut gone_until = part.pages.first;
             while at < end {
                 if found.len() >= max {
                     return Ok(Some(region.page(at)));
@@ -133,6 +147,7 @@ impl Worker {
                     let behind = run.pages.end();
                     // What is gone may be back, and is looked at like all others.
                     at = if run.untracked { at.plus_pages(count) } else { at };
+                    gone_until = behind;
                     pending_reports =
                         region.pending_run(PageRange::new(behind, part.pages.end().0 - behind.0));
                     continue;
@@ -140,36 +155,36 @@ impl Worker {
                 let room = (max - found.len()).min(EXTENTS_PER_CALL_MAX);
                 let (grain, alike) = region.alike_until(region.page(at), part.pages.end());
                 let limit = limit.min(region.start().plus_pages(alike.0 - region.pages().first.0));
-                at = match grain {
-                    Grain::Block => self.scan_blocks(region, sought, at..limit, room, found)?,
-                    Grain::Page => {
-                        let from = found.len();
-                        let at = self.scan_pages(region, query, at..limit, room, found)?;
-                        if reach == Reach::All {
-                            self.track_huge_pages(region, found.len() - from);
-                        }
-                        at
-                    }
+                let scanned = match grain {
+                    Grain::Block => self.scan_blocks(region, sought, at..limit, room)?,
+                    Grain::Page => self.scan_pages(query, at..limit, room)?,
                 };
+                at = scanned.resume_at;
+                let extents = &self.extents[..scanned.extents];
+                found.extend(
+                    extents.iter().filter_map(|extent| span_of(region, extent, gone_until)),
+                );
+                match grain {
+                    Grain::Block => self.track_split_blocks(region, scanned.extents),
+                    Grain::Page if reach == Reach::All => {
+                        self.track_huge_pages(region, scanned.extents);
+                    }
+                    Grain::Page => {}
+                }
             }
         }
         Ok(None)
     }
 
-    /// Finds pages that are tracked by page. Returns where to go on.
+    /// Finds pages that are tracked by page, and protects them again.
     fn scan_pages(
         &mut self,
-        region: &Region,
         query: Query,
         range: Range<HostAddress>,
         room: usize,
-        found: &mut Vec<PageSpan>,
-    ) -> io::Result<HostAddress> {
-        let extents = &mut self.extents[..room];
+    ) -> io::Result<Scanned> {
         let bytes = range.end.0 - range.start.0;
-        let scanned = self.core.pagemap.scan(range.start, bytes, query, extents)?;
-        found.extend(extents[..scanned.extents].iter().map(|extent| span_of(region, extent)));
-        Ok(scanned.resume_at)
+        self.core.pagemap.scan(range.start, bytes, query, &mut self.extents[..room])
     }
 
     /// Has huge pages tracked as such that were found to be written among the first `count` extents: the kernel
@@ -183,37 +198,41 @@ impl Worker {
         }
     }
 
-    /// Finds pages that are tracked by block, and protects those blocks again. Returns where to go on.
+    /// Finds pages that are tracked by block, and protects those blocks again that are huge pages.
     fn scan_blocks(
         &mut self,
         region: &Arc<Region>,
         sought: Sought,
         range: Range<HostAddress>,
         room: usize,
-        found: &mut Vec<PageSpan>,
-    ) -> io::Result<HostAddress> {
+    ) -> io::Result<Scanned> {
         let start = range.start;
         let end = range.end.min(start.plus_pages(TRACKED_PAGES));
         // Nobody splits a block, or unmaps it, between the look and the protection.
-        let hold = self.core.hold(start, end);
+        let _hold = self.core.hold(start, end);
         if !self.core.regions.has(region) {
-            return Ok(end);
+            return Ok(Scanned { extents: 0, resume_at: end });
         }
         let extents = &mut self.extents[..room];
         let scanned =
             self.core.pagemap.scan(start, end.0 - start.0, sought.block_query(), extents)?;
-        let extents = &extents[..scanned.extents];
-        found.extend(extents.iter().map(|extent| span_of(region, extent)));
-        let is_huge = |extent: &&Extent| extent.categories & category::HUGE != 0;
-        for extent in extents.iter().filter(is_huge) {
+        let own = category::HUGE | category::ZERO;
+        for extent in
+            extents[..scanned.extents].iter().filter(|e| e.categories & own == category::HUGE)
+        {
             self.core.protect_blocks(region, blocks_of(region, extent));
         }
-        drop(hold);
-        // Those that the kernel has split since are tracked by page from here on.
-        for extent in extents.iter().filter(|extent| !is_huge(extent)) {
-            let pages = span_of(region, extent);
-            let mut at = PageIndex(pages.first);
-            while at.0 < pages.first + pages.count {
+        Ok(scanned)
+    }
+
+    /// Has blocks tracked by page that the kernel was found to have split among the first `count` extents.
+    fn track_split_blocks(&self, region: &Arc<Region>, count: usize) {
+        let is_huge = |extent: &&Extent| extent.categories & category::HUGE != 0;
+        for extent in self.extents[..count].iter().filter(|extent| !is_huge(extent)) {
+            let (mut at, end) = [extent.start, extent.end]
+                .map(|address| region.page(HostAddress(address as usize)))
+                .into();
+            while at < end {
                 let block = region.block(at);
                 if region.grain(at) == Grain::Block {
                     self.core.change_grain(region, block, Grain::Page);
@@ -221,7 +240,6 @@ impl Worker {
                 at = block.end();
             }
         }
-        Ok(scanned.resume_at)
     }
 
     /// Returns the managed parts of a range, after tracking writes in their whole blocks, or no more, as
@@ -376,10 +394,17 @@ impl Worker {
     }
 }
 
-/// Returns the pages of an extent, which are there.
-fn span_of(region: &Region, extent: &Extent) -> PageSpan {
+/// Returns the pages of an extent, which are there, or gone if they are the zero page: then without those before
+/// `gone_until`. Nothing if none is left, or they are a huge zero page, which comes to absent pages alone.
+fn span_of(region: &Region, extent: &Extent, gone_until: PageIndex) -> Option<PageSpan> {
     let first = region.page(HostAddress(extent.start as usize)).0;
-    PageSpan { first, count: extent.pages() as u32, presence: Presence::Present }
+    let count = extent.pages() as u32;
+    if extent.categories & category::ZERO == 0 {
+        return Some(PageSpan { first, count, presence: Presence::Present });
+    }
+    let from = first.max(gone_until.0);
+    let is_told = extent.categories & category::HUGE == 0 && from < first + count;
+    is_told.then(|| PageSpan { first: from, count: first + count - from, presence: Presence::Gone })
 }
 
 #[cfg(test)]

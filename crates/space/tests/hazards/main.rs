@@ -14,3 +14,4 @@ mod pins;
 mod plan;
 mod ring;
 mod scan;
+mod zeros;
