@@ -255,7 +255,7 @@ mod tests {
             .map(|path| number_of(&Route::of(path).unwrap_or_else(|| panic!("{path}"))))
             .collect();
         described.sort_unstable();
-        assert_eq!(described, (0..9).collect::<Vec<_>>());
+        assert_eq!(described, (0..11).collect::<Vec<_>>());
     }
 
     #[test]

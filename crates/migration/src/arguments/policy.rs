@@ -148,8 +148,9 @@ impl ArgumentPolicy {
         let placed = placed
             .map(|it| it.into_os_string().into_vec())
             .and_then(|it| String::from_utf8(it).ok());
-        // A path that has a colon is a protocol to some of QEMU's parsers, one with a comma is two values.
-        let placed = placed.filter(|it| !it.contains([':', ',']));
+        // A path that has a colon is a protocol to some of QEMU's parsers, one with a comma is two values, and one with
+        // an equals sign could be another property.
+        let placed = placed.filter(|it| !it.contains([':', ',', '=']));
         let refusal = || ArgumentRefusal::Path { option: shown(option), path: shown(path) };
         placed.ok_or_else(refusal)
     }
