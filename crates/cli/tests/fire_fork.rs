@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 const WRITERS: Duration = Duration::from_secs(240);
 
 /// Fills files in the guest's memory, and keeps their sums.
-const FILL: &str = "for i in 1 2 3 4; do head -c 20M /dev/urandom > /tmp/f$i; done; cat /tmp/f? | md5sum > /tmp/sum";
+const FILL: &str = "for i in 1 2 3 4; do dd if=/dev/urandom of=/tmp/f$i bs=1M count=20 2>/dev/null; done; cat /tmp/f? | md5sum > /tmp/sum";
 const SUM: &str = "test \"$(cat /tmp/f? | md5sum)\" = \"$(cat /tmp/sum)\"";
 
 /// Directory of the daemon's pools in memory.
@@ -100,7 +100,7 @@ fn a_parent_and_its_children_go_on() {
 fn a_large_guest_stands_still_for_milliseconds() {
     let Some(stage) = Stage::new() else { return };
     let mut parent = boot(stage.builder(Qemu::V10, "pc", "guest").memory_mib(1536));
-    let fill = "for i in 1 2 3; do head -c 100M /dev/urandom > /tmp/f$i; done; cat /tmp/f? | md5sum > /tmp/sum";
+    let fill = "for i in 1 2 3; do dd if=/dev/urandom of=/tmp/f$i bs=1M count=100 2>/dev/null; done; cat /tmp/f? | md5sum > /tmp/sum";
     parent.check(fill).unwrap();
     for _ in 0..3 {
         let (started, mut children) = fork(&stage, Qemu::V10, &["--name", "child"], 1);

@@ -27,7 +27,7 @@ pub(crate) fn domain(uid: u32, name: &str) -> Result<Name, Failure> {
     name.parse().map_err(|_| bad(&name))
 }
 
-/// Returns the user and the name of a domain; none if it is not one of [`domain`].
+/// Returns the user and the name of a domain; none if it is not one of `domain`'s.
 pub fn split_domain(stored: &Name) -> Option<(u32, String)> {
     let (uid, name) = stored.as_str().split_once(':')?;
     let (uid, name) = (uid.parse().ok()?, name.replace(AT, "@"));
