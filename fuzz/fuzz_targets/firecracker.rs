@@ -1,4 +1,4 @@
-//! What a process sends that asks for the memory of a microVM: a list of regions, in JSON.
+//! Message of a process that asks for the memory of a microVM: a list of regions, in JSON.
 #![no_main]
 
 use bindery_vmm::firecracker::{GuestRegion, decode_regions};

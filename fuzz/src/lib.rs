@@ -1,4 +1,4 @@
-//! What the targets share. Of the pool: devices in memory, what happens to a pool and what it must hold
+//! Parts that the targets share. Of the pool: devices in memory, what happens to a pool and what it must hold
 //! afterwards (from the pool's own tests), damage, and a look at the memory that was taken.
 #![forbid(unsafe_code)]
 

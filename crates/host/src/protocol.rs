@@ -271,7 +271,7 @@ pub enum Answer {
     Source {
         /// Length of the memory, in bytes.
         memory_bytes: u64,
-        /// Time of the checkpoint, in nanoseconds since 1970-01-01 UTC: tells it from another of its name.
+        /// Time of the checkpoint, in nanoseconds since 1970-01-01 UTC: distinguishes it from another of its name.
         time_ns: u64,
     },
     /// To requests that begin a job.

@@ -28,7 +28,7 @@ pub struct Host {
 pub enum DiskHere {
     /// Nothing is there.
     Absent,
-    /// The same file or device, seen through shared storage.
+    /// File or device of both hosts, seen through shared storage.
     Shared,
     /// A file of that name that is another one.
     Other,
@@ -42,7 +42,7 @@ pub enum Misfit {
     Machine {
         /// Architecture and accelerator of the source.
         source_side: String,
-        /// Those of this host.
+        /// Architecture and accelerator of this host.
         here: String,
     },
     /// Another vendor's processor.

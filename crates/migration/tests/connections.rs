@@ -246,7 +246,7 @@ fn tls_1_2_is_refused() {
     });
 }
 
-/// Has a destination accept whatever `peer` does, and returns its error and the time that it took.
+/// Lets a destination accept whatever `peer` does, and returns its error and the time that it took.
 fn against(
     policy: Option<&Policy>,
     peer: impl FnOnce(TcpStream) + Send,

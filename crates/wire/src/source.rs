@@ -17,7 +17,7 @@
 //!  | Complete                           ->      |   nothing is missing: both sides hang up
 //! ```
 //!
-//! Whoever asks in the place of a VMM without the library (`checkpoint-serve`) makes the socket, and is sent the window
+//! A process that asks in the place of a VMM without the library (`checkpoint-serve`) makes the socket, and is sent the window
 //! first: its descriptor, with one byte. Then `Lacks` and `Bound` follow as after a `Rebind`. Such a guest ends with
 //! `Complete` too if its process has ended.
 //!

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bindery_testkit::guest::{Qmp, QmpError};
 use serde_json::{Value, json};
 
-/// How often the state of a migration is asked for.
+/// Interval at which the state of a migration is asked for.
 const POLL: Duration = Duration::from_millis(1);
 
 /// The longest that QEMU may take to save or to load a guest.

@@ -39,7 +39,7 @@ pub struct Options {
     pub compress: bool,
 }
 
-/// What one store took.
+/// Time and space that one store took.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stored {
     /// Name of the store.
@@ -197,7 +197,7 @@ impl Archiver {
     }
 }
 
-/// Has `zstd` compress all files as one stream.
+/// Compresses all files as one stream with `zstd`.
 fn compress(files: &[PathBuf], place: &Path) -> Result<()> {
     let mut command = Command::new("zstd");
     command.args(["--long=31", "-q", "-c"]).stdin(Stdio::piped()).stdout(File::create(place)?);

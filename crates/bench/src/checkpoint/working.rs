@@ -49,7 +49,7 @@ const WRITING: &str = "pages written";
 /// Checkpoints that are kept.
 const KEPT: &str = "3";
 
-/// What `guest_agent probe` says.
+/// Report of `guest_agent probe`.
 #[derive(Debug, Deserialize)]
 struct Probe {
     cpu_loops_per_s: f64,

@@ -12,7 +12,7 @@ use super::Outcome;
 /// Parts of the measurement, each a command.
 #[derive(Debug, Subcommand)]
 pub(super) enum CheckpointCommand {
-    /// How long a guest stands still, and when its checkpoint is durable, beside QEMU's ways to save one
+    /// Time that a guest stands still, and until its checkpoint is durable, beside QEMU's ways to save one
     #[command(after_help = "\
 Examples:
   bindery-bench checkpoint pause
@@ -134,7 +134,7 @@ impl RestoreArgs {
 pub(super) struct ClonesArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// How many clones
+    /// Number of clones
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000))]
     count: u32,
     /// RAM of each, in MiB
@@ -143,7 +143,7 @@ pub(super) struct ClonesArgs {
     /// Random data in the memory of each, in MiB
     #[arg(long, default_value_t = 64)]
     random_mib: u32,
-    /// When memory that still shrinks is measured as it is, in seconds
+    /// Time after which memory that still shrinks is measured as it is, in seconds
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     settle_seconds: u64,
 }
@@ -164,7 +164,7 @@ impl ClonesArgs {
 pub(super) struct StoreArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// How many checkpoints
+    /// Number of checkpoints
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=1000))]
     checkpoints: u32,
     /// RAM of the guest, in MiB
@@ -173,10 +173,10 @@ pub(super) struct StoreArgs {
     /// Memory that its work takes, in MiB
     #[arg(long, default_value_t = 32)]
     work_mib: u32,
-    /// How long it works between two checkpoints, in milliseconds
+    /// Time that it works between two checkpoints, in milliseconds
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     interval_ms: u64,
-    /// Have Bindery compress
+    /// Compress what Bindery stores
     #[arg(long)]
     compress: bool,
 }
@@ -204,7 +204,7 @@ pub(super) struct GuestArgs {
     /// Memory that the loop writes, in MiB
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     written_mib: u32,
-    /// How long each loop runs, in seconds
+    /// Time that each loop runs, in seconds
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=600))]
     loop_seconds: u64,
     /// Interval of the checkpoints, in seconds

@@ -236,7 +236,7 @@ pub(crate) struct ForkArgs {
     pub(super) guest: String,
     #[command(flatten)]
     pub(super) start: StartArgs,
-    /// How long the guest may stand still, as far as that can be foreseen [default: 10ms]
+    /// Time that the guest may stand still, as far as that can be foreseen [default: 10ms]
     #[arg(long, value_name = "TIME", value_parser = parse_pause)]
     pub(super) pause_max: Option<Duration>,
     /// Leave the disks out: they have nothing of value, or options behind -- name others

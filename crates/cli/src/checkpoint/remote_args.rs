@@ -89,7 +89,7 @@ pub(crate) struct AtArgs {
     /// The key that they were pushed with
     #[arg(long, value_name = "FILE", requires = "at", conflicts_with = "unencrypted")]
     pub(super) key_file: Option<PathBuf>,
-    /// Those that were pushed without a key
+    /// Take what was pushed without a key
     #[arg(long, requires = "at")]
     pub(super) unencrypted: bool,
 }

@@ -89,7 +89,7 @@ pub(super) fn import(global: &Global, arguments: &ImportArgs) -> Result<(), Fail
     send_in(global, &request, file, |socket| send_from(source, socket))
 }
 
-/// Has the daemon make a checkpoint of the stream that `send` sends, and shows it. `send` has read `file` if it fails.
+/// Asks the daemon for a checkpoint of the stream that `send` sends, and shows it. `send` has read `file` if it fails.
 pub(super) fn send_in(
     global: &Global,
     request: &Request,

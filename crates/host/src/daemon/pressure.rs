@@ -15,7 +15,7 @@ use crate::daemon_settings::{DaemonSettings, RunWhen};
 /// How often memory is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How often guests that wait to be filled are looked at.
+/// Interval at which guests that wait to be filled are looked at.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// Memory that a limit has to leave for guests to be filled with what they have not touched, in bytes.

@@ -114,7 +114,7 @@ pub(crate) trait Source: Send + Sync {
 /// Client, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Viewer {
-    /// Has shown the daemon's token.
+    /// Client that has shown the daemon's token.
     Admitted,
     /// Process of this user, on this machine.
     User(u32),

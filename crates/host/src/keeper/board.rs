@@ -1,6 +1,6 @@
 //! Board of the checkpoints that there are, for those who look and may not wait for a pool.
 //!
-//! It is written anew when a pool is opened, and whenever somebody has used one. Of a pool that another process has
+//! The board is written anew when a pool is opened, and whenever somebody has used one. Of a pool that another process has
 //! changed since, it has what there was before.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! Turns of guests that are filled from one checkpoint.
 //!
-//! What a guest touches is sent at once. The rest, which it might never touch, takes as much memory as a guest until
+//! Pages that a guest touches are sent at once. The rest, which it might never touch, takes as much memory as a guest until
 //! merging has found that others have it, too. So guests of one checkpoint get their rest one after the other: the next
 //! one's turn comes once merging has looked at the memory of the one before, or after [`SETTLING_MAX`], and not while
 //! memory is short. A guest that is alone with its checkpoint has its turn at once, and keeps it.

@@ -100,7 +100,7 @@ pub enum JobResult {
     },
     /// Of `checkpoint-device-state`.
     DeviceState {
-        /// Its length.
+        /// Length of the device state.
         bytes: u64,
     },
     /// Of `checkpoint-import`.

@@ -252,7 +252,7 @@ impl Scene {
         Self::over(large, MANAGED, period)
     }
 
-    /// Has the first `managed` pages of `large` managed, and merged in periods of `period`.
+    /// Puts the first `managed` pages of `large` under management, and merges them in periods of `period`.
     pub(crate) fn over(large: GuestMemory, managed: usize, period: Duration) -> Option<Self> {
         let space = match Space::start() {
             Ok(space) => space,

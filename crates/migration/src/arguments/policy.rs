@@ -40,7 +40,7 @@ pub enum ArgumentRefusal {
     Value {
         /// Option that has it.
         option: String,
-        /// What is wrong.
+        /// Description of what is wrong.
         why: String,
     },
     /// The list is longer than any that is needed, or no text.

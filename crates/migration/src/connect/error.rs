@@ -55,7 +55,7 @@ pub enum ConnectError {
     KeyFile {
         /// Path of the file.
         path: String,
-        /// What is wrong, and what to do.
+        /// Description of what is wrong, with the remedy.
         reason: String,
     },
     /// The policy does not allow this peer.

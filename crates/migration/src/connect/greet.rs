@@ -75,7 +75,7 @@ impl std::fmt::Debug for Greeted {
 pub enum FirstRequest {
     /// A guest is offered.
     Offer(Box<Offer>),
-    /// It is another stream of a session.
+    /// Another stream of a session.
     Join(Join),
 }
 
@@ -119,7 +119,7 @@ pub fn dial_local(unix: UnixStream, limits: &TimeLimits) -> Result<Greeted, Conn
 /// Greets a source that has connected by TCP. Without a policy, only this machine is accepted.
 ///
 /// # Errors
-/// [`ConnectError`]. The peer is told where the protocol allows.
+/// [`ConnectError`]. The peer hears of it where the protocol allows.
 pub fn accept(
     tcp: TcpStream,
     policy: Option<&Policy>,

@@ -61,7 +61,7 @@ impl TimedSocket {
         Ok(Self { socket: Arc::new(socket), limits })
     }
 
-    /// Has everything fail after `limit` from now; `None` for no such end.
+    /// Sets the time after which everything fails; `None` for no such end.
     pub(crate) fn set_deadline(&self, limit: Option<Duration>) -> io::Result<()> {
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         limits.until = limit.map(|limit| Instant::now() + limit);

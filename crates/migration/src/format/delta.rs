@@ -151,7 +151,7 @@ mod tests {
             prop_assert!(again.is_empty());
         }
 
-        /// What is parsed stays within the page, and has one form.
+        /// A delta that is parsed stays within the page, and has one form.
         #[test]
         fn parsed_bytes_are_canonical(bytes in prop::collection::vec(prop_oneof![0_u8..4, any::<u8>()], 0..80)) {
             let Ok(delta) = Delta::parse(&bytes) else { return Ok(()) };

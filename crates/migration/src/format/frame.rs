@@ -63,7 +63,7 @@ pub enum Frame<'a> {
     Joined,
     /// Pages: as they are, or compressed.
     Pages {
-        /// Which ones.
+        /// Pages that are sent.
         chunk: Chunk,
         /// Encoding of `bytes`.
         codec: Codec,
@@ -72,7 +72,7 @@ pub enum Frame<'a> {
     },
     /// Changed words, of each page of the chunk.
     Deltas {
-        /// Which pages.
+        /// Pages that are meant.
         chunk: Chunk,
         /// A delta for each page.
         deltas: Vec<Delta<'a>>,
@@ -88,7 +88,7 @@ pub enum Frame<'a> {
     },
     /// Digests of pages that the destination may have.
     Digests {
-        /// Which pages.
+        /// Pages that are meant.
         chunk: Chunk,
         /// A digest for each page.
         digests: &'a [[u8; KEYED_DIGEST_BYTES]],

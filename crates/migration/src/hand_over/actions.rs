@@ -2,7 +2,7 @@
 
 use crate::format::Message;
 
-/// When pages move.
+/// Time at which pages move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CopyMode {
     /// All pages are at the destination before the guest runs there.

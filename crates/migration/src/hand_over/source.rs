@@ -17,7 +17,7 @@ pub enum SourcePhase {
     Withdrawing,
     /// The guest runs at the destination, and its pages are served from here.
     Serving,
-    /// The guest is the source's and runs. The destination is to be told.
+    /// The guest is the source's and runs. The destination does not know yet.
     Kept,
     /// The guest is the source's and runs, which is not noted yet.
     KeptUnnoted,

@@ -29,7 +29,7 @@ const LOOK_PAGES: usize = 512;
 /// Pages that are tracked, or no more, in one step: 1 GiB.
 const TRACKED_PAGES: u32 = 1 << 18;
 
-/// Which of a guest's own pages a scan is for. Absent ones and merged ones never are.
+/// Pages of a guest's own that a scan is for. Absent ones and merged ones never are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sought {
     /// Those written since the last scan.
@@ -103,7 +103,7 @@ impl Worker {
     /// Protects them again. Returns where to go on if `found` became full.
     ///
     /// Pages that are absent or merged are not looked at; those that became so, or the zero page, after they
-    /// were written, and that no scan found in between, are told as [gone](Presence::Gone), once. So are zero
+    /// were written, and that no scan found in between, are reported as [gone](Presence::Gone), once. So are zero
     /// pages that filled absent ones: they look no different. A page that the kernel copied inside a mapping of
     /// the store, or that is not protected there, is found each time: nobody knows whether it was written.
     /// About 2 ns for each private page that was not written.
@@ -187,7 +187,7 @@ impl Worker {
         self.core.pagemap.scan(range.start, bytes, query, &mut self.extents[..room])
     }
 
-    /// Has huge pages tracked as such that were found to be written among the first `count` extents: the kernel
+    /// Tracks huge pages as such that were found to be written among the first `count` extents: the kernel
     /// has made them since.
     fn track_huge_pages(&self, region: &Arc<Region>, count: usize) {
         for extent in &self.extents[..count] {
@@ -225,7 +225,7 @@ impl Worker {
         Ok(scanned)
     }
 
-    /// Has blocks tracked by page that the kernel was found to have split among the first `count` extents.
+    /// Tracks blocks by page that the kernel was found to have split among the first `count` extents.
     fn track_split_blocks(&self, region: &Arc<Region>, count: usize) {
         let is_huge = |extent: &&Extent| extent.categories & category::HUGE != 0;
         for extent in self.extents[..count].iter().filter(|extent| !is_huge(extent)) {

@@ -31,7 +31,7 @@ fn written(worker: &mut Worker, bench: &Bench, reach: Reach) -> Vec<u32> {
     spans(worker, bench, reach).iter().flat_map(pages).collect()
 }
 
-/// Has the kernel split the huge page that a page lies in, as it does by itself where memory is short.
+/// Makes the kernel split the huge page that a page lies in, as it does by itself where memory is short.
 fn split_by_kernel(bench: &Bench, page: u32) {
     // SAFETY: the advice changes no content.
     unsafe { mapping::advise(bench.address(page), PAGE_BYTES, libc::MADV_COLD) }.expect("advice");

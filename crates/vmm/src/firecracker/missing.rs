@@ -17,7 +17,7 @@ pub(super) struct Missing {
 }
 
 impl Missing {
-    /// Has all pages of `regions` missing, which [`decode_regions`](super::decode_regions) has checked.
+    /// Makes a table in which all pages of `regions` are missing, which [`decode_regions`](super::decode_regions) has checked.
     pub(super) fn all_of(regions: Vec<GuestRegion>) -> Self {
         let end = regions.last().map_or(0, |region| region.offset + region.bytes);
         let pages = (end / PAGE_BYTES as u64).div_ceil(BITS.into());

@@ -64,7 +64,7 @@ pub(super) fn settle(qmp: &mut Qmp, is_cancelled: &dyn Fn() -> bool) -> Result<b
     await_end(qmp, is_cancelled).map(|_| true)
 }
 
-/// Has `base` take what the images from above it to `top` have, which no disk uses afterwards. The view at `top`, and all
+/// Merges into `base` what the images from above it to `top` have, which no disk uses afterwards. The view at `top`, and all
 /// above, stay as they are. `top` is not the topmost.
 pub(super) fn merge(
     qmp: &mut Qmp,

@@ -124,7 +124,7 @@ impl Qemu {
         layers::settle(&mut self.qmp, is_cancelled)
     }
 
-    /// Has the image `base` of a chain take what those above it to `top` have, while the guest runs; no disk uses them
+    /// Merges into the image `base` of a chain what those above it to `top` have, while the guest runs; no disk uses them
     /// afterwards. Their files stay. The view at `top`, and all above, are as before, at any time: if this ends early,
     /// it can be done again. `top` is not the topmost. Blocks until it is done.
     ///

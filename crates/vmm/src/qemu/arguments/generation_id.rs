@@ -9,7 +9,7 @@ const DRIVER: &str = "vmgenid";
 /// Value that has QEMU draw an id.
 const AUTO: &str = "auto";
 
-/// Has a `-device vmgenid` draw an id of its own. Leaves other devices as they are.
+/// Makes a `-device vmgenid` draw an id of its own. Leaves other devices as they are.
 pub(super) fn renew(option: &mut QemuOption) {
     let read = Properties::read(option.text(), "driver").filter(is_one);
     if let Some(mut read) = read {
