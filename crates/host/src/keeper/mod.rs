@@ -6,6 +6,7 @@
 
 pub(crate) mod board;
 pub(crate) mod catalogue;
+mod content;
 pub(crate) mod create;
 pub(crate) mod disks;
 pub(crate) mod failure;

@@ -18,9 +18,10 @@ use bindery_vmm::{
 use bindery_wire::control::BoundRange;
 
 use super::catalogue::Visible;
+use super::content::Content;
 use super::create::of_vmm;
 use super::disks::note_restored;
-use super::sources::{Content, Sources};
+use super::sources::Sources;
 use super::token::Token;
 use super::{Lease, failed};
 use crate::jobs::Progress;

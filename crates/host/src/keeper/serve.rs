@@ -8,7 +8,8 @@ use bindery_sys::thread::spawn_without_signals;
 use bindery_vmm::firecracker;
 
 use super::catalogue::Visible;
-use super::sources::{Content, Sources};
+use super::content::Content;
+use super::sources::Sources;
 use super::{Lease, failed};
 use crate::protocol::{Failure, FailureKind};
 
