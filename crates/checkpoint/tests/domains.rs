@@ -180,7 +180,7 @@ fn captures_outlive_opening_and_compaction() {
     store
         .note_overlays(&[overlay("/a", OverlayUse::Merging), overlay("/c", OverlayUse::Captured)])
         .unwrap();
-    store.forget_overlays(&[b"/c".to_vec(), b"/none".to_vec()]).unwrap();
+    store.forget_overlays(&name("web"), &[b"/c".to_vec(), b"/none".to_vec()]).unwrap();
     let foreign = DiskOverlay { domain: name("none"), ..overlay("/d", OverlayUse::Captured) };
     assert!(matches!(store.note_overlays(&[foreign]), Err(CheckpointError::NoDomain(_))));
     let check = |store: &Store| {

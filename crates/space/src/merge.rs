@@ -225,7 +225,10 @@ impl Window<'_> {
             }
         }
         self.finish(placed, PageOutcome::Merged);
-        self.core.protect_zeros(self.address(0), placed.end());
+        // No others: a page of zeros that was not placed here is still to be reported.
+        for (first, count) in placed.spans() {
+            self.core.protect_zeros(self.address(first), count);
+        }
         placed
     }
 

@@ -188,13 +188,14 @@ impl Core {
             return;
         }
         let lift = |start, bytes| self.block_faults.write_protect(start, bytes, false);
-        let block = HostAddress(address.0 & !(HUGE_PAGE_BYTES - 1));
-        let lifted = match region.map(|region| region.grain(region.page(address))) {
-            // Of a block that was cut only a part is registered.
-            Some(Grain::Block) => {
-                lift(block, HUGE_PAGE_BYTES).or_else(|_| lift(address, PAGE_BYTES)).is_ok()
+        let grain = region.map(|region| (region, region.grain(region.page(address))));
+        let lifted = match grain {
+            // No further than the region: what took the place of the rest of the block has its own protection.
+            Some((region, Grain::Block)) => {
+                let (start, bytes) = place(region, region.block(region.page(address)));
+                lift(start, bytes).or_else(|_| lift(address, PAGE_BYTES)).is_ok()
             }
-            Some(Grain::Page) => false,
+            Some((_, Grain::Page)) => false,
             // Memory that was forgotten: its owner answers for it.
             None => lift(address, PAGE_BYTES).is_ok(),
         };

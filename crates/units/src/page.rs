@@ -120,6 +120,21 @@ impl PageRange {
             Self::new(self.first.plus(offset), pages.min(self.count - offset))
         })
     }
+
+    /// Cuts the run into pieces of at most `pages`, each of which ends at a multiple of that, or with the run.
+    ///
+    /// # Panics
+    /// If `pages` is 0.
+    pub fn pieces_of_blocks(self, pages: u32) -> impl Iterator<Item = Self> {
+        assert!(pages > 0, "a piece has at least one page");
+        let mut rest = self;
+        std::iter::from_fn(move || {
+            let count = rest.count.min(pages - rest.first.0 % pages);
+            let piece = Self::new(rest.first, count);
+            rest = Self::new(piece.end(), rest.count - count);
+            (count > 0).then_some(piece)
+        })
+    }
 }
 
 impl fmt::Display for PageRange {
@@ -148,6 +163,14 @@ mod tests {
         let pieces: Vec<_> = range(7, 130).pieces(64).collect();
         assert_eq!(pieces, [range(7, 64), range(71, 64), range(135, 2)]);
         assert_eq!(range(7, 0).pieces(64).count(), 0);
+    }
+
+    #[test]
+    fn pieces_of_blocks_end_at_multiples() {
+        let pieces: Vec<_> = range(7, 130).pieces_of_blocks(64).collect();
+        assert_eq!(pieces, [range(7, 57), range(64, 64), range(128, 9)]);
+        assert_eq!(range(64, 64).pieces_of_blocks(64).collect::<Vec<_>>(), [range(64, 64)]);
+        assert_eq!(range(7, 0).pieces_of_blocks(64).count(), 0);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use bindery_pool::ObjectId;
 
-use super::overlay::{DiskOverlay, Entry};
+use super::overlay::DiskOverlay;
 use super::record::{CheckpointId, CheckpointSummary, DomainEntry, Record};
 use crate::error::CheckpointError;
 use crate::name::Name;
@@ -20,8 +20,8 @@ pub(crate) struct Contents {
     checkpoints: BTreeMap<CheckpointId, (DomainNumber, CheckpointSummary)>,
     /// Packs that may be used, by object.
     packs: BTreeMap<ObjectId, DomainNumber>,
-    /// Overlays of disks, by path.
-    overlays: BTreeMap<Vec<u8>, Entry>,
+    /// Overlays of disks, by path and domain: what one user notes hides nothing of another's.
+    overlays: BTreeMap<(Vec<u8>, DomainNumber), DiskOverlay>,
     next_id: u64,
 }
 
@@ -62,11 +62,11 @@ impl Contents {
     }
 
     pub(crate) fn overlays(&self) -> impl Iterator<Item = &DiskOverlay> + '_ {
-        self.overlays.values().map(|(_, overlay)| overlay)
+        self.overlays.values()
     }
 
-    pub(crate) fn has_overlay(&self, path: &[u8]) -> bool {
-        self.overlays.contains_key(path)
+    pub(crate) fn has_overlay(&self, domain: DomainNumber, path: &[u8]) -> bool {
+        self.overlays.contains_key(&(path.to_vec(), domain))
     }
 
     pub(crate) fn packs_of(&self, domain: DomainNumber) -> BTreeSet<ObjectId> {
@@ -120,10 +120,10 @@ impl Contents {
                 Ok(())
             }
             Record::Overlay(domain, overlay) => {
-                self.overlays.insert(overlay.path.clone(), (domain, overlay));
+                self.overlays.insert((overlay.path.clone(), domain), overlay);
                 Ok(())
             }
-            Record::OverlayGone(path) => match self.overlays.remove(&path) {
+            Record::OverlayGone(domain, path) => match self.overlays.remove(&(path, domain)) {
                 Some(_) => Ok(()),
                 None => Err("an overlay was forgotten that there is not"),
             },
@@ -180,8 +180,8 @@ impl Contents {
             records.extend(capture.map(|capture| Record::Captured(id, capture)));
             records.extend(touched.map(|object| Record::Touched(id, Some(object))));
         }
-        let overlays = self.overlays.values().cloned();
-        records.extend(overlays.map(|(domain, overlay)| Record::Overlay(domain, overlay)));
+        let overlays = self.overlays.iter();
+        records.extend(overlays.map(|((_, domain), it)| Record::Overlay(*domain, it.clone())));
         records.push(Record::NextId(self.next_id()));
         records
     }

@@ -1,6 +1,5 @@
 //! Overlays of disks, as the catalogue knows them.
 
-use crate::catalogue::DomainNumber;
 use crate::fields::{Fields, put_counted};
 use crate::format_error::FormatError;
 use crate::manifest::take_name;
@@ -58,6 +57,3 @@ pub(super) fn take_overlay(
     let (path, below) = (fields.counted()?.to_vec(), fields.counted()?.to_vec());
     Ok(DiskOverlay { domain, guest, purpose, path, below })
 }
-
-/// Overlay with the number of its domain.
-pub(super) type Entry = (DomainNumber, DiskOverlay);

@@ -120,10 +120,10 @@ pub(crate) enum Record {
     NextId(CheckpointId),
     /// Figures of the capture that a checkpoint was made by.
     Captured(CheckpointId, Capture),
-    /// An overlay of a disk is noted, in place of what was noted of its path.
+    /// An overlay of a disk is noted, in place of what the domain has of its path.
     Overlay(DomainNumber, DiskOverlay),
-    /// The overlay at a path is no longer noted.
-    OverlayGone(Vec<u8>),
+    /// A domain's overlay at a path is no longer noted.
+    OverlayGone(DomainNumber, Vec<u8>),
 }
 
 impl Record {
@@ -165,8 +165,8 @@ impl Record {
                 put_head(&mut bytes, 9, domain.0.into());
                 put_overlay(&mut bytes, overlay);
             }
-            Self::OverlayGone(path) => {
-                put_head(&mut bytes, 10, 0);
+            Self::OverlayGone(domain, path) => {
+                put_head(&mut bytes, 10, domain.0.into());
                 put_counted(&mut bytes, path);
             }
         }
@@ -206,7 +206,7 @@ impl Record {
                 let name = domain_name(domain()?).ok_or_else(unknown)?;
                 Self::Overlay(domain()?, take_overlay(&mut fields, WHAT, name)?)
             }
-            10 if number == 0 => Self::OverlayGone(fields.counted()?.to_vec()),
+            10 => Self::OverlayGone(domain()?, fields.counted()?.to_vec()),
             found => {
                 return Err(FormatError::Newer { what: WHAT, found: found.into(), known: 10 });
             }
@@ -358,7 +358,8 @@ mod tests {
                 let overlay = DiskOverlay { domain: name("domain"), guest, purpose, path, below };
                 Record::Overlay(domain, overlay)
             }),
-            prop::collection::vec(any::<u8>(), 0..9).prop_map(Record::OverlayGone),
+            (any::<u32>(), prop::collection::vec(any::<u8>(), 0..9))
+                .prop_map(|(domain, path)| Record::OverlayGone(DomainNumber(domain), path)),
             (any::<u64>(), prop::option::of(0..u64::MAX), any::<u32>()).prop_map(
                 |(id, pause_us, rounds)| {
                     Record::Captured(CheckpointId(id), Capture { pause_us, rounds })

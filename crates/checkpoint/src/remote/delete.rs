@@ -119,6 +119,8 @@ impl Remote {
             deleted.has_kept_packs = true;
             return Ok(());
         };
+        // One of the same name may have been put anew.
+        named.read.retain(|id| !after.manifests.contains(id));
         self.read_named(&after, *now, &mut named)?;
         if named.is_unknown {
             deleted.has_kept_packs = true;

@@ -3,15 +3,16 @@
 use super::Store;
 use crate::catalogue::{DiskOverlay, Record};
 use crate::error::CheckpointError;
+use crate::name::Name;
 
 impl Store {
-    /// Returns all overlays that were noted, by path.
+    /// Returns all overlays that were noted, by path and domain.
     #[must_use]
     pub fn overlays(&self) -> Vec<DiskOverlay> {
         self.shared.state().contents.overlays().cloned().collect()
     }
 
-    /// Notes overlays, each in place of what was noted of its path. Blocks for a sync.
+    /// Notes overlays, each in place of what its domain has of its path. Blocks for a sync.
     ///
     /// # Errors
     /// [`CheckpointError::NoDomain`]; if the root cannot be written: then nothing has changed.
@@ -30,14 +31,17 @@ impl Store {
         }
     }
 
-    /// Forgets overlays by their paths; those that were not noted are passed over. Blocks for a sync.
+    /// Forgets overlays of a domain by their paths; those that were not noted are passed over. Blocks for a sync.
     ///
     /// # Errors
     /// If the root cannot be written: then nothing has changed.
-    pub fn forget_overlays(&self, paths: &[Vec<u8>]) -> Result<(), CheckpointError> {
+    pub fn forget_overlays(&self, domain: &Name, paths: &[Vec<u8>]) -> Result<(), CheckpointError> {
         let mut state = self.shared.state();
-        let noted = paths.iter().filter(|path| state.contents.has_overlay(path));
-        let records: Vec<Record> = noted.cloned().map(Record::OverlayGone).collect();
+        let Some(domain) = state.contents.domain(domain) else { return Ok(()) };
+        let number = domain.number;
+        let noted = paths.iter().filter(|path| state.contents.has_overlay(number, path));
+        let records: Vec<Record> =
+            noted.map(|path| Record::OverlayGone(number, path.clone())).collect();
         if records.is_empty() { Ok(()) } else { state.commit(records) }
     }
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -308,7 +308,9 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             let is_left = socket::connect(path)
                 .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-            if !is_left {
+            // A file that is no socket refuses connections, too.
+            let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
+            if !is_left || !is_socket {
                 return Err(error);
             }
             fs::remove_file(path)?;

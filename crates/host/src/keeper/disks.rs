@@ -11,7 +11,7 @@ use bindery_vmm::{Disk, DiskChain, Overlay, Qemu, QemuSettings};
 use super::catalogue::Visible;
 use super::create::{CheckpointNames, of_vmm};
 use super::layers::{Layer, merges};
-use super::overlay_file::{backing_of, remove};
+use super::overlay_file::{backing_of, may_be_there, remove};
 use super::{Lease, failed, failure, names};
 use crate::jobs::Progress;
 use crate::protocol::Failure;
@@ -91,7 +91,7 @@ pub(super) fn users_of(lease: &Lease, checkpoint: &Visible) -> Vec<String> {
 
 /// Returns true for an overlay of a restored guest whose file is there.
 fn is_restored(overlay: &DiskOverlay) -> bool {
-    overlay.purpose == OverlayUse::Restored && path_of(&overlay.path).try_exists().unwrap_or(true)
+    overlay.purpose == OverlayUse::Restored && may_be_there(path_of(&overlay.path))
 }
 
 fn path_of(path: &[u8]) -> &Path {
@@ -130,11 +130,10 @@ pub(super) fn tidy(
     if own.is_empty() {
         return Ok(0);
     }
+    // Those of others, too: what was exported is imported by other names, and has the same disks.
     let mut kept = Images::new();
     for checkpoint in lease.list().into_iter().map(Visible::new) {
-        if checkpoint.summary.domain == *domain && checkpoint.summary.guest == *guest {
-            kept.append(&mut images_of(lease, &checkpoint)?);
-        }
+        kept.append(&mut images_of(lease, &checkpoint)?);
     }
     // Images are their user's: guests of others have none of them.
     let uid = names::split_domain(domain).map(|(uid, _)| uid);
@@ -159,7 +158,7 @@ pub(super) fn tidy(
         let chains = qemu.disk_chains().map_err(|error| of_vmm(&error))?;
         used.extend(chains.into_iter().flat_map(|chain| chain.images).map(String::into_bytes));
     }
-    drop_merged(lease, &known.own, &used)
+    drop_merged(lease, domain, &known.own, &used)
 }
 
 /// Connects to VMMs, and reads the chains of their disks.
@@ -238,7 +237,13 @@ impl Known {
                 overlay.purpose = OverlayUse::Merging;
             })?;
             let merged = qemu.merge_layers(chain, (base, top), &|| progress.is_cancelled());
-            merged.map_err(|error| of_vmm(&error))?;
+            if let Err(error) = merged {
+                // They are as they were, and are not to be taken for merged later.
+                self.note(lease, &chain.images[run.start() + 1..=*run.end()], |overlay| {
+                    overlay.purpose = OverlayUse::Captured;
+                })?;
+                return Err(of_vmm(&error));
+            }
             self.note(lease, &chain.images[run.end() + 1..=run.end() + 1], |overlay| {
                 overlay.below = base.clone().into_bytes();
             })?;
@@ -267,6 +272,7 @@ impl Known {
 /// Removes overlays that were merged: those on which no other overlay that is there stands, nor a disk in use.
 fn drop_merged(
     lease: &Lease,
+    domain: &Name,
     own: &BTreeMap<Vec<u8>, DiskOverlay>,
     used: &Images,
 ) -> Result<u64, Failure> {
@@ -276,16 +282,20 @@ fn drop_merged(
     let going: Images =
         own.values().filter(is_merged).map(|overlay| overlay.path.clone()).collect();
     let mut backings = BTreeMap::new();
-    for DiskOverlay { path, .. } in lease.overlays() {
-        // One that cannot be read may stand on any.
-        let backing = backing_of(path_of(&path)).map_err(|error| {
-            failed(format!("cannot read {}: {error}", path_of(&path).display()))
-        })?;
-        backings.insert(path, backing);
-    }
+    let uid = names::split_domain(domain).map(|(uid, _)| uid);
     let mut gone = Vec::new();
+    for DiskOverlay { path, below, purpose, .. } in of_user(lease, uid) {
+        let place = path_of(&path);
+        // One that cannot be read may stand on any, and one that is not seen stands where it was put.
+        let backing = backing_of(place)
+            .map_err(|error| failed(format!("cannot read {}: {error}", place.display())))?;
+        if backing.is_none() && purpose == OverlayUse::Restored && !may_be_there(place) {
+            gone.push(path.clone());
+        }
+        let is_unseen = backing.is_none() && may_be_there(place);
+        backings.insert(path, if is_unseen { Some(below) } else { backing });
+    }
     for path in unneeded(going, &backings) {
-        let uid = names::split_domain(&own[&path].domain).map(|(uid, _)| uid);
         match remove(path_of(&path), uid) {
             Ok(()) => gone.push(path),
             Err(error) => {
@@ -293,8 +303,17 @@ fn drop_merged(
             }
         }
     }
-    lease.forget_overlays(&gone).map_err(|error| failure::of_checkpoint(&error))?;
-    Ok(gone.len() as u64)
+    let layers = gone.iter().filter(|path| own.contains_key(*path)).count();
+    lease.forget_overlays(domain, &gone).map_err(|error| failure::of_checkpoint(&error))?;
+    Ok(layers as u64)
+}
+
+/// Returns the overlays that a user's guests have, or had. Images are their user's: others stand on none of them.
+fn of_user(lease: &Lease, uid: Option<u32>) -> impl Iterator<Item = DiskOverlay> {
+    let is_of_user = move |overlay: &DiskOverlay| {
+        names::split_domain(&overlay.domain).map(|(uid, _)| uid) == uid
+    };
+    lease.overlays().into_iter().filter(is_of_user)
 }
 
 /// Returns those of `going` that nothing else stands on, directly or not. `backings` has what each image stands on.

@@ -21,8 +21,10 @@ pub(super) struct Layer {
 /// others, which go. The topmost layer, which a guest writes to, is in none.
 pub(super) fn merges(chain: &[Layer]) -> Vec<RangeInclusive<usize>> {
     let Some(top) = chain.len().checked_sub(1) else { return Vec::new() };
-    // What others stand on they have open down to the lowest layer.
-    let shared = chain.iter().rposition(|layer| layer.is_shared).map_or(0, |at| at + 1);
+    // What others stand on they have open down to the lowest layer. Of a layer that was not made for a checkpoint here
+    // (by a fork, for another pool, by somebody else) it is not known who stands below it, too.
+    let is_fixed = |layer: &Layer| layer.is_shared || !layer.is_own;
+    let shared = chain.iter().rposition(is_fixed).map_or(0, |at| at + 1);
     let (mut runs, mut first) = (Vec::new(), None);
     for (at, Layer { is_own, is_kept, .. }) in chain.iter().enumerate().skip(shared) {
         let is_free = *is_own && !is_kept && at < top;

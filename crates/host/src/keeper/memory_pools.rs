@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ const FILE_SYSTEM: &str = "/dev/shm";
 const TMPFS: i64 = 0x0102_1994;
 
 /// Time after which a pool goes that nobody uses and nobody has released, as after the end of its operator.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_secs(600);
 
 /// Time within which a guest that comes back reports that it lacks pages.
 const REPORT_PATIENCE: Duration = Duration::from_secs(5);
@@ -155,7 +155,6 @@ impl MemoryPools {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        fs::set_permissions(&self.directory, fs::Permissions::from_mode(0o700))?;
         self.check()
     }
 
@@ -410,7 +409,7 @@ mod tests {
         assert_eq!(left(&pools), 0, "one that was not offered");
         let new = pools.make("web", 1 << 20).unwrap();
         let paths = [PathBuf::from(&new.paths()[0])];
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(mode(&paths[0]), 0o700);
         let file = fs::read_dir(&paths[0]).unwrap().flatten().next().unwrap();
         assert_eq!(mode(&file.path()), 0o600);

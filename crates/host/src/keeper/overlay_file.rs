@@ -3,13 +3,14 @@
 //! Paths are in directories of guests' users. Nothing is followed or waited for that they put there meanwhile.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, open, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, open, statat, unlinkat};
 
 /// Start of a qcow2 image.
 const MAGIC: &[u8; 4] = b"QFI\xfb";
@@ -23,14 +24,18 @@ const BACKING_BYTES_MAX: usize = 1023;
 /// # Errors
 /// The kernel's; if the file is no qcow2 image.
 pub(super) fn backing_of(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = match open(path, flags, Mode::empty()) {
-        Ok(file) => File::from(file),
+    // Looked at before it is opened: opening a device may do something.
+    let found = match open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(found) => found,
         Err(rustix::io::Errno::NOENT) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
+    if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::RegularFile {
+        return Err(not_an_image());
+    }
+    let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
     let mut head = [0; 20];
-    if !file.metadata()?.is_file() || file.read_at(&mut head, 0)? < head.len() {
+    if file.read_at(&mut head, 0)? < head.len() {
         return Err(not_an_image());
     }
     let Some((MAGIC, fields)) = head.split_first_chunk::<4>() else { return Err(not_an_image()) };
@@ -47,6 +52,28 @@ pub(super) fn backing_of(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut backing = vec![0; length];
     file.read_exact_at(&mut backing, offset)?;
     Ok(Some(backing))
+}
+
+/// Returns true unless a file is surely gone: its directory is seen here, as guests see it, and it is not in it.
+pub(super) fn may_be_there(path: &Path) -> bool {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let is_seen = path.parent().is_some_and(Path::is_dir);
+            !is_seen || private_directories().iter().any(|private| path.starts_with(private))
+        }
+        _ => true,
+    }
+}
+
+/// Returns the directories that a service manager has given this process in place of everybody's: `PrivateTmp` does.
+fn private_directories() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let private = |line: &str| {
+        let mut fields = line.split(' ').skip(3);
+        let (root, place) = (fields.next()?, fields.next()?);
+        root.contains("/systemd-private-").then(|| PathBuf::from(place))
+    };
+    mounts.lines().filter_map(private).collect()
 }
 
 fn not_an_image() -> io::Error {
@@ -101,6 +128,16 @@ mod tests {
         std::os::unix::fs::symlink(&path, directory.path().join("link")).unwrap();
         backing_of(&directory.path().join("link")).unwrap_err();
         backing_of(directory.path()).unwrap_err();
+    }
+
+    #[test]
+    fn files_are_gone_where_their_directory_is_seen() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        assert!(!may_be_there(&path));
+        assert!(may_be_there(&path.join("b")), "its directory is not seen");
+        std::fs::write(&path, "x").unwrap();
+        assert!(may_be_there(&path));
     }
 
     #[test]

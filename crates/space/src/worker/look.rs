@@ -9,7 +9,7 @@ use std::{
 
 use bindery_page::{DigestKey, Examined};
 use bindery_sys::{
-    mapping,
+    mapping::{self, HUGE_PAGE_BYTES},
     pagemap::{EXTENTS_PER_CALL_MAX, Extent, Query, Scanned, category},
 };
 use bindery_units::{HostAddress, PAGE_BYTES, PageIndex, PageRange};
@@ -207,7 +207,9 @@ impl Worker {
         room: usize,
     ) -> io::Result<Scanned> {
         let start = range.start;
-        let end = range.end.min(start.plus_pages(TRACKED_PAGES));
+        // Whole blocks: of one that is cut nothing is protected.
+        let most = HostAddress(start.plus_pages(TRACKED_PAGES).0 & !(HUGE_PAGE_BYTES - 1));
+        let end = range.end.min(most);
         // Nobody splits a block, or unmaps it, between the look and the protection.
         let _hold = self.core.hold(start, end);
         if !self.core.regions.has(region) {
@@ -272,7 +274,7 @@ impl Worker {
         // First: a block that is made whole meanwhile is tracked by who does that.
         region.is_tracked.store(is_tracked, Ordering::Relaxed);
         // Whoever touches what is held waits.
-        for piece in region.pages().pieces(TRACKED_PAGES) {
+        for piece in region.pages().pieces_of_blocks(TRACKED_PAGES) {
             let start = region.address(piece.first);
             let _hold = self.core.hold(start, start.plus_pages(piece.count));
             match reach {

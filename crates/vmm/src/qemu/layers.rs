@@ -23,6 +23,9 @@ const BYTES_PER_SECOND: u64 = 128 << 20;
 /// Interval at which a merge is asked to end, if it is to.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// Time in which a job that is cancelled must end.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(60);
+
 /// Most images of a chain that are looked at.
 const LAYERS_MAX: usize = 4096;
 
@@ -116,7 +119,7 @@ fn await_end(qmp: &mut Qmp, is_cancelled: &dyn Fn() -> bool) -> Result<Option<St
             && event.data["id"] == JOB
             && event.data["status"] == "concluded"
     };
-    let (mut was_asked, mut looked) = (false, None::<Instant>);
+    let (mut asked, mut looked) = (None::<Instant>, None::<Instant>);
     loop {
         // The event of a job that has just ended may have gone to an earlier connection.
         let is_due = looked.is_none_or(|at| at.elapsed() > Duration::from_secs(1));
@@ -126,11 +129,15 @@ fn await_end(qmp: &mut Qmp, is_cancelled: &dyn Fn() -> bool) -> Result<Option<St
             if job["status"] == "concluded" {
                 qmp.execute("job-dismiss", json!({ "id": JOB }))?;
                 let error = job.get("error").and_then(Value::as_str).map(str::to_owned);
-                return Ok(error.or_else(|| was_asked.then(|| "it was cancelled".to_owned())));
+                return Ok(error.or_else(|| asked.map(|_| "it was cancelled".to_owned())));
             }
         }
-        if is_cancelled() && !was_asked {
-            was_asked = true;
+        if asked.is_some_and(|at| at.elapsed() > CANCEL_PATIENCE) {
+            let description = "it has not ended though it was cancelled".to_owned();
+            return Err(QmpError::Refused { command: COMMAND.to_owned(), description }.into());
+        }
+        if is_cancelled() && asked.is_none() {
+            asked = Some(Instant::now());
             match qmp.execute("job-cancel", json!({ "id": JOB })) {
                 // It is about to end by itself.
                 Ok(_) | Err(QmpError::Refused { .. }) => {}
