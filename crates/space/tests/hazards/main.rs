@@ -8,6 +8,7 @@ mod errors;
 mod faults;
 mod guest;
 mod kernel;
+mod long;
 mod order;
 mod owners;
 mod pins;
