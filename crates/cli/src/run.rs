@@ -18,7 +18,7 @@ use bindery_sys::process::has_file_capabilities;
 use bindery_wire::environment::{DOMAIN_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE};
 
 use crate::args::{Global, RunArgs};
-use crate::connect::{ask_guests, connect, is_running};
+use crate::connect::{find_guest, is_running};
 use crate::daemon::start_in_background;
 use crate::exit::{Failure, Reason};
 
@@ -93,8 +93,7 @@ fn await_daemon(global: &Global, failure: Failure) -> Result<(), Failure> {
 
 /// Early and friendly; the daemon checks again when the guest connects.
 fn check_name_is_free(global: &Global, name: &str) -> Result<(), Failure> {
-    let guests = ask_guests(&mut connect(global)?)?;
-    match guests.iter().find(|guest| guest.name == name) {
+    match find_guest(global, name)? {
         None => Ok(()),
         Some(guest) => Err(Failure::new(
             Reason::Taken,

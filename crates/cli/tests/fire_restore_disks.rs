@@ -9,7 +9,7 @@ use std::process::Command;
 
 use bindery_testkit::guest::{AioMode, Kit, Qemu, QemuGuest};
 use fire::stage::Stage;
-use fire::{assert_no_complaints, boot, raw_disk, uncached};
+use fire::{PATIENCE, assert_no_complaints, await_some, boot, raw_disk, uncached};
 use serde_json::Value;
 
 const DISKS: [&str; 2] = ["/dev/vda", "/dev/vdb"];
@@ -201,6 +201,19 @@ fn disks_of_a_guest_that_is_kept_have_bounded_chains() {
 
 /// Asserts that a checkpoint is not deleted unawares on whose disks those of a restored guest stand.
 fn refuses_and_forces(stage: &Stage, restored: &mut QemuGuest, name: &str, called: &str) {
+    // Before that the checkpoint is in use.
+    await_some(
+        "it has all of its memory",
+        PATIENCE,
+        || {
+            stage
+                .daemon
+                .log()
+                .contains(&format!("all of its memory guest={called:?}"))
+                .then_some(())
+        },
+        || stage.daemon.log(),
+    );
     let refused = stage.daemon.command(&["checkpoint", "delete", name]).unwrap_err().to_string();
     assert!(refused.contains(called) && refused.contains("--force"), "{refused}");
     write(restored, HERE, "restored");

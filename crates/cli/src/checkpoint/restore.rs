@@ -27,16 +27,13 @@ use super::create::absolute;
 use super::job::{Cancel, begun, follow};
 use super::verify::other;
 use crate::args::{Global, RunArgs};
-use crate::connect::{ask_guests, connect, misplaced};
+use crate::connect::{ask_guests, connect, find_guest, misplaced};
 use crate::exit::{Failure, Reason};
 use crate::output::{print, print_json};
 use crate::run;
 
 /// Time in which a VMM must have connected to the daemon.
 const START_PATIENCE: Duration = Duration::from_secs(30);
-
-/// Time in which a guest whose process has ended must have left.
-const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -69,17 +66,8 @@ pub(crate) fn run(global: &Global, arguments: &RestoreArgs) -> Result<(), Failur
 fn check_names(global: &Global, arguments: &RestoreArgs) -> Result<(), Failure> {
     let detail = show(global, arguments)?;
     let name = arguments.name.as_ref().unwrap_or(&detail.info.guest);
-    let begun = Instant::now();
-    let mut client = connect(global)?;
-    loop {
-        let guests = ask_guests(&mut client)?;
-        let Some(guest) = guests.iter().find(|guest| guest.name == *name) else { return Ok(()) };
-        // One that has just ended is listed until the daemon hears of that.
-        let has_ended = u32::try_from(guest.pid).is_ok_and(process::has_ended);
-        if !has_ended || begun.elapsed() > LEAVING_PATIENCE {
-            break;
-        }
-        thread::sleep(LOOK_EVERY);
+    if find_guest(global, name)?.is_none() {
+        return Ok(());
     }
     let message =
         format!("there is a guest {} already: choose another with --name", printable(name));
