@@ -246,7 +246,7 @@ beside it: network addresses and UUIDs that both have are named.")]
 Examples:
   bindery serve-faults fn1@warm --listen /run/fn1.sock --state-to /srv/fn1.state
   bindery serve-faults fn1@warm --listen /run/fn1.sock --once
-  bindery serve-faults fn1@warm --listen /srv/jailer/firecracker/7/root/run/uffd.sock --socket-user 1007
+  bindery serve-faults fn1@warm --listen /srv/jails/fn1/uffd.sock --socket-user 1007
 
 Then, for each microVM:
   curl --unix-socket fc.sock -X PUT http://localhost/snapshot/load -d '{

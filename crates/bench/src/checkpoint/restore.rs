@@ -69,7 +69,7 @@ enum Way {
     Stream,
     /// `mapped-ram`, read by one thread.
     MappedRam,
-    /// The same, with two channels of multifd.
+    /// `mapped-ram`, read by two channels of multifd.
     Multifd,
 }
 
